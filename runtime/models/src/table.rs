@@ -1,15 +1,20 @@
 //! The table of built-in models: the sizes of each, their defaults and bounds, and the function
 //! that builds it.
 
+mod read;
+
 use std::fmt;
 
 use super::{
-    Bert, Diffusion, Gpt, Learner, LstmModel, MobileNetV2, Ode, OptimizerKind, ResNet, UNet, Vae,
-    Vgg, Vit, cnn, mlp,
+    Bert, Diffusion, Gpt, Learner, LstmModel, MobileNetV2, OptimizerKind, ResNet, Vae, Vgg, Vit,
+    cnn, mlp,
 };
 use slabwise::error::{Error, Result};
 use slabwise::nn::Module;
 use slabwise::params::Scope;
+
+pub(super) use read::gpt;
+use read::{bert, diffusion, lstm, ode, unet, vae, vit};
 
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
@@ -114,46 +119,6 @@ const fn gpt_keys(g: &Gpt) -> [Key; 6] {
     ]
 }
 
-/// The transformer of these sizes.
-pub(super) fn gpt(&[layers, width, heads, length, vocabulary, tied, ..]: &Values) -> Gpt {
-    Gpt {
-        layers,
-        width,
-        heads,
-        length,
-        vocabulary,
-        tied: tied == 1,
-    }
-}
-
-fn lstm(&[vocabulary, width, hidden, length, layers, ..]: &Values) -> LstmModel {
-    LstmModel {
-        vocabulary,
-        width,
-        hidden,
-        length,
-        layers,
-    }
-}
-
-fn unet(&[inputs, width, levels, classes, ..]: &Values) -> UNet {
-    UNet {
-        inputs,
-        width,
-        levels,
-        classes,
-    }
-}
-
-fn ode(&[width, hidden, steps, classes, ..]: &Values) -> Ode {
-    Ode {
-        width,
-        hidden,
-        steps,
-        classes,
-    }
-}
-
 const fn bert_keys(b: &Bert) -> [Key; 6] {
     [
         key("layers", b.layers, 1000),
@@ -163,75 +128,6 @@ const fn bert_keys(b: &Bert) -> [Key; 6] {
         key("length", b.length, PLACES_MAX / 4),
         key("vocabulary", b.vocabulary, CLASSES_MAX),
     ]
-}
-
-fn bert(&[layers, width, heads, inner, length, vocabulary, ..]: &Values) -> Bert {
-    Bert {
-        layers,
-        width,
-        heads,
-        inner,
-        length,
-        vocabulary,
-        positions: length.max(Bert::BASE.positions),
-        ..Bert::BASE
-    }
-}
-
-fn vit(&[size, patch, layers, width, heads, inner, classes, ..]: &Values) -> Vit {
-    Vit {
-        size,
-        patch,
-        layers,
-        width,
-        heads,
-        inner,
-        classes,
-        ..Vit::BASE
-    }
-}
-
-/// The most groups, up to 32, that divide a number of channels.
-fn groups(channels: usize) -> usize {
-    1 << channels.trailing_zeros().min(5)
-}
-
-fn diffusion(
-    &[
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        attention,
-        heads,
-        classes,
-    ]: &Values,
-) -> Diffusion {
-    Diffusion {
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        attention,
-        heads,
-        classes,
-        groups: groups(width),
-        ..Diffusion::CIFAR
-    }
-}
-
-fn vae(&[size, inputs, width, levels, blocks, latent, ..]: &Values) -> Vae {
-    Vae {
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        latent,
-        groups: groups(width),
-    }
 }
 
 /// The mistake in a width that heads divide.
