@@ -346,10 +346,9 @@ const TWO_OVER_PI: [u64; 5] = [
     0xFE51_63AB_DEBB_C561,
 ];
 
-/// |x| as a multiple of π/2, modulo 4, and the remainder, between −π/4 and π/4; exact to single
-/// precision for every x.
+/// |x| as a multiple of π/2, modulo 4, and the remainder, between −π/4 and π/4: off by at most 2⁻⁶⁰.
 #[inline(always)]
-fn quadrant(x: f32) -> (u32, f32) {
+fn turns(x: f32) -> (u32, f64) {
     let bits = x.to_bits();
     let exponent = (bits >> 23) & 0xFF;
     // |x| = m · 2^(exponent − 150). Of the bits of 2/π, those above 2^(150 − exponent + 2) would
@@ -373,12 +372,20 @@ fn quadrant(x: f32) -> (u32, f32) {
     let turns = m.wrapping_mul(high).wrapping_add((m * (low >> 32)) >> 32);
     let n = turns.wrapping_add(1 << 61) >> 62;
     let rest = turns.wrapping_sub(n << 62) as i64;
-    let r = (rest as f64 * (std::f64::consts::FRAC_PI_2 / (1u64 << 62) as f64)) as f32;
+    let r = rest as f64 * (std::f64::consts::FRAC_PI_2 / (1u64 << 62) as f64);
+    (n as u32, r)
+}
+
+/// |x| as a multiple of π/2, modulo 4, and the remainder, between −π/4 and π/4; exact to single
+/// precision for every x.
+#[inline(always)]
+fn quadrant(x: f32) -> (u32, f32) {
+    let (n, r) = turns(x);
     let a = x.abs();
     if a < std::f32::consts::FRAC_PI_4 {
         (0, a)
     } else {
-        (n as u32, r)
+        (n, r as f32)
     }
 }
 
@@ -417,6 +424,154 @@ pub(crate) fn cos<A: Arith>(x: f32) -> f32 {
         value
     } else {
         f32::NAN
+    }
+}
+
+/// tan x, at most 0.51 ULP off: computed in double precision.
+#[inline(always)]
+pub(crate) fn tan(x: f32) -> f32 {
+    let (n, r) = turns(x);
+    let small = x.abs() < std::f32::consts::FRAC_PI_4;
+    let r = if small { f64::from(x.abs()) } else { r };
+    let odd = !small && n & 1 != 0;
+    // The series of sine and cosine, |r| ≤ π/4.
+    let square = r * r;
+    let (mut sin, mut cos) = (1.0, 1.0);
+    for k in [14.0, 12.0, 10.0, 8.0, 6.0, 4.0, 2.0] {
+        sin = 1.0 - sin * square * (1.0 / (k * (k + 1.0)));
+        cos = 1.0 - cos * square * (1.0 / (k * (k - 1.0)));
+    }
+    let sin = sin * r;
+    let value = (if odd { -cos } else { sin } / if odd { sin } else { cos }) as f32;
+    let value = f32::from_bits(value.to_bits() ^ (x.to_bits() & (1 << 31)));
+    if x.abs() < f32::INFINITY {
+        value
+    } else {
+        f32::NAN
+    }
+}
+
+/// eᵃ/4 for a ≥ 0, at most 1.05 ULP off; from 89.5 on, where the hyperbolic functions are infinite,
+/// it is constant.
+#[inline(always)]
+fn quarter_exp<A: Arith>(a: f32) -> f32 {
+    let reduced = reduce::<A>(if a > 89.5 { 89.5 } else { a });
+    let quarter = reduced.scale(-2);
+    A::fma(quarter, reduced.p, quarter)
+}
+
+/// sinh x, at most 2 ULP off.
+#[inline(always)]
+pub(crate) fn sinh<A: Arith>(x: f32) -> f32 {
+    // The series near 0; (eˣ − e⁻ˣ)/2 further out.
+    let square = x * x;
+    let p = polynomial::<A, 5>(
+        square,
+        [
+            1.0 / 6.0,
+            1.0 / 120.0,
+            1.0 / 5040.0,
+            1.0 / 362_880.0,
+            1.0 / 39_916_800.0,
+        ],
+    );
+    let near = A::fma(x * square, p, x);
+    let quarter = quarter_exp::<A>(x.abs());
+    let far = 2.0 * (quarter - 0.0625 / quarter);
+    if x.abs() < 1.0 { near } else { signed(far, x) }
+}
+
+/// cosh x, at most 2 ULP off.
+#[inline(always)]
+pub(crate) fn cosh<A: Arith>(x: f32) -> f32 {
+    let quarter = quarter_exp::<A>(x.abs());
+    2.0 * (quarter + 0.0625 / quarter)
+}
+
+/// The angle of the point (x, y), with the special cases of IEEE 754, at most 0.51 ULP off:
+/// computed in double precision.
+#[inline(always)]
+pub(crate) fn atan2(y: f32, x: f32) -> f32 {
+    let (a, b) = (y.abs(), x.abs());
+    let steep = a > b;
+    let (small, large) = if steep { (b, a) } else { (a, b) };
+    // Equal numbers need no quotient, which would not exist of zeros or infinities.
+    let known = if large == 0.0 { 0.0 } else { 1.0 };
+    let quotient = f64::from(small) / f64::from(large);
+    let t = if small == large { known } else { quotient };
+    let square = t * t;
+    let mut sum = -0.000_663_395_350_178_082_5;
+    for c in [
+        0.004_732_483_163_631_211,
+        -0.015_828_319_131_590_74,
+        0.033_826_212_304_726_75,
+        -0.053_956_673_284_119_46,
+        0.072_282_778_424_020_45,
+        -0.089_741_717_367_436_04,
+        0.110_919_229_024_269_75,
+        -0.142_838_132_456_719_3,
+        0.199_999_011_012_901_16,
+        -0.333_333_312_908_577_7,
+        0.999_999_999_929_301_4,
+    ] {
+        sum = sum * square + c;
+    }
+    let angle = sum * t;
+    let angle = if steep {
+        std::f64::consts::FRAC_PI_2 - angle
+    } else {
+        angle
+    };
+    let angle = if x.is_sign_negative() {
+        std::f64::consts::PI - angle
+    } else {
+        angle
+    };
+    let value = signed(angle as f32, y);
+    if x.is_nan() || y.is_nan() {
+        f32::NAN
+    } else {
+        value
+    }
+}
+
+/// log₂ x, at most 0.51 ULP off: computed in double precision.
+#[inline(always)]
+pub(crate) fn log2(x: f32) -> f32 {
+    let value = log2_wide(x.abs()) as f32;
+    if x < 0.0 { f32::NAN } else { value }
+}
+
+/// log₁₀ x, at most 0.51 ULP off: computed in double precision.
+#[inline(always)]
+pub(crate) fn log10(x: f32) -> f32 {
+    let value = (log2_wide(x.abs()) * std::f64::consts::LOG10_2) as f32;
+    if x < 0.0 { f32::NAN } else { value }
+}
+
+/// xʸ of integers, which wraps; for y < 0 the integer part of the fraction, and 0 for 0ʸ.
+#[inline(always)]
+pub(crate) fn integer_pow(x: i32, y: i32) -> i32 {
+    let (mut base, mut rest, mut power) = (x, y as u32, 1i32);
+    while y > 0 && rest != 0 {
+        if rest & 1 != 0 {
+            power = power.wrapping_mul(base);
+        }
+        base = base.wrapping_mul(base);
+        rest >>= 1;
+    }
+    let even = y & 1 == 0;
+    match x {
+        1 => 1,
+        -1 => {
+            if even {
+                1
+            } else {
+                -1
+            }
+        }
+        _ if y < 0 => 0,
+        _ => power,
     }
 }
 

@@ -183,6 +183,8 @@ pub enum Class {
     Num,
     /// Two of one lane, with a truth value as result.
     Compare,
+    /// `i32` only.
+    Int,
     /// Truth values only.
     Logic,
     /// A truth value and two of one lane, with a result of that lane.
@@ -355,8 +357,10 @@ scalar_ops! {
     Sub "sub" Num(x, y) { f32: x - y, "{x} - {y}"; i32: x.wrapping_sub(y), "int(unsigned({x}) - unsigned({y}))"; } grad [1.0, -1.0];
     /// x · y
     Mul "mul" Num(x, y) { f32: x * y, "{x} * {y}"; i32: x.wrapping_mul(y), "int(unsigned({x}) * unsigned({y}))"; } grad [Y, X];
-    /// x / y; integers truncate, and give 0 for a division by 0
+    /// x / y; integers truncate, and give 0 for a division by 0 (as in NumPy)
     Div "div" Num(x, y) { f32: x / y, "{x} / {y}"; i32: if y == 0 { 0 } else { x.wrapping_div(y) }, "{y} == 0 ? 0 : {y} == -1 ? int(0u - unsigned({x})) : {x} / {y}"; } grad [Expr::from(1.0) / Y, -(Out / Y)];
+    /// The remainder of a division that truncates, with the sign of x; that of integers by 0 is 0
+    Fmod "fmod" Num(x, y) { f32: x % y, "fmodf({x}, {y})"; i32: if y == 0 { 0 } else { x.wrapping_rem(y) }, "{y} == 0 || {y} == -1 ? 0 : {x} % {y}"; } grad [1.0, -truncated(X / Y)];
     /// x, whose derivative with respect to y is z: where x is detached, the value of one formula
     /// with the slope of another
     WithSlope "with_slope" Num(x, y, z) { f32: first(x, y, z), "{x}"; i32: first(x, y, z), "{x}"; } grad [1.0, Z, 0.0];
@@ -375,8 +379,9 @@ scalar_ops! {
     /// y where x < y, z where x > z, else x; NaN stays NaN; its derivative at a bound is that of
     /// the bound
     Clamp "clamp" Num(x, y, z) { f32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; i32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; } grad [when(call(ScalarOp::Le, [X, Y]), 0.0, when(call(ScalarOp::Ge, [X, Z]), 0.0, 1.0)), when(call(ScalarOp::Le, [X, Y]), 1.0, 0.0), when(call(ScalarOp::Ge, [X, Z]), 1.0, 0.0)];
-    /// xʸ; x⁰ is 1 and has no slope, and neither has 0ʸ along y ≥ 0
-    Pow "pow" Float(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; } grad [when(call(ScalarOp::Eq, [Y, Expr::from(0.0)]), 0.0, Y * call(ScalarOp::Pow, [X, Y - 1.0])), when(call(ScalarOp::And, [call(ScalarOp::Eq, [X, Expr::from(0.0)]), call(ScalarOp::Ge, [Y, Expr::from(0.0)])]), 0.0, Out * call(ScalarOp::Ln, [X]))];
+    /// xʸ; x⁰ is 1 and has no slope, and neither has 0ʸ along y ≥ 0; integers wrap, and for y < 0
+    /// give the integer part of the fraction, or 0 of 0
+    Pow "pow" Num(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; i32: math::integer_pow(x, y), "integer_pow({x}, {y})"; } grad [when(call(ScalarOp::Eq, [Y, Expr::from(0.0)]), 0.0, Y * call(ScalarOp::Pow, [X, Y - 1.0])), when(call(ScalarOp::And, [call(ScalarOp::Eq, [X, Expr::from(0.0)]), call(ScalarOp::Ge, [Y, Expr::from(0.0)])]), 0.0, Out * call(ScalarOp::Ln, [X]))];
     /// eˣ
     Exp "exp" Float(x) { f32: math::exp::<A>(x), "expf({x})"; } grad [Out];
     /// 2ˣ
@@ -385,6 +390,10 @@ scalar_ops! {
     Expm1 "expm1" Float(x) { f32: math::expm1::<A>(x), "expm1f({x})"; } grad [Out + 1.0];
     /// ln x
     Ln "ln" Float(x) { f32: math::ln::<A>(x), "logf({x})"; } grad [Expr::from(1.0) / X];
+    /// log₂ x
+    Log2 "log2" Float(x) { f32: math::log2(x), "log2f({x})"; } grad [Expr::from(1.0) / (X * std::f32::consts::LN_2)];
+    /// log₁₀ x
+    Log10 "log10" Float(x) { f32: math::log10(x), "log10f({x})"; } grad [Expr::from(1.0) / (X * std::f32::consts::LN_10)];
     /// ln(1 + x)
     Log1p "log1p" Float(x) { f32: math::log1p::<A>(x), "log1pf({x})"; } grad [Expr::from(1.0) / (X + 1.0)];
     /// √x
@@ -405,6 +414,15 @@ scalar_ops! {
     Sin "sin" Float(x) { f32: math::sin::<A>(x), "sinf({x})"; } grad [call(ScalarOp::Cos, [X])];
     /// cos x, x in radians
     Cos "cos" Float(x) { f32: math::cos::<A>(x), "cosf({x})"; } grad [-call(ScalarOp::Sin, [X])];
+    /// tan x, x in radians
+    Tan "tan" Float(x) { f32: math::tan(x), "tanf({x})"; } grad [Out * Out + 1.0];
+    /// sinh x
+    Sinh "sinh" Float(x) { f32: math::sinh::<A>(x), "sinhf({x})"; } grad [call(ScalarOp::Cosh, [X])];
+    /// cosh x
+    Cosh "cosh" Float(x) { f32: math::cosh::<A>(x), "coshf({x})"; } grad [call(ScalarOp::Sinh, [X])];
+    /// The angle of the point (y, x), in −π..=π radians: x is its vertical coordinate; the origin
+    /// has no slope
+    Atan2 "atan2" Float(x, y) { f32: math::atan2(x, y), "atan2f({x}, {y})"; } grad [per_square(Y), -per_square(X)];
     /// The largest integer ≤ x
     Floor "floor" Float(x) { f32: x.floor(), "floorf({x})"; } grad none;
     /// The smallest integer ≥ x
@@ -435,6 +453,16 @@ scalar_ops! {
     Xor "xor" Logic(x, y) { bool: x ^ y, "{x} != {y}"; } grad none;
     /// not x
     Not "not" Logic(x) { bool: !x, "!{x}"; } grad none;
+    /// The bits that x and y have
+    BitAnd "bit_and" Int(x, y) { i32: x & y, "{x} & {y}"; } grad none;
+    /// The bits that x or y has
+    BitOr "bit_or" Int(x, y) { i32: x | y, "{x} | {y}"; } grad none;
+    /// The bits that one of x and y has
+    BitXor "bit_xor" Int(x, y) { i32: x ^ y, "{x} ^ {y}"; } grad none;
+    /// x shifted left by y bits; 0 unless y is in 0..32
+    ShiftLeft "shift_left" Int(x, y) { i32: if y as u32 > 31 { 0 } else { x.wrapping_shl(y as u32) }, "unsigned({y}) > 31u ? 0 : int(unsigned({x}) << ({y} & 31))"; } grad none;
+    /// x shifted right by y bits, which copies the sign; −1 or 0, the sign alone, unless y is in 0..32
+    ShiftRight "shift_right" Int(x, y) { i32: x >> if y as u32 > 31 { 31 } else { y }, "{x} >> (unsigned({y}) > 31u ? 31 : {y})"; } grad none;
     /// x where c, else y
     Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }, "{c} ? {x} : {y}"; } grad [0.0, when(X, 1.0, 0.0), when(X, 0.0, 1.0)];
 }
@@ -450,6 +478,23 @@ fn first<T>(x: T, _: T, _: T) -> T {
 fn share(loses: ScalarOp) -> Expr {
     let equal = call(ScalarOp::Eq, [Expr::X, Expr::Y]);
     when(call(loses, [Expr::X, Expr::Y]), 0.0, when(equal, 0.5, 1.0))
+}
+
+/// A coordinate divided by the square of the distance from the origin, where it is 0.
+fn per_square(coordinate: Expr) -> Expr {
+    let square = Expr::X * Expr::X + Expr::Y * Expr::Y;
+    let origin = call(ScalarOp::Eq, [square.clone(), Expr::from(0.0)]);
+    when(origin, 0.0, coordinate / square)
+}
+
+/// The integer part.
+fn truncated(x: Expr) -> Expr {
+    let below = call(ScalarOp::Lt, [x.clone(), Expr::from(0.0)]);
+    when(
+        below,
+        call(ScalarOp::Ceil, [x.clone()]),
+        call(ScalarOp::Floor, [x]),
+    )
 }
 
 /// `a` where the condition holds, else `b`.
@@ -494,6 +539,7 @@ impl ScalarOp {
             Class::Float => args.iter().all(|&l| l == Lane::F32).then_some(Lane::F32),
             Class::Num => (same(args) && args[0] != Lane::Bool).then_some(args[0]),
             Class::Compare => same(args).then_some(Lane::Bool),
+            Class::Int => args.iter().all(|&l| l == Lane::I32).then_some(Lane::I32),
             Class::Logic => args.iter().all(|&l| l == Lane::Bool).then_some(Lane::Bool),
             Class::Select => (args[0] == Lane::Bool && same(&args[1..])).then_some(args[1]),
         }

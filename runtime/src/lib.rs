@@ -38,7 +38,7 @@ pub use plan::{
 };
 pub use program::Program;
 pub use program::shapes::PlanCounts;
-pub use session::{KernelTime, Roofline, RunStats, Session};
+pub use session::{DebugValue, KernelTime, LayerSummary, Roofline, RunStats, Session, Summary};
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;
@@ -46,7 +46,7 @@ pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
-pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
+pub use tensor::{AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};
 pub use trace::{Key, Precision, State, Trace};
 
 /// The program in the readme is compiled with the documentation tests.

@@ -2,6 +2,7 @@
 
 mod fed;
 pub(crate) mod gaps;
+pub(crate) mod layers;
 mod link;
 #[cfg(feature = "profiles")]
 mod memory_profile;
@@ -24,6 +25,8 @@ use crate::memory::{Tag, TagId};
 use crate::passes::MicroBatchRange;
 use crate::plan::Plan;
 use crate::shape::Symbols;
+use crate::trace::Debugged;
+use layers::LayerOutput;
 use shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
@@ -32,6 +35,10 @@ pub struct Program<const N: usize> {
     pub(crate) inner: Arc<Compiled>,
     /// With unbounded dimensions, the plans for other lengths.
     pub(crate) shaped: Option<Box<PerShape>>,
+    /// The values that it shows, whose scalars are outputs after the first `N`.
+    pub(crate) debugged: Vec<Debugged>,
+    /// Its layers with their outputs.
+    pub(crate) layers: Vec<(Arc<str>, LayerOutput)>,
 }
 
 impl<const N: usize> Program<N> {
@@ -150,6 +157,8 @@ pub(crate) struct PlannedBuffer {
     pub dims: Dims,
     /// Its size is data-dependent: it has no place in the slab.
     pub data_dependent: bool,
+    /// Where its value comes from, if it is one of the graph.
+    pub origin: Option<Origin>,
 }
 
 /// An input of the program; `buffer` is `None` if nothing uses it.

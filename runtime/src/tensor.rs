@@ -3,20 +3,35 @@
 //! Methods are grouped by kind in the files below. Every method records a mistake instead of
 //! failing: see [`trace`](crate::trace).
 
+mod activation;
+mod arrange;
+mod assign;
 mod attention;
+mod conv;
+mod dropout;
 mod einsum;
 mod elementwise;
+mod functions;
 mod index;
 mod join;
 mod loss;
 mod norm;
 mod order;
+mod padding;
+mod pool;
+mod position;
 mod product;
 mod reduce;
+mod resize;
+mod sample;
+mod scatter;
 mod select;
+mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
+mod window;
+mod windows;
 
 use std::fmt;
 use std::panic::Location;
@@ -31,8 +46,16 @@ use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
-pub use attention::{Mask, Tiles};
+pub use attention::{AttentionOptions, Mask, Tiles};
+pub use loss::{CrossEntropy, Reduction};
+pub use order::Running;
+pub use padding::PadMode;
+pub use position::{Rope, RopeLayout, RopeScaling};
 pub use reduce::AxisSet;
+pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
+pub use sample::{Beyond, Sampling};
+pub use scatter::Scatter;
+pub use window::{ConvOptions, Padding, PerAxis, PoolOptions};
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);

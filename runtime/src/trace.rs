@@ -4,7 +4,9 @@
 //! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
 //! mistakes together.
 
+mod arrays;
 mod constants;
+mod debug;
 mod donate;
 mod gradients;
 mod learn;
@@ -12,6 +14,7 @@ mod options;
 mod parameters;
 mod precision;
 mod random;
+mod ranges;
 mod segments;
 mod state;
 
@@ -34,6 +37,7 @@ use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{POISON, Tensor};
 
 pub(crate) use constants::countable;
+pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::names;
 pub use precision::Precision;
 pub use random::Key;
@@ -75,6 +79,10 @@ struct Building {
     /// them.
     segments: u32,
     in_segment: bool,
+    /// The values that the program shows.
+    debugged: Vec<Debugged>,
+    /// The part of the step that is being recorded, in a step of several.
+    part: Option<usize>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.

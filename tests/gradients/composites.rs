@@ -15,7 +15,7 @@ const NAMES: [&str; 4] = ["x0", "x1", "x2", "x3"];
 /// parameters. Parameters are redrawn, because their initial values, such as ones and zeros, hide
 /// mistakes.
 #[track_caller]
-fn check(
+pub(super) fn check(
     name: &str,
     rng: &mut Rng,
     mut arguments: Vec<Array>,

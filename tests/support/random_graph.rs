@@ -5,6 +5,7 @@
 //! (comparisons, rounding, positions) are applied only to values without rounding.
 
 mod structural;
+mod writes;
 
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, Symbols, elements};
@@ -262,7 +263,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(25) {
+        match self.rng.below(27) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -270,7 +271,7 @@ impl Maker {
             8 => self.conv2d(),
             9 => self.pool2d(),
             10 => self.gather(),
-            11 => self.scatter_add(),
+            11 => self.scatter(),
             12 => self.reshape(),
             13 => self.permute(),
             14 => self.expand(),
@@ -283,6 +284,8 @@ impl Maker {
             21 => self.select(),
             22 => self.order(),
             23 => self.suppress(),
+            24 => self.assign_part(),
+            25 => self.scan(),
             _ => self.effect(),
         }
     }
@@ -327,10 +330,17 @@ impl Maker {
         let jumps = op.class() == Class::Compare
             || matches!(
                 op,
-                ScalarOp::Floor | ScalarOp::Ceil | ScalarOp::Round | ScalarOp::Sign
+                ScalarOp::Floor
+                    | ScalarOp::Ceil
+                    | ScalarOp::Round
+                    | ScalarOp::Sign
+                    | ScalarOp::Fmod
             );
         let lanes: &[Lane] = match op.class() {
             Class::Float => &[Lane::F32],
+            // Powers of integers wrap, so that they have no small bound.
+            Class::Num if op == ScalarOp::Pow => &[Lane::F32],
+            Class::Int => &[Lane::I32],
             Class::Num => &[Lane::F32, Lane::F32, Lane::I32],
             Class::Compare | Class::Select => &[Lane::F32, Lane::I32, Lane::Bool],
             Class::Logic => &[Lane::Bool],
@@ -357,7 +367,19 @@ impl Maker {
             ScalarOp::Div => 2.0 * x,
             ScalarOp::Recip | ScalarOp::Rsqrt => 2.0,
             ScalarOp::Pow => x.powi(2).max(4.0),
-            ScalarOp::Exp | ScalarOp::Exp2 | ScalarOp::Expm1 => x.exp(),
+            ScalarOp::Exp
+            | ScalarOp::Exp2
+            | ScalarOp::Expm1
+            | ScalarOp::Sinh
+            | ScalarOp::Cosh
+            | ScalarOp::Tan => x.exp(),
+            ScalarOp::Atan2 => 3.2,
+            // The bits of both, and of −1, which has all.
+            ScalarOp::BitAnd | ScalarOp::BitOr | ScalarOp::BitXor => {
+                2.0 * x.max(y).max(1.0).log2().ceil().exp2()
+            }
+            // By at most 3 bits.
+            ScalarOp::ShiftLeft => 8.0 * x,
             ScalarOp::Select => y.max(args[2].1.bound),
             _ => x.max(y).max(1.0),
         };
@@ -377,25 +399,46 @@ impl Maker {
 
     /// Maps arguments to a range where an operation is defined and not steep.
     fn bring_into_domain(&mut self, op: ScalarOp, lane: Lane, args: &mut [(NodeId, Known)]) {
+        if let ScalarOp::ShiftLeft | ScalarOp::Fmod = op {
+            // A remainder by 0 is NaN.
+            let by = self.rng.pick(&[1.0, 2.0, 3.0]);
+            let dims = self.g.dims(args[0].0).clone();
+            let constant = self.g.full(by, lane.stored(), &dims);
+            let known = Known {
+                bound: f64::from(by),
+                exact: true,
+            };
+            args[1] = (constant, known);
+        }
         if lane != Lane::F32 {
             return;
         }
         let positive = match op {
             ScalarOp::Ln
+            | ScalarOp::Log2
+            | ScalarOp::Log10
             | ScalarOp::Log1p
             | ScalarOp::Sqrt
             | ScalarOp::Rsqrt
             | ScalarOp::Recip
             | ScalarOp::Pow => 0,
-            ScalarOp::Div => 1,
-            ScalarOp::Exp | ScalarOp::Exp2 | ScalarOp::Expm1 if args[0].1.bound > 2.0 => {
-                args[0] = (
-                    self.scaled(args[0].0, 2.0 / args[0].1.bound),
-                    Known {
-                        bound: 2.0,
+            ScalarOp::Div | ScalarOp::Atan2 => 1,
+            ScalarOp::Exp
+            | ScalarOp::Exp2
+            | ScalarOp::Expm1
+            | ScalarOp::Sinh
+            | ScalarOp::Cosh
+            | ScalarOp::Tan => {
+                // The pole of the tangent is at 1.57.
+                let most = if op == ScalarOp::Tan { 1.0 } else { 2.0 };
+                let (id, Known { bound, .. }) = args[0];
+                if bound > most {
+                    let scaled = Known {
+                        bound: most,
                         exact: false,
-                    },
-                );
+                    };
+                    args[0] = (self.scaled(id, most / bound), scaled);
+                }
                 return;
             }
             _ => return,

@@ -4,6 +4,8 @@
 //! full size.
 
 mod full;
+mod layers;
+mod methods;
 mod models;
 mod optimizers;
 mod points;

@@ -87,6 +87,8 @@ accurate! {
     erf: 1.3, erf_reference;
     sin: 1.6, f64::sin;
     cos: 1.6, f64::cos;
+    sinh: 2.0, f64::sinh;
+    cosh: 2.0, f64::cosh;
 }
 
 /// Where results change fast or cancel, every order of magnitude is too coarse a sample.
@@ -132,6 +134,69 @@ fn accurate_between_bounds() {
     check("erf", -4.5..4.5, 1.3, &super::erf::<Plain>, &erf_reference);
     check("sin", -100.0..100.0, 1.6, &super::sin::<Plain>, &f64::sin);
     check("cos", -100.0..100.0, 1.6, &super::cos::<Plain>, &f64::cos);
+    check("sinh", -90.0..90.0, 2.0, &super::sinh::<Plain>, &f64::sinh);
+    check("sinh", -1.0..1.0, 2.0, &super::sinh::<Plain>, &f64::sinh);
+    check("cosh", -90.0..90.0, 2.0, &super::cosh::<Plain>, &f64::cosh);
+}
+
+#[test]
+fn functions_in_double_precision_are_correct() {
+    let functions: [(&str, fn(f32) -> f32, fn(f64) -> f64); 3] = [
+        ("tan", tan, f64::tan),
+        ("log2", log2, f64::log2),
+        ("log10", log10, f64::log10),
+    ];
+    for (name, f, exact) in functions {
+        let (error, x) = worst(1009, f, exact);
+        assert!(error <= 0.51, "{name}: {error} ULP at {x:e}");
+    }
+    for i in 0..400_000u32 {
+        let x = i as f32 * 5e-4 - 100.0;
+        let error = ulps(tan(x), f64::from(x).tan());
+        assert!(error <= 0.51, "tan: {error} ULP at {x:e}");
+    }
+    assert_eq!([8.0, 0.125].map(log2), [3.0, -3.0]);
+    assert_eq!([1e3, 1e-3].map(log10), [3.0, -3.0]);
+}
+
+#[test]
+fn atan2_is_correct() {
+    let values = || (0..=u32::MAX).step_by(1_800_023).map(f32::from_bits);
+    let special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    for y in values().chain(special) {
+        for x in values().chain(special) {
+            let (got, exact) = (atan2(y, x), f64::from(y).atan2(f64::from(x)));
+            let error = ulps(got, exact);
+            assert!(error <= 0.51, "of {y:e} and {x:e}: {error} ULP");
+            assert!(got.is_nan() || got.is_sign_negative() == exact.is_sign_negative());
+        }
+    }
+}
+
+#[test]
+fn powers_of_integers_wrap() {
+    for x in [-3i32, -2, -1, 0, 1, 2, 3, 10, 46_341] {
+        for y in 0..70u32 {
+            assert_eq!(
+                integer_pow(x, y as i32),
+                x.wrapping_pow(y),
+                "{x} to the {y}"
+            );
+        }
+    }
+    assert_eq!(
+        [-2, -1, 0, 1, 2].map(|x| integer_pow(x, -3)),
+        [0, -1, 0, 1, 0]
+    );
+    assert_eq!(integer_pow(-1, i32::MIN), 1);
 }
 
 #[test]
@@ -173,7 +238,7 @@ fn special_values() {
     for x in specials {
         let wide = f64::from(x);
         let zero_or_special = |f: f64| f == 0.0 || !f.is_finite();
-        let pairs: [(&str, f32, f64); 9] = [
+        let pairs: [(&str, f32, f64); 14] = [
             ("exp", super::exp::<Plain>(x), wide.exp()),
             ("exp2", super::exp2::<Plain>(x), wide.exp2()),
             ("expm1", super::expm1::<Plain>(x), wide.exp_m1()),
@@ -183,6 +248,11 @@ fn special_values() {
             ("sin", super::sin::<Plain>(x), wide.sin()),
             ("cos", super::cos::<Plain>(x), wide.cos()),
             ("erf", super::erf::<Plain>(x), erf_reference(wide)),
+            ("tan", tan(x), wide.tan()),
+            ("sinh", super::sinh::<Plain>(x), wide.sinh()),
+            ("cosh", super::cosh::<Plain>(x), wide.cosh()),
+            ("log2", log2(x), wide.log2()),
+            ("log10", log10(x), wide.log10()),
         ];
         for (name, got, exact) in pairs {
             if zero_or_special(exact) {

@@ -120,6 +120,10 @@ unary! {
     expm1 Expm1;
     /// The natural logarithm.
     ln Ln;
+    /// The logarithm to base 2: exact of powers of 2.
+    log2 Log2;
+    /// The logarithm to base 10.
+    log10 Log10;
     /// ln(1 + x), exact near 0.
     log1p Log1p;
     /// √x
@@ -140,6 +144,12 @@ unary! {
     sin Sin;
     /// cos x, x in radians.
     cos Cos;
+    /// tan x, x in radians.
+    tan Tan;
+    /// The hyperbolic sine, (eˣ − e⁻ˣ)/2.
+    sinh Sinh;
+    /// The hyperbolic cosine, (eˣ + e⁻ˣ)/2.
+    cosh Cosh;
     /// The largest integer ≤ x, as a float.
     floor Floor;
     /// The smallest integer ≥ x, as a float.
@@ -149,9 +159,28 @@ unary! {
 }
 
 binary! {
-    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, for every x; 0ʸ has slope
-    /// 0 along y ≥ 0.
+    /// xʸ, of floats with the special cases of IEEE 754: x⁰ is 1 with slope 0, for every x; 0ʸ has
+    /// slope 0 along y ≥ 0. Powers of integers wrap; for y < 0 they are the integer part of the
+    /// fraction, and 0 for x = 0.
     pow Pow;
+    /// The angle in −π..=π radians of the point whose vertical coordinate is this tensor and whose
+    /// horizontal one is the operand; the signs of zeros count. Its slopes at the origin are 0.
+    atan2 Atan2;
+    /// The remainder of a division that truncates, with the sign of x, as `%` of Rust and C; of
+    /// integers by 0 it is 0, of floats NaN. With the sign of the divisor: [`Tensor::remainder`].
+    fmod Fmod;
+    /// The bits that are set in both of two integers.
+    bit_and BitAnd;
+    /// The bits that are set in any of two integers.
+    bit_or BitOr;
+    /// The bits that are set in one of two integers.
+    bit_xor BitXor;
+    /// An integer's bits moved up by so many places: times 2ʸ, which wraps; 0 for y outside of
+    /// 0..32.
+    shift_left ShiftLeft;
+    /// An integer's bits moved down by so many places: divided by 2ʸ, rounding down; for y outside
+    /// of 0..32 as by 31 places.
+    shift_right ShiftRight;
     /// The smaller of two; NaN if either is. Equal numbers get half the gradient each; if one is
     /// NaN, both get all of it.
     minimum Min;

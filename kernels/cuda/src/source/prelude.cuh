@@ -27,6 +27,17 @@ SLABWISE_INLINE void wait_for_earlier_kernels() {
 
 SLABWISE_INLINE float infinity() { return __int_as_float(0x7f800000); }
 
+/// A power of integers, which wraps; for y < 0 the integer part of the fraction, and 0 for 0ʸ.
+SLABWISE_INLINE int integer_pow(int x, int y) {
+    if (x == 1) return 1;
+    if (x == -1) return y & 1 ? -1 : 1;
+    if (y < 0) return 0;
+    unsigned base = unsigned(x), power = 1;
+    for (unsigned rest = unsigned(y); rest != 0; rest >>= 1, base *= base)
+        if (rest & 1) power *= base;
+    return int(power);
+}
+
 // ---- Storage types that are not types of the language -------------------------------------------
 
 /// IEEE 754 half precision, as stored.

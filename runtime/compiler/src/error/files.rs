@@ -31,6 +31,22 @@ pub enum DataError {
         /// The system's error.
         source: io::Error,
     },
+    /// The file could not be written. An earlier file of that name is unchanged.
+    #[error("cannot write {}: {source}; check that the folder exists, is writable and has space", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The content of a file is not as its format, or the runtime's types, demand.
+    #[error("{}: {detail}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The defect.
+        detail: String,
+    },
     /// The file does not start as expected.
     #[error(
         "{} does not start as an IDX file of unsigned bytes with {rank} dimensions: {detail}; \
@@ -151,6 +167,20 @@ pub enum WeightsError {
         saved: u32,
         /// The checksum of the bytes in the file.
         found: u32,
+    },
+    /// The list of a sharded model's files cannot be used.
+    #[error("{} is not an index of shards ({detail}); fetch it again, or name one of its files", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The defect.
+        detail: String,
+    },
+    /// Rules for weights are mistaken or contradict each other.
+    #[error("these rules for weights cannot be used:{faults}")]
+    Rules {
+        /// One line per mistake, each starting with a line break.
+        faults: String,
     },
     /// A tensor handed to `save` cannot be stored.
     #[error("cannot save tensor `{}`: {detail}", brief(tensor))]

@@ -13,6 +13,7 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Sub => x - y,
         ScalarOp::Mul => x * y,
         ScalarOp::Div => x / y,
+        ScalarOp::Fmod => x - y * (x / y).trunc(),
         ScalarOp::Neg => -x,
         ScalarOp::Abs => x.abs(),
         ScalarOp::Detach | ScalarOp::WithSlope => x,
@@ -29,6 +30,8 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Exp2 => x.exp2(),
         ScalarOp::Expm1 => x.exp_m1(),
         ScalarOp::Ln => x.ln(),
+        ScalarOp::Log2 => x.log2(),
+        ScalarOp::Log10 => x.log10(),
         ScalarOp::Log1p => x.ln_1p(),
         ScalarOp::Sqrt => x.sqrt(),
         ScalarOp::Rsqrt => x.sqrt().recip(),
@@ -41,6 +44,10 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Erf => erf(x),
         ScalarOp::Sin => x.sin(),
         ScalarOp::Cos => x.cos(),
+        ScalarOp::Tan => x.tan(),
+        ScalarOp::Sinh => x.sinh(),
+        ScalarOp::Cosh => x.cosh(),
+        ScalarOp::Atan2 => x.atan2(y),
         // Storage is not rounded in double precision.
         ScalarOp::RoundF16 | ScalarOp::RoundBf16 => x,
         ScalarOp::Floor => x.floor(),
@@ -56,8 +63,20 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Or => truth(x != 0.0 || y != 0.0),
         ScalarOp::Xor => truth((x != 0.0) != (y != 0.0)),
         ScalarOp::Not => truth(x == 0.0),
+        ScalarOp::BitAnd => bits(x, y, |x, y| x & y),
+        ScalarOp::BitOr => bits(x, y, |x, y| x | y),
+        ScalarOp::BitXor => bits(x, y, |x, y| x ^ y),
+        ScalarOp::ShiftLeft if (0.0..32.0).contains(&y) => bits(x, y, |x, y| x << y),
+        ScalarOp::ShiftLeft => 0.0,
+        ScalarOp::ShiftRight if (0.0..32.0).contains(&y) => bits(x, y, |x, y| x >> y),
+        ScalarOp::ShiftRight => bits(x, 31.0, |x, y| x >> y),
         ScalarOp::Select => args[if x != 0.0 { 1 } else { 2 }],
     }
+}
+
+/// An operation on the bits of integers.
+fn bits(x: f64, y: f64, op: impl Fn(i32, i32) -> i32) -> f64 {
+    f64::from(op(x as i32, y as i32))
 }
 
 /// erf by Simpson's rule on its defining integral: 4,000 intervals leave an error near that of the
