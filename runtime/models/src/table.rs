@@ -6,15 +6,15 @@ mod read;
 use std::fmt;
 
 use super::{
-    Bert, Diffusion, Gpt, Learner, LstmModel, MobileNetV2, OptimizerKind, ResNet, Vae, Vgg, Vit,
-    cnn, mlp,
+    Bert, Diffusion, Gpt, Learner, Llama, LstmModel, MobileNetV2, OptimizerKind, ResNet, Vae, Vgg,
+    Vit, cnn, mlp,
 };
 use slabwise::error::{Error, Result};
 use slabwise::nn::Module;
 use slabwise::params::Scope;
 
 pub(super) use read::gpt;
-use read::{bert, diffusion, lstm, ode, unet, vae, vit};
+use read::{bert, diffusion, llama, lstm, ode, unet, vae, vit};
 
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
@@ -134,6 +134,11 @@ const fn bert_keys(b: &Bert) -> [Key; 6] {
 fn undivided(width: usize, heads: usize) -> Option<String> {
     (!width.is_multiple_of(heads))
         .then(|| format!("a width of {width} does not divide into {heads} heads"))
+}
+
+/// The places of an image at a level.
+fn places(size: usize, level: usize) -> usize {
+    (size >> level).pow(2)
 }
 
 fn unhalved(size: usize, levels: usize) -> Option<String> {
@@ -453,6 +458,41 @@ const TABLE: &[Row] = &[
         ..BERT
     },
     Row {
+        name: "llama",
+        keys: &[
+            key("layers", Llama::SMALL.layers, 1000),
+            key("width", Llama::SMALL.width, WIDTH_MAX),
+            key("heads", Llama::SMALL.heads, WIDTH_MAX),
+            key("key_heads", Llama::SMALL.key_heads, WIDTH_MAX),
+            key("inner", Llama::SMALL.inner, WIDTH_MAX),
+            key("length", Llama::SMALL.length, PLACES_MAX / 4),
+            key("vocabulary", Llama::SMALL.vocabulary, CLASSES_MAX),
+            flag("tied", Llama::SMALL.tied),
+        ],
+        labelled: Labelled::Token,
+        optimizer: OptimizerKind::AdamW,
+        example: |v| vec![llama(v).length],
+        classes: |v| llama(v).vocabulary,
+        layers: |v, at| Box::new(llama(v).layers(at)),
+        own: None,
+        fault: |v| {
+            let l = llama(v);
+            if !l.heads.is_multiple_of(l.key_heads) {
+                return Some(format!(
+                    "{} heads do not divide into {} of keys",
+                    l.heads, l.key_heads
+                ));
+            }
+            if !l.width.is_multiple_of(2 * l.heads) {
+                return Some(format!(
+                    "a width of {} does not divide into {} heads of even width",
+                    l.width, l.heads
+                ));
+            }
+            crowded(l.layers, l.length)
+        },
+    },
+    Row {
         name: "vit",
         keys: &[
             key("size", Vit::BASE.size, PIXELS_MAX),
@@ -506,7 +546,12 @@ const TABLE: &[Row] = &[
             if d.width % 2 == 1 {
                 return Some(format!("a width of {} has no half for the time", d.width));
             }
-            undivided(d.width << first, d.heads).or_else(|| unhalved(d.size, d.levels))
+            let attended =
+                (first..d.levels).map(|level| places(d.size, level) * (2 * d.blocks + 1));
+            let attended = attended.sum::<usize>() + places(d.size, d.levels - 1);
+            undivided(d.width << first, d.heads)
+                .or_else(|| unhalved(d.size, d.levels))
+                .or_else(|| crowded(1, attended))
         },
     },
     Row {
@@ -525,7 +570,10 @@ const TABLE: &[Row] = &[
         classes: |_| 1,
         layers: |v, at| Box::new(vae(v).layers(at)),
         own: Some(|v, at| Box::new(vae(v).layers(at))),
-        fault: |v| unhalved(vae(v).size, vae(v).levels),
+        fault: |v| {
+            let Vae { size, levels, .. } = vae(v);
+            unhalved(size, levels).or_else(|| crowded(2, places(size, levels - 1)))
+        },
     },
 ];
 

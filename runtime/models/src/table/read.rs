@@ -1,7 +1,7 @@
 //! The models that the values of their sizes stand for.
 
 use super::Values;
-use crate::{Bert, Diffusion, Gpt, LstmModel, Ode, UNet, Vae, Vit};
+use crate::{Bert, Diffusion, Gpt, Llama, LstmModel, Ode, UNet, Vae, Vit};
 
 /// The transformer of these sizes.
 pub(crate) fn gpt(&[layers, width, heads, length, vocabulary, tied, ..]: &Values) -> Gpt {
@@ -109,5 +109,30 @@ pub(crate) fn vae(&[size, inputs, width, levels, blocks, latent, ..]: &Values) -
         blocks,
         latent,
         groups: groups(width),
+    }
+}
+
+pub(crate) fn llama(
+    &[
+        layers,
+        width,
+        heads,
+        key_heads,
+        inner,
+        length,
+        vocabulary,
+        tied,
+    ]: &Values,
+) -> Llama {
+    Llama {
+        layers,
+        width,
+        heads,
+        key_heads,
+        inner,
+        length,
+        vocabulary,
+        tied: tied == 1,
+        ..Llama::SMALL
     }
 }
