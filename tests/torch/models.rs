@@ -159,7 +159,7 @@ fn bert() {
         adamw(),
         |at| bert.layers(at),
         texts(9, 40),
-        |layers, inputs| classified(layers, inputs),
+        classified,
     );
 }
 
@@ -183,7 +183,7 @@ fn llama() {
         adamw(),
         |at| LLAMA.layers(at),
         texts(11, 40),
-        |layers, inputs| classified(layers, inputs),
+        classified,
     );
 }
 
@@ -331,7 +331,7 @@ fn vision_transformer() {
             let labels = Fed::Integers(classes(&[3], 2000 + step, 7));
             vec![Fed::Floats(noise(&[3, 3, 12, 12], 1000 + step)), labels]
         },
-        |layers, inputs| classified(layers, inputs),
+        classified,
     );
 }
 

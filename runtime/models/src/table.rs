@@ -72,6 +72,8 @@ pub(super) enum Labelled {
     Token,
 }
 
+type MakeLearner = fn(&Values, &Scope) -> Box<dyn Learner>;
+
 /// A built-in model.
 pub(super) struct Row {
     pub name: &'static str,
@@ -83,7 +85,7 @@ pub(super) struct Row {
     classes: fn(&Values) -> usize,
     layers: fn(&Values, &Scope) -> Box<dyn Module>,
     /// The layers of a model with a loss of its own.
-    own: Option<fn(&Values, &Scope) -> Box<dyn Learner>>,
+    own: Option<MakeLearner>,
     /// The mistake in sizes that are each within their bounds.
     fault: fn(&Values) -> Option<String>,
 }
