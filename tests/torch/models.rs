@@ -2,13 +2,13 @@
 //! formula of `full.rs`: some numbers of outputs and gradients, and the losses of ten training
 //! steps.
 
-use ndarray::ArrayD;
+use ndarray::{Array2, ArrayD, arr0};
 use slabwise::feed::Input;
 use slabwise::nn::Module;
 use slabwise::optim::{Adam, AdamW};
 use slabwise::prelude::*;
 use slabwise::weights::File;
-use slabwise_models::{Bert, Diffusion, Vae, Vit};
+use slabwise_models::{Bert, CACHED, Diffusion, Llama, Sampling, Vae, Vit};
 
 use crate::full::{classes, fill, noise, some};
 use crate::{Case, STEPS, gradients, path};
@@ -159,8 +159,156 @@ fn bert() {
         adamw(),
         |at| bert.layers(at),
         texts(9, 40),
-        |layers, inputs| classified(layers, inputs),
+        classified,
     );
+}
+
+const LLAMA: Llama = Llama {
+    layers: 2,
+    width: 24,
+    heads: 6,
+    key_heads: 2,
+    inner: 32,
+    length: 11,
+    vocabulary: 40,
+    tied: false,
+    base: 500.0,
+    eps: 1e-5,
+};
+
+#[test]
+fn llama() {
+    check(
+        "llama",
+        adamw(),
+        |at| LLAMA.layers(at),
+        texts(11, 40),
+        classified,
+    );
+}
+
+/// Two hundred tokens one by one, after a prompt that is read at once: the logits are those of the
+/// whole text, and each token runs the same kernels.
+#[test]
+fn llama_continues_texts_from_its_cache() {
+    const PROMPT: usize = 5;
+    const ALL: usize = PROMPT + 200;
+    let params = Params::seeded(5);
+    let decoder = Llama {
+        length: ALL,
+        ..LLAMA
+    }
+    .layers(&params.root());
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let mut program = |name: &str, new: usize| {
+        let trace = Trace::inference().named(name);
+        let logits = decoder.continued(trace.input("tokens", I32, (2, new)), ALL);
+        let next = Sampling::new().temperature(0.0).of(logits);
+        session
+            .compile(&trace, [logits, next])
+            .expect("it compiles")
+    };
+    let (read, write) = (program("read", PROMPT), program("write", 1));
+    let trace = Trace::inference().named("whole");
+    let logits = trace.input("tokens", I32, (2, ALL)).apply(&decoder);
+    let whole = session.compile(&trace, [logits]).expect("it compiles");
+
+    let mut texts = Array2::<i32>::zeros((2, ALL));
+    let prompt = classes(&[2, PROMPT], 7, 40);
+    let mut logits: Vec<ArrayD<f32>> = Vec::new();
+    for text in 0..2 {
+        session.set_value(CACHED, &arr0(0.0f32)).expect("a scalar");
+        logits.clear();
+        for at in PROMPT..ALL {
+            let out = match at {
+                PROMPT => session.run(&read, (&prompt,)),
+                _ => {
+                    let last = texts.slice(ndarray::s![.., at - 1..at]).to_owned();
+                    session.run(&write, (&last,))
+                }
+            };
+            let [given, next] = out.expect("it runs");
+            logits.push(given.array().expect("f32"));
+            if at == PROMPT {
+                let mut begin = texts.slice_mut(ndarray::s![.., ..PROMPT]);
+                begin.assign(
+                    &prompt
+                        .clone()
+                        .into_dimensionality::<ndarray::Ix2>()
+                        .expect("two axes"),
+                );
+            }
+            let next = next.array::<i32>().expect("i32");
+            (0..2).for_each(|row| texts[[row, at]] = next[[row]]);
+        }
+        // A second text from the same caches is the same.
+        assert_eq!(logits.len(), 200, "text {text}");
+    }
+    let [expected] = session.run(&whole, (&texts,)).expect("it runs");
+    let expected = expected.array::<f32>().expect("f32");
+    for (i, got) in logits.iter().enumerate() {
+        let expected = expected.slice(ndarray::s![.., PROMPT - 1 + i, ..]);
+        let largest = expected.iter().fold(0.0f32, |n, v| n.max(v.abs()));
+        for (g, e) in got.iter().zip(&expected) {
+            assert!(
+                (g - e).abs() <= 1e-4 * largest,
+                "token {i}: {g} instead of {e}, largest {largest}"
+            );
+        }
+    }
+    // The cache is full: one more token fails, and nothing has changed.
+    let last = Array2::<i32>::zeros((2, 1));
+    let before = session.value(CACHED).expect("a state");
+    assert_eq!(before.sum(), (ALL - 1) as f32);
+    session.run(&write, (&last,)).expect("the last place");
+    assert!(session.run(&write, (&last,)).is_err());
+    assert_eq!(session.value(CACHED).expect("a state").sum(), ALL as f32);
+}
+
+#[test]
+fn sampling_keeps_to_the_likeliest_tokens() {
+    let trace = Trace::inference().sampling();
+    let rows = trace.input("logits", F32, (4000, 5));
+    let all = [
+        Sampling::new(),
+        Sampling::new().top_k(2),
+        Sampling::new().top_p(0.75),
+        Sampling::new().temperature(0.25),
+        Sampling::new().top_k(3).top_p(0.01),
+        Sampling::new().temperature(0.0),
+    ]
+    .map(|sampling| sampling.of(rows));
+    let mut session = Session::new(Device::Cpu, Params::seeded(1)).expect("a session");
+    let program = session.compile(&trace, all).expect("it compiles");
+    let shares = [0.1f32, 0.5, 0.05, 0.3, 0.05];
+    let logits = Array2::from_shape_fn((4000, 5), |(_, i)| shares[i].ln());
+    let out = session.run(&program, (&logits,)).expect("it runs");
+    let counts = |i: usize| {
+        let tokens = out[i].array::<i32>().expect("i32");
+        let mut counts = [0usize; 5];
+        tokens.iter().for_each(|&t| counts[t as usize] += 1);
+        counts
+    };
+    let near = |got: usize, share: f64| (got as f64 / 4000.0 - share).abs() < 0.04;
+    let any = counts(0);
+    assert!(
+        (0..5).all(|i| near(any[i], f64::from(shares[i]))),
+        "{any:?}"
+    );
+    for i in [1, 2] {
+        // 0.5 alone is less than 0.75, with 0.3 it is more.
+        let two = counts(i);
+        assert_eq!([two[0], two[2], two[4]], [0; 3]);
+        assert!(near(two[1], 0.625) && near(two[3], 0.375), "{two:?}");
+    }
+    let sharp = counts(3);
+    let total: f64 = shares.iter().map(|s| f64::from(*s).powi(4)).sum();
+    assert!(near(sharp[1], 0.0625 / total), "{sharp:?}");
+    for i in [4, 5] {
+        assert_eq!(counts(i), [0, 4000, 0, 0, 0]);
+    }
 }
 
 #[test]
@@ -183,7 +331,7 @@ fn vision_transformer() {
             let labels = Fed::Integers(classes(&[3], 2000 + step, 7));
             vec![Fed::Floats(noise(&[3, 3, 12, 12], 1000 + step)), labels]
         },
-        |layers, inputs| classified(layers, inputs),
+        classified,
     );
 }
 

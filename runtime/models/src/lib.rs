@@ -7,6 +7,7 @@ mod bert;
 mod blocks;
 mod diffusion;
 mod gpt;
+mod llama;
 mod lstm;
 mod mobilenet;
 mod ode;
@@ -20,6 +21,7 @@ mod vit;
 pub use bert::{Bert, BertEncoder, Encoded};
 pub use diffusion::{Denoiser, Diffusion};
 pub use gpt::Gpt;
+pub use llama::{CACHED, Decoder, Llama, Sampling};
 pub use lstm::LstmModel;
 pub use mobilenet::MobileNetV2;
 pub use ode::Ode;
@@ -82,8 +84,8 @@ pub enum Model {
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one of the table only ([`Ode`], [`Bert`], [`Vit`],
-    /// [`Diffusion`], [`Vae`]), as [`Model::parse`] reads it.
+    /// One of these in other sizes, or one of the table only ([`Ode`], [`Bert`], [`Llama`],
+    /// [`Vit`], [`Diffusion`], [`Vae`]), as [`Model::parse`] reads it.
     Sized(Sizes),
 }
 

@@ -1,15 +1,20 @@
 //! The table of built-in models: the sizes of each, their defaults and bounds, and the function
 //! that builds it.
 
+mod read;
+
 use std::fmt;
 
 use super::{
-    Bert, Diffusion, Gpt, Learner, LstmModel, MobileNetV2, Ode, OptimizerKind, ResNet, UNet, Vae,
-    Vgg, Vit, cnn, mlp,
+    Bert, Diffusion, Gpt, Learner, Llama, LstmModel, MobileNetV2, OptimizerKind, ResNet, Vae, Vgg,
+    Vit, cnn, mlp,
 };
 use slabwise::error::{Error, Result};
 use slabwise::nn::Module;
 use slabwise::params::Scope;
+
+pub(super) use read::gpt;
+use read::{bert, diffusion, llama, lstm, ode, unet, vae, vit};
 
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
@@ -67,6 +72,8 @@ pub(super) enum Labelled {
     Token,
 }
 
+type MakeLearner = fn(&Values, &Scope) -> Box<dyn Learner>;
+
 /// A built-in model.
 pub(super) struct Row {
     pub name: &'static str,
@@ -78,7 +85,7 @@ pub(super) struct Row {
     classes: fn(&Values) -> usize,
     layers: fn(&Values, &Scope) -> Box<dyn Module>,
     /// The layers of a model with a loss of its own.
-    own: Option<fn(&Values, &Scope) -> Box<dyn Learner>>,
+    own: Option<MakeLearner>,
     /// The mistake in sizes that are each within their bounds.
     fault: fn(&Values) -> Option<String>,
 }
@@ -114,46 +121,6 @@ const fn gpt_keys(g: &Gpt) -> [Key; 6] {
     ]
 }
 
-/// The transformer of these sizes.
-pub(super) fn gpt(&[layers, width, heads, length, vocabulary, tied, ..]: &Values) -> Gpt {
-    Gpt {
-        layers,
-        width,
-        heads,
-        length,
-        vocabulary,
-        tied: tied == 1,
-    }
-}
-
-fn lstm(&[vocabulary, width, hidden, length, layers, ..]: &Values) -> LstmModel {
-    LstmModel {
-        vocabulary,
-        width,
-        hidden,
-        length,
-        layers,
-    }
-}
-
-fn unet(&[inputs, width, levels, classes, ..]: &Values) -> UNet {
-    UNet {
-        inputs,
-        width,
-        levels,
-        classes,
-    }
-}
-
-fn ode(&[width, hidden, steps, classes, ..]: &Values) -> Ode {
-    Ode {
-        width,
-        hidden,
-        steps,
-        classes,
-    }
-}
-
 const fn bert_keys(b: &Bert) -> [Key; 6] {
     [
         key("layers", b.layers, 1000),
@@ -165,79 +132,15 @@ const fn bert_keys(b: &Bert) -> [Key; 6] {
     ]
 }
 
-fn bert(&[layers, width, heads, inner, length, vocabulary, ..]: &Values) -> Bert {
-    Bert {
-        layers,
-        width,
-        heads,
-        inner,
-        length,
-        vocabulary,
-        positions: length.max(Bert::BASE.positions),
-        ..Bert::BASE
-    }
-}
-
-fn vit(&[size, patch, layers, width, heads, inner, classes, ..]: &Values) -> Vit {
-    Vit {
-        size,
-        patch,
-        layers,
-        width,
-        heads,
-        inner,
-        classes,
-        ..Vit::BASE
-    }
-}
-
-/// The most groups, up to 32, that divide a number of channels.
-fn groups(channels: usize) -> usize {
-    1 << channels.trailing_zeros().min(5)
-}
-
-fn diffusion(
-    &[
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        attention,
-        heads,
-        classes,
-    ]: &Values,
-) -> Diffusion {
-    Diffusion {
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        attention,
-        heads,
-        classes,
-        groups: groups(width),
-        ..Diffusion::CIFAR
-    }
-}
-
-fn vae(&[size, inputs, width, levels, blocks, latent, ..]: &Values) -> Vae {
-    Vae {
-        size,
-        inputs,
-        width,
-        levels,
-        blocks,
-        latent,
-        groups: groups(width),
-    }
-}
-
 /// The mistake in a width that heads divide.
 fn undivided(width: usize, heads: usize) -> Option<String> {
     (!width.is_multiple_of(heads))
         .then(|| format!("a width of {width} does not divide into {heads} heads"))
+}
+
+/// The places of an image at a level.
+fn places(size: usize, level: usize) -> usize {
+    (size >> level).pow(2)
 }
 
 fn unhalved(size: usize, levels: usize) -> Option<String> {
@@ -557,6 +460,41 @@ const TABLE: &[Row] = &[
         ..BERT
     },
     Row {
+        name: "llama",
+        keys: &[
+            key("layers", Llama::SMALL.layers, 1000),
+            key("width", Llama::SMALL.width, WIDTH_MAX),
+            key("heads", Llama::SMALL.heads, WIDTH_MAX),
+            key("key_heads", Llama::SMALL.key_heads, WIDTH_MAX),
+            key("inner", Llama::SMALL.inner, WIDTH_MAX),
+            key("length", Llama::SMALL.length, PLACES_MAX / 4),
+            key("vocabulary", Llama::SMALL.vocabulary, CLASSES_MAX),
+            flag("tied", Llama::SMALL.tied),
+        ],
+        labelled: Labelled::Token,
+        optimizer: OptimizerKind::AdamW,
+        example: |v| vec![llama(v).length],
+        classes: |v| llama(v).vocabulary,
+        layers: |v, at| Box::new(llama(v).layers(at)),
+        own: None,
+        fault: |v| {
+            let l = llama(v);
+            if !l.heads.is_multiple_of(l.key_heads) {
+                return Some(format!(
+                    "{} heads do not divide into {} of keys",
+                    l.heads, l.key_heads
+                ));
+            }
+            if !l.width.is_multiple_of(2 * l.heads) {
+                return Some(format!(
+                    "a width of {} does not divide into {} heads of even width",
+                    l.width, l.heads
+                ));
+            }
+            crowded(l.layers, l.length)
+        },
+    },
+    Row {
         name: "vit",
         keys: &[
             key("size", Vit::BASE.size, PIXELS_MAX),
@@ -610,7 +548,12 @@ const TABLE: &[Row] = &[
             if d.width % 2 == 1 {
                 return Some(format!("a width of {} has no half for the time", d.width));
             }
-            undivided(d.width << first, d.heads).or_else(|| unhalved(d.size, d.levels))
+            let attended =
+                (first..d.levels).map(|level| places(d.size, level) * (2 * d.blocks + 1));
+            let attended = attended.sum::<usize>() + places(d.size, d.levels - 1);
+            undivided(d.width << first, d.heads)
+                .or_else(|| unhalved(d.size, d.levels))
+                .or_else(|| crowded(1, attended))
         },
     },
     Row {
@@ -629,7 +572,10 @@ const TABLE: &[Row] = &[
         classes: |_| 1,
         layers: |v, at| Box::new(vae(v).layers(at)),
         own: Some(|v, at| Box::new(vae(v).layers(at))),
-        fault: |v| unhalved(vae(v).size, vae(v).levels),
+        fault: |v| {
+            let Vae { size, levels, .. } = vae(v);
+            unhalved(size, levels).or_else(|| crowded(2, places(size, levels - 1)))
+        },
     },
 ];
 

@@ -160,7 +160,8 @@ fn the_largest_sizes_do_not_overflow() {
         let (name, keys) = line.trim().split_once(':').unwrap();
         for key in keys.split(',').map(|key| key.split('=').next().unwrap()) {
             if [
-                "layers", "length", "steps", "blocks1", "blocks2", "blocks3", "blocks4", "tied",
+                "layers", "length", "steps", "blocks", "blocks1", "blocks2", "blocks3", "blocks4",
+                "tied",
             ]
             .contains(&key)
             {

@@ -1,0 +1,72 @@
+//! Generates tokens with a Llama-style decoder, token by token from its cache.
+//!
+//! `cargo run --release --example llama_generate -- --weights FILE.safetensors --tokens 200`
+//!
+//! Without `--weights` the weights are random. Sizes are those of [`Llama::SMALL`]; a file has the
+//! names of published checkpoints.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Parser;
+use ndarray::Array2;
+use slabwise::prelude::*;
+use slabwise_models::{Llama, Sampling};
+
+#[derive(Parser)]
+struct Args {
+    /// Weights in the layout of published Llama checkpoints; random unless given
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
+    /// Tokens to generate
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    tokens: u32,
+    /// The temperature of sampling; 0 chooses the likeliest token
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f32,
+    /// The number of the likeliest tokens to choose among
+    #[arg(long, default_value_t = 40)]
+    top_k: usize,
+    /// The first token
+    #[arg(long, default_value_t = 1)]
+    first: u16,
+    /// The seed of weights and samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let params = Params::seeded(args.seed);
+    let decoder = Llama::SMALL.layers(&params.root());
+    let mut session = Session::new(Device::Cpu, params)?;
+    let trace = Trace::inference().sampling().named("write");
+    let token = trace.input("token", I32, (1, 1));
+    let logits = decoder.continued(token, args.tokens as usize);
+    let sampling = Sampling::new()
+        .temperature(args.temperature)
+        .top_k(args.top_k);
+    let write = session.compile(&trace, [sampling.of(logits)])?;
+    if let Some(weights) = &args.weights {
+        session.load_weights(weights)?;
+    }
+    let mut token = i32::from(args.first);
+    let (mut text, mut times) = (Vec::new(), Vec::new());
+    for _ in 0..args.tokens {
+        let started = Instant::now();
+        let [next] = session.run(&write, (&Array2::from_elem((1, 1), token),))?;
+        token = next.view::<i32>()?[[0]];
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+        text.push(token.to_string());
+    }
+    println!("{}", text.join(" "));
+    let part = times.len().div_ceil(4);
+    let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+    println!(
+        "{:.2} ms for each of the first {part} tokens, {:.2} ms for each of the last",
+        mean(&times[..part]),
+        mean(&times[times.len() - part..])
+    );
+    Ok(())
+}
