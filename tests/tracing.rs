@@ -70,7 +70,7 @@ fn a_perceptron_trains_and_infers_with_one_set_of_names() {
     assert_eq!(
         count(&train, |op| matches!(
             op,
-            Op::Gather { .. } | Op::ScatterAdd { .. }
+            Op::Gather { .. } | Op::Scatter { .. }
         )),
         0
     );

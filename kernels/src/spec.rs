@@ -73,7 +73,7 @@ pub enum Inst {
     /// `operands[k]` at this point, widened to its lane.
     Load(u16),
     /// The anchor's value at this point (f32; `Body::Pool2d` with an i32/u8 result and
-    /// `Body::Gather` have the lane of their source).
+    /// `Body::Gather` have the lane of their source, `Body::Scatter` that of its values).
     Acc,
     /// The same number everywhere.
     Const(Value),
@@ -144,9 +144,13 @@ pub enum Body {
     Pool2dGrad(Pool2dGrad),
     /// `Acc = source[coordinate with the gathered axis replaced by index]`.
     Gather(Gather),
-    /// Adds values at indexed places of a zeroed result, in a fixed order. `dims` is the space of
-    /// the *result*.
-    ScatterAdd(ScatterAdd),
+    /// Reduces values into indexed places of a result that begins as the reduction of nothing, in a
+    /// fixed order. `dims` is the space of the *result*.
+    Scatter(Scatter),
+    /// A tensor with a part of it replaced; `dims` is its space.
+    SliceAssign(SliceAssign),
+    /// Running sums and the like along the last axis of `dims`.
+    Scan(Scan),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.
     BoundsCheck(BoundsCheck),
     /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as
@@ -297,18 +301,74 @@ pub struct Gather {
     pub axis_len: Size,
 }
 
-/// See [`Body::ScatterAdd`]: `result[c with c[axis] := index] += value`, over all points of
+/// See [`Body::Scatter`]: `result[c with c[axis] := index] ⊕= value`, over all points of
 /// `space`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ScatterAdd {
+pub struct Scatter {
     /// Which axis of `dims` the index replaces.
     pub axis: usize,
+    /// ⊕: a sum, product, maximum or minimum.
+    pub reduce: ReduceOp,
     /// The space of the values: `dims` with another length at `axis`.
     pub space: Dims,
-    /// The values, strides over `space`, f32.
+    /// The values, strides over `space`, f32 or i32.
     pub value: Operand,
     /// The index, strides over `space` (u8 or i32).
     pub index: Operand,
+}
+
+/// See [`Body::SliceAssign`]: `result[start + c · step + place] = value[c]` over all points `c` of
+/// `space`, and `result = base` elsewhere. Writes its result itself: there is no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceAssign {
+    /// The tensor before, strides over `dims`; `None` if the result holds it already, so that only
+    /// the part is touched. It may be the result's region: then nothing is copied.
+    pub base: Option<Operand>,
+    /// The space of the values.
+    pub space: Dims,
+    /// The values, strides over `space`.
+    pub value: Operand,
+    /// The place of the first value, per axis.
+    pub start: Dims,
+    /// The distance between places, per axis; at least 1.
+    pub step: SmallVec<[u32; 6]>,
+    /// An axis, and the number that is added to places along it, strides over `space` (i32), 0
+    /// along the axis itself. A part that would lie outside of the axis is moved into it.
+    pub place: Option<(usize, Operand)>,
+    /// The result, strides over `dims`.
+    pub result: Operand,
+}
+
+/// What a [`Scan`] computes from the elements up to each one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScanOp {
+    /// Their sum (f32 or i32).
+    Sum,
+    /// `state = factor · state + element`, from 0 on (f32 or i32): a linear recurrence.
+    Linear,
+    /// The logarithm of the sum of their exponentials (f32); −∞ of none.
+    LogSumExp,
+    /// The last position (i32) of the largest; a NaN is above every number.
+    ArgMax,
+    /// The last position (i32) of the smallest; a NaN is below every number.
+    ArgMin,
+}
+
+/// See [`Body::Scan`]. Writes its result itself: there is no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scan {
+    /// What is computed.
+    pub op: ScanOp,
+    /// Each result is of the elements before its own; not of positions.
+    pub exclusive: bool,
+    /// From the last element to the first.
+    pub reverse: bool,
+    /// The elements, strides over `dims`.
+    pub source: Operand,
+    /// Of a linear recurrence the factors, strides over `dims`, of the type of the elements.
+    pub factor: Option<Operand>,
+    /// The result, strides over `dims`.
+    pub result: Operand,
 }
 
 /// See [`Body::BoundsCheck`]. `dims` is the space of the index.
@@ -337,7 +397,10 @@ pub struct Sort {
     /// The largest first, rather than the smallest. NaN counts as largest; of equal elements the
     /// first comes first.
     pub descending: bool,
-    /// The elements, strides over `dims` (f32, i32 or u8).
+    /// The number of elements that are sorted; the last axis of `dims` is as many of them as are
+    /// wanted, at most all.
+    pub len: Size,
+    /// The elements, strides over `dims` with `len` for the last axis (numbers).
     pub source: Operand,
     /// The result: the positions of the elements in their order, strides over `dims`, i32.
     pub positions: Operand,
@@ -490,7 +553,7 @@ impl Body {
                 list.push((source, space, Access::Read));
                 list.push((g.index.clone(), dims.clone(), Access::Read));
             }
-            Body::ScatterAdd(s) => {
+            Body::Scatter(s) => {
                 list.push((s.value.clone(), s.space.clone(), Access::Read));
                 list.push((s.index.clone(), s.space.clone(), Access::Read));
             }
@@ -499,8 +562,30 @@ impl Body {
                 list.push((c.mask.clone(), c.space.clone(), Access::Read));
                 list.push((c.positions.clone(), dims.clone(), Access::Write));
             }
-            Body::Sort(s) => {
+            Body::SliceAssign(s) => {
+                let base = s.base.iter();
+                list.extend(base.map(|base| (base.clone(), dims.clone(), Access::Read)));
+                list.push((s.value.clone(), s.space.clone(), Access::Read));
+                let place = s.place.iter();
+                list.extend(place.map(|(_, at)| (at.clone(), s.space.clone(), Access::Read)));
+                let access = match s.base {
+                    Some(_) => Access::Write,
+                    None => Access::ReadWrite,
+                };
+                list.push((s.result.clone(), dims.clone(), access));
+            }
+            Body::Scan(s) => {
                 list.push((s.source.clone(), dims.clone(), Access::Read));
+                let factor = s.factor.iter();
+                list.extend(factor.map(|factor| (factor.clone(), dims.clone(), Access::Read)));
+                list.push((s.result.clone(), dims.clone(), Access::Write));
+            }
+            Body::Sort(s) => {
+                let mut space = dims.clone();
+                if let Some(last) = space.last_mut() {
+                    *last = s.len;
+                }
+                list.push((s.source.clone(), space, Access::Read));
                 list.push((s.positions.clone(), dims.clone(), Access::Write));
             }
             Body::NonMaxSuppression(s) => {

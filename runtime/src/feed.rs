@@ -1,15 +1,11 @@
 //! The inputs of a run: host arrays, slices, and buffers that stay on the device.
 
-use std::panic::Location;
-
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Element;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
-use crate::tensor::Tensor;
-use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -209,38 +205,6 @@ impl Feed for [&dyn Input] {
 
     fn count(&self) -> usize {
         self.len()
-    }
-}
-
-impl Trace {
-    /// An array of the host as part of the program: f32, i32, u8 or a half, in the array's shape; a
-    /// slice or a `Vec` has one axis. For tables that are no weights, such as frequencies or masks.
-    /// The session holds the bytes once for all programs with equal ones, and no file has them.
-    ///
-    /// ```
-    /// # use slabwise::prelude::*;
-    /// let trace = Trace::inference();
-    /// let x = trace.input("x", F32, (2, 3));
-    /// let scaled = x * trace.constant(&[1.0f32, 10.0, 100.0]);
-    /// ```
-    #[track_caller]
-    pub fn constant(&self, values: &(impl Input + ?Sized)) -> Tensor<'_> {
-        let at = Location::caller();
-        let mut constant = None;
-        values.visit(&mut |source| {
-            constant = Some(match source {
-                Source::Host { dtype, lengths, elements, copy } => {
-                    let mut bytes = vec![0; elements * dtype.bytes()];
-                    copy(&mut bytes);
-                    self.constant_of(at, dtype, lengths.as_deref().unwrap_or(&[elements]), bytes)
-                }
-                Source::Resident(buffer) | Source::Donated(Donated(buffer)) => {
-                    let message = format!("constant: the buffer \"{}\" lies on a device; make it an input, or download it", buffer.name);
-                    self.fail(at, "", message)
-                }
-            });
-        });
-        constant.unwrap_or_else(|| self.fail(at, "", "constant: it has no values".into()))
     }
 }
 

@@ -46,7 +46,7 @@ pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
-pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
+pub use tensor::{AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};
 pub use trace::{Precision, State, Trace};
 
 /// The program in the readme is compiled with the documentation tests.

@@ -5,6 +5,7 @@
 
 mod activation;
 mod arrange;
+mod assign;
 mod attention;
 mod einsum;
 mod elementwise;
@@ -19,6 +20,7 @@ mod product;
 mod reduce;
 mod resize;
 mod sample;
+mod scatter;
 mod select;
 mod statistics;
 #[cfg(test)]
@@ -40,10 +42,12 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{Mask, Tiles};
+pub use order::Running;
 pub use padding::Padding;
 pub use reduce::AxisSet;
 pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
 pub use sample::{Beyond, Sampling};
+pub use scatter::Scatter;
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);

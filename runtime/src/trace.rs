@@ -4,6 +4,7 @@
 //! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
 //! mistakes together.
 
+mod arrays;
 mod constants;
 mod donate;
 mod gradients;

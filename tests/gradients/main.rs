@@ -15,7 +15,7 @@ use slabwise_compiler::passes::autodiff::gradients;
 use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{Class, ScalarOp, Value};
-use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
+use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Window};
 use support::{KINDS, Rng, array, dims, graph, input, kind, select_by};
 
 /// Half the distance between the two points of a difference.
@@ -431,11 +431,100 @@ fn indexed(rng: &mut Rng, cases: &mut Vec<Case>) {
                 arguments,
                 move |g, x| g.emit(Op::Gather { axis }, x, DType::F32, dims(&lengths)),
             ));
-            let arguments = vec![floats(rng, &lengths), index];
+            for reduce in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
+                let arguments = vec![floats(rng, &lengths), index.clone()];
+                cases.push(Case::new(
+                    format!("scatter by {reduce:?} along {axis}"),
+                    arguments,
+                    move |g, x| {
+                        let op = Op::Scatter { axis, reduce };
+                        let places = g.emit(op, x, DType::F32, dims(&[3, 3]));
+                        // A place without values has no finite maximum.
+                        let [low, high] =
+                            [-9.0, 9.0].map(|n| g.full(n, DType::F32, &dims(&[3, 3])));
+                        let above = g.scalar(ScalarOp::Max, &[places, low]);
+                        let within = g.scalar(ScalarOp::Min, &[above, high]);
+                        g.mul(within, within)
+                    },
+                ));
+            }
+        }
+    }
+}
+
+/// Parts of tensors that are replaced.
+fn assigned(rng: &mut Rng, cases: &mut Vec<Case>) {
+    let place = |values: &[f64]| Array {
+        dtype: DType::I32,
+        dims: vec![values.len(), 1],
+        values: values.to_vec(),
+    };
+    for (name, place) in [
+        ("fixed", None),
+        ("moved", Some(place(&[1.0]))),
+        ("moved each", Some(place(&[0.0, 2.0]))),
+    ] {
+        let mut arguments = vec![floats(rng, &[2, 6]), floats(rng, &[2, 2])];
+        let axis = place.as_ref().map(|_| 1);
+        arguments.extend(place);
+        cases.push(Case::new(
+            format!("a part, {name}, is replaced"),
+            arguments,
+            move |g, x| {
+                let op = Op::SliceAssign {
+                    start: dims(&[0, 1]),
+                    step: [1, 2].into_iter().collect(),
+                    axis,
+                };
+                let y = g.emit(op, x, DType::F32, dims(&[2, 6]));
+                g.mul(y, y)
+            },
+        ));
+    }
+}
+
+fn scanned(rng: &mut Rng, cases: &mut Vec<Case>) {
+    let ops = [
+        ScanOp::Sum,
+        ScanOp::Linear,
+        ScanOp::LogSumExp,
+        ScanOp::ArgMax,
+        ScanOp::ArgMin,
+    ];
+    for op in ops {
+        for (exclusive, reverse) in [(false, false), (false, true), (true, false), (true, true)] {
+            let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
+            if finds && exclusive {
+                continue;
+            }
+            let mut arguments = vec![floats(rng, &[2, 4])];
+            if op == ScanOp::Linear {
+                arguments.push(floats(rng, &[2, 4]));
+                // A factor of 0 changes nothing about its gradient.
+                arguments[1].values[2] = 0.0;
+            }
             cases.push(Case::new(
-                format!("scatter along {axis}"),
+                format!("a scan by {op:?}, exclusive {exclusive}, reverse {reverse}"),
                 arguments,
-                move |g, x| g.emit(Op::ScatterAdd { axis }, x, DType::F32, dims(&[3, 3])),
+                move |g, x| {
+                    let scan = Op::Scan {
+                        op,
+                        exclusive,
+                        reverse,
+                    };
+                    let dtype = if finds { DType::I32 } else { DType::F32 };
+                    let y = g.emit(scan, x, dtype, dims(&[2, 4]));
+                    if finds {
+                        let chosen = Op::Gather { axis: 1 };
+                        let chosen = g.emit(chosen, &[x[0], y], DType::F32, dims(&[2, 4]));
+                        return g.mul(chosen, chosen);
+                    }
+                    if op == ScanOp::LogSumExp {
+                        // Of no elements it is −∞.
+                        return g.scalar(ScalarOp::Exp, &[y]);
+                    }
+                    g.mul(y, y)
+                },
             ));
         }
     }
@@ -551,6 +640,8 @@ fn every_structural_operation() {
     convolutions(&mut rng, &mut cases);
     poolings(&mut rng, &mut cases);
     indexed(&mut rng, &mut cases);
+    assigned(&mut rng, &mut cases);
+    scanned(&mut rng, &mut cases);
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);

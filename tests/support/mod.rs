@@ -98,7 +98,7 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 }
 
 /// The number of kinds of operations.
-pub const KINDS: usize = 30;
+pub const KINDS: usize = 32;
 
 /// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
 /// here and a case in the tests that count numbers.
@@ -121,7 +121,7 @@ pub fn kind(op: &Op) -> usize {
         Op::Pool2d(..) => 13,
         Op::Pool2dGrad(..) => 14,
         Op::Gather { .. } => 15,
-        Op::ScatterAdd { .. } => 16,
+        Op::Scatter { .. } => 16,
         Op::Reshape => 17,
         Op::Permute(_) => 18,
         Op::Expand => 19,
@@ -134,6 +134,8 @@ pub fn kind(op: &Op) -> usize {
         Op::Nonzero => 27,
         Op::Sort { .. } => 28,
         Op::NonMaxSuppression { .. } => 29,
+        Op::SliceAssign { .. } => 30,
+        Op::Scan { .. } => 31,
     }
 }
 

@@ -5,6 +5,7 @@
 //! (comparisons, rounding, positions) are applied only to values without rounding.
 
 mod structural;
+mod writes;
 
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, Symbols, elements};
@@ -262,7 +263,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(25) {
+        match self.rng.below(27) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -270,7 +271,7 @@ impl Maker {
             8 => self.conv2d(),
             9 => self.pool2d(),
             10 => self.gather(),
-            11 => self.scatter_add(),
+            11 => self.scatter(),
             12 => self.reshape(),
             13 => self.permute(),
             14 => self.expand(),
@@ -283,6 +284,8 @@ impl Maker {
             21 => self.select(),
             22 => self.order(),
             23 => self.suppress(),
+            24 => self.assign_part(),
+            25 => self.scan(),
             _ => self.effect(),
         }
     }

@@ -18,7 +18,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
     Access, Body, BoundsCheck, Conv2d, ConvKind, Gather, Inst, NonMaxSuppression, Nonzero, Pool2d,
-    Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Window,
+    Pool2dGrad, PoolKind, ReduceOp, Scatter, Sort, Spec, Store, Window,
 };
 
 /// A spec that stores the anchor's value unchanged.
@@ -140,8 +140,9 @@ fn indexing() -> [Spec; 3] {
         axis_len: Size::fixed(9),
     };
     let value = contiguous(DType::F32, &[70, 20]);
-    let scatter = ScatterAdd {
+    let scatter = Scatter {
         axis: 0,
+        reduce: ReduceOp::Sum,
         space: sizes(&[70, 20]),
         value,
         index: index(&[1, 0]),
@@ -152,7 +153,7 @@ fn indexing() -> [Spec; 3] {
     };
     [
         storing(Body::Gather(gather), &[70, 20], DType::F32),
-        storing(Body::ScatterAdd(scatter), &[9, 20], DType::F32),
+        storing(Body::Scatter(scatter), &[9, 20], DType::F32),
         writing(Body::BoundsCheck(check), &[300]),
     ]
 }
@@ -195,6 +196,7 @@ fn choosing() -> [Spec; 4] {
     let sort = |dims: &[i64]| {
         Body::Sort(Sort {
             descending: false,
+            len: sizes(dims)[dims.len() - 1],
             source: contiguous(DType::F32, dims),
             positions: contiguous(DType::I32, dims),
         })
@@ -253,7 +255,7 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
         .collect();
     for case in &mut cases {
         // A short axis to gather from and to scatter to.
-        if matches!(case.spec.body, Body::Gather(_) | Body::ScatterAdd(_)) {
+        if matches!(case.spec.body, Body::Gather(_) | Body::Scatter(_)) {
             case.args[1] = (0..case.args[1].len() / 4)
                 .flat_map(|i| (i as i32 * 5 % 9).to_le_bytes())
                 .collect();

@@ -9,8 +9,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, BoundsCheck, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec,
-    Store, Window,
+    Body, BoundsCheck, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp,
+    Scatter, SliceAssign, Spec, Store, Window,
 };
 
 /// A spec that stores the anchor's value plus an operand of its type.
@@ -127,20 +127,102 @@ fn scatters_add_in_order() {
         result[axis] = choices.pick(&[1, 6, 128, 300]);
         let index_type = choices.pick(&[DType::U8, DType::I32]);
         let index = repeating(&mut choices, index_type, &of, contiguous);
-        let value = layout(&mut choices, DType::F32, &of, contiguous);
-        let body = Body::ScatterAdd(ScatterAdd {
+        let dtype = choices.pick(&[DType::F32, DType::F32, DType::I32]);
+        let value = layout(&mut choices, dtype, &of, contiguous);
+        let reduce = choices.pick(&[
+            ReduceOp::Sum,
+            ReduceOp::Sum,
+            ReduceOp::Prod,
+            ReduceOp::Max,
+            ReduceOp::Min,
+        ]);
+        let body = Body::Scatter(Scatter {
             axis,
+            reduce,
             space: sizes(&of),
             value,
             index,
         });
-        let spec = storing(&mut choices, body, &result, DType::F32, contiguous);
-        let mut case = Case::new(format!("scatter {round}"), spec, &mut choices);
+        let spec = storing(&mut choices, body, &result, dtype, contiguous);
+        let mut case = Case::new(format!("scatter {round} by {reduce:?}"), spec, &mut choices);
         fill_indices(&mut case, 1, result[axis], true, &mut choices);
         cases.push(case);
     }
     // Sums are in the order of the values for every order of threads, so they equal the CPU's in
     // every bit.
+    check(&cases, 0.0);
+}
+
+#[test]
+fn parts_are_replaced() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(9);
+    let mut cases = Vec::new();
+    for round in 0..40 {
+        let dims = [
+            1 + choices.below(3) as i64,
+            1 + choices.below(20) as i64,
+            choices.pick(&[1, 8, 33]),
+        ];
+        let dtype = choices.pick(&DType::ALL);
+        let contiguous = choices.once_in(2);
+        let (mut start, mut step, mut part) = (vec![0; 3], vec![1u32; 3], dims);
+        for a in 1..3 {
+            start[a] = choices.below(dims[a] as usize) as i64;
+            step[a] = 1 + choices.below(2) as u32;
+            let most = (dims[a] - 1 - start[a]) / i64::from(step[a]) + 1;
+            part[a] = choices.below(most as usize + 1) as i64;
+        }
+        let axis = 1 + choices.below(2);
+        let mut places = part;
+        places[axis] = 1;
+        let moves = choices.once_in(2);
+        let place = moves.then(|| {
+            let mut at = repeating(&mut choices, DType::I32, &places, contiguous);
+            at.strides[axis] = Size::ZERO;
+            (axis, at)
+        });
+        let result = layout(&mut choices, dtype, &dims, contiguous);
+        // Into a copy, into the base itself, and into memory that holds the base.
+        let base = [
+            Some(layout(&mut choices, dtype, &dims, contiguous)),
+            Some(result.clone()),
+            None,
+        ][round % 3]
+            .clone();
+        let body = Body::SliceAssign(SliceAssign {
+            base,
+            space: sizes(&part),
+            value: layout(&mut choices, dtype, &part, contiguous),
+            start: sizes(&start),
+            step: step.into_iter().collect(),
+            place,
+            result,
+        });
+        let spec = Spec {
+            body,
+            dims: sizes(&dims),
+            reduced: 0,
+            operands: vec![],
+            indices: vec![],
+            code: vec![],
+            stores: vec![],
+        };
+        let mut case = Case::new(format!("part {round}"), spec, &mut choices);
+        let last = case.args.len() - 1;
+        if round % 3 == 1 {
+            case.same.push((last, 0));
+            case.args[last] = case.args[0].clone();
+        }
+        if moves {
+            // Valid places, and some that are moved into the axis.
+            let at = last - 1;
+            fill_indices(&mut case, at, 4, true, &mut choices);
+        }
+        cases.push(case);
+    }
     check(&cases, 0.0);
 }
 
@@ -162,8 +244,9 @@ fn the_gradient_of_an_embedding() {
             offset: Size::ZERO,
             strides: sizes(&[1, 0]),
         };
-        let body = Body::ScatterAdd(ScatterAdd {
+        let body = Body::Scatter(Scatter {
             axis: 0,
+            reduce: ReduceOp::Sum,
             space,
             value,
             index,
@@ -205,8 +288,9 @@ fn tokens_of_few_words_are_listed_in_chunks() {
                 offset: Size::ZERO,
                 strides: sizes(&[1, 0]),
             };
-            let body = Body::ScatterAdd(ScatterAdd {
+            let body = Body::Scatter(Scatter {
                 axis: 0,
+                reduce: ReduceOp::Sum,
                 space,
                 value,
                 index,

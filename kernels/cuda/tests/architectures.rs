@@ -14,8 +14,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Body, Gather, Inst, NonMaxSuppression, Nonzero, Operand, Pool2d, PoolKind, ReduceOp,
-    ScatterAdd, Sort, Spec, Store, Window,
+    Body, Gather, Inst, NonMaxSuppression, Nonzero, Operand, Pool2d, PoolKind, ReduceOp, Scatter,
+    Sort, Spec, Store, Window,
 };
 
 fn storing(body: Body, dims: &[i64]) -> Spec {
@@ -107,15 +107,16 @@ fn embedding(tokens: i64, width: i64, places: i64) -> [Spec; 2] {
         axis_len: Size::fixed(places),
     };
     let value = contiguous(DType::F32, &[tokens, width]);
-    let scatter = ScatterAdd {
+    let scatter = Scatter {
         axis: 0,
+        reduce: ReduceOp::Sum,
         space: sizes(&[tokens, width]),
         value,
         index,
     };
     [
         storing(Body::Gather(gather), &[tokens, width]),
-        storing(Body::ScatterAdd(scatter), &[places, width]),
+        storing(Body::Scatter(scatter), &[places, width]),
     ]
 }
 
@@ -134,6 +135,7 @@ fn choosing() -> [Spec; 4] {
     };
     let sort = |dims: &[i64]| Sort {
         descending: true,
+        len: sizes(dims)[dims.len() - 1],
         source: contiguous(DType::F32, dims),
         positions: contiguous(DType::I32, dims),
     };

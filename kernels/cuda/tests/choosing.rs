@@ -8,7 +8,9 @@ use common::{Case, Choices, TARGET, available, check};
 use slabwise_cuda::{Lowered, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Dims, NonMaxSuppression, Nonzero, Operand, Sort, Spec};
+use slabwise_kernels::spec::{
+    Body, Dims, NonMaxSuppression, Nonzero, Operand, Scan, ScanOp, Sort, Spec,
+};
 
 fn spec(body: Body, dims: Dims) -> Spec {
     Spec {
@@ -112,12 +114,16 @@ fn orders_are_those_of_a_stable_sort() {
         ];
         dims.drain(..choices.below(3));
         let contiguous = choices.once_in(2);
-        let (source, positions) = (
-            layout(&mut choices, dtype, &dims, contiguous),
-            layout(&mut choices, DType::I32, &dims, contiguous),
-        );
+        let source = layout(&mut choices, dtype, &dims, contiguous);
+        // All of them, or the first few.
+        let last = dims.len() - 1;
+        if choices.once_in(3) {
+            dims[last] = choices.below(len as usize + 1) as i64;
+        }
+        let positions = layout(&mut choices, DType::I32, &dims, contiguous);
         let body = Body::Sort(Sort {
             descending: choices.once_in(2),
+            len: Size::fixed(len),
             source,
             positions,
         });
@@ -131,18 +137,20 @@ fn orders_are_those_of_a_stable_sort() {
     // neighbour.
     for (rows, len) in [(2, 4000), (1, 8000), (1, 12_500), (3, 2049)] {
         let dtype = if len == 4000 { DType::F32 } else { DType::I32 };
+        let wanted = if rows == 3 { 100 } else { len };
         let (source, positions) = (
             layout(&mut choices, dtype, &[rows, len], rows == 1),
-            layout(&mut choices, DType::I32, &[rows, len], true),
+            layout(&mut choices, DType::I32, &[rows, wanted], true),
         );
         let body = Body::Sort(Sort {
             descending: rows == 2,
+            len: Size::fixed(len),
             source,
             positions,
         });
         cases.push(Case::new(
             format!("{rows} rows of {len}"),
-            spec(body, sizes(&[rows, len])),
+            spec(body, sizes(&[rows, wanted])),
             &mut choices,
         ));
     }
@@ -153,6 +161,7 @@ fn orders_are_those_of_a_stable_sort() {
         let positions = Operand::contiguous(DType::I32, &[length]).expect("small");
         let body = Body::Sort(Sort {
             descending: false,
+            len: length,
             source,
             positions,
         });
@@ -194,6 +203,59 @@ fn orders_are_those_of_a_stable_sort() {
         }
     }
     check(&cases, 0.0);
+}
+
+#[test]
+fn scans_run_along_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(34);
+    let mut cases = Vec::new();
+    let ops = [
+        ScanOp::Sum,
+        ScanOp::Linear,
+        ScanOp::LogSumExp,
+        ScanOp::ArgMax,
+        ScanOp::ArgMin,
+    ];
+    for round in 0..40 {
+        let op = ops[round % 5];
+        let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
+        let types: &[DType] = match op {
+            ScanOp::LogSumExp => &[DType::F32],
+            ScanOp::Sum | ScanOp::Linear => &[DType::F32, DType::I32],
+            _ => &[DType::F32, DType::I32, DType::U8, DType::BF16],
+        };
+        let dtype = choices.pick(types);
+        let mut dims = vec![
+            1 + choices.below(3) as i64,
+            1 + choices.below(4) as i64,
+            choices.pick(&[1, 7, 256, 300, 700, 0]),
+        ];
+        dims.drain(..choices.below(3));
+        let contiguous = choices.once_in(2);
+        let factor = (op == ScanOp::Linear).then(|| layout(&mut choices, dtype, &dims, contiguous));
+        let result = if finds { DType::I32 } else { dtype };
+        let body = Body::Scan(Scan {
+            op,
+            exclusive: !finds && choices.once_in(2),
+            reverse: choices.once_in(2),
+            source: layout(&mut choices, dtype, &dims, contiguous),
+            factor,
+            result: layout(&mut choices, result, &dims, contiguous),
+        });
+        let name = format!("scan {round} by {op:?}");
+        let mut case = Case::new(name, spec(body, sizes(&dims)), &mut choices);
+        if op == ScanOp::Linear && dtype == DType::F32 {
+            // Factors below 1, so that rounding errors fade.
+            for bytes in case.args[1].chunks_mut(4) {
+                bytes.copy_from_slice(&(0.7 * choices.unit()).to_le_bytes());
+            }
+        }
+        cases.push(case);
+    }
+    check(&cases, 2e-4);
 }
 
 #[test]

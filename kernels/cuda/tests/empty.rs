@@ -15,7 +15,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
     Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, NonMaxSuppression, Nonzero,
-    Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Window,
+    Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, Scatter, Sort, Spec, Store, Window,
 };
 
 fn contiguous(dtype: DType, dims: &[Size]) -> Operand {
@@ -331,13 +331,14 @@ fn indices_and_windows() {
                 contiguous(DType::F32, &space),
                 along(&space, &[0], DType::I32),
             );
-            let body = ScatterAdd {
+            let body = Scatter {
                 axis: 0,
+                reduce: ReduceOp::Sum,
                 space: space.into_iter().collect(),
                 value,
                 index,
             };
-            storing(Body::ScatterAdd(body), &[to, width], DType::F32)
+            storing(Body::Scatter(body), &[to, width], DType::F32)
         },
     );
     each(&mut cases, &mut choices, "check", &[300], |dims| {
@@ -442,6 +443,7 @@ fn choosing() {
             writing(
                 Body::Sort(Sort {
                     descending: false,
+                    len: dims[1],
                     source,
                     positions,
                 }),

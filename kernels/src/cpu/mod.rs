@@ -10,8 +10,10 @@ mod non_max_suppression;
 mod nonzero;
 mod pointwise;
 mod pool2d;
+mod scan;
 mod scatter;
 mod simd;
+mod slice_assign;
 mod sort;
 mod team;
 mod tile;
@@ -111,7 +113,9 @@ enum Prepared {
     Pool2d(pool2d::Pool2d),
     Pool2dGrad(pool2d::Pool2dGrad),
     Gather(gather::Gather),
-    ScatterAdd(scatter::ScatterAdd),
+    Scatter(scatter::Scatter),
+    SliceAssign(slice_assign::SliceAssign),
+    Scan(scan::Scan),
     BoundsCheck(gather::BoundsCheck),
     Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
@@ -162,9 +166,11 @@ impl Kernel {
                 Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?)
             }
             Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
-            Body::ScatterAdd(_) => {
-                Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?)
+            Body::Scatter(_) => Prepared::Scatter(scatter::Scatter::new(&spec, bound, config)?),
+            Body::SliceAssign(_) => {
+                Prepared::SliceAssign(slice_assign::SliceAssign::new(&spec, bound, config)?)
             }
+            Body::Scan(_) => Prepared::Scan(scan::Scan::new(&spec, bound, config)?),
             Body::BoundsCheck(_) => {
                 Prepared::BoundsCheck(gather::BoundsCheck::new(&spec, bound, config)?)
             }
@@ -261,7 +267,9 @@ impl Kernel {
             Prepared::Pool2d(k) => k.workspace(),
             Prepared::Pool2dGrad(k) => k.workspace(),
             Prepared::Gather(k) => k.workspace(),
-            Prepared::ScatterAdd(k) => k.workspace(),
+            Prepared::Scatter(k) => k.workspace(),
+            Prepared::SliceAssign(k) => k.workspace(),
+            Prepared::Scan(k) => k.workspace(),
             Prepared::BoundsCheck(k) => k.workspace(),
             Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
@@ -426,7 +434,9 @@ impl Kernel {
                 Prepared::Pool2d(k) => k.run(&self.spec, &launch),
                 Prepared::Pool2dGrad(k) => k.run(&self.spec, &launch),
                 Prepared::Gather(k) => k.run(&self.spec, &launch),
-                Prepared::ScatterAdd(k) => k.run(&self.spec, &launch),
+                Prepared::Scatter(k) => k.run(&self.spec, &launch),
+                Prepared::SliceAssign(k) => k.run(&self.spec, &launch),
+                Prepared::Scan(k) => k.run(&self.spec, &launch),
                 Prepared::BoundsCheck(k) => return k.run(&self.spec, &launch),
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
@@ -504,8 +514,13 @@ impl Kernel {
     }
 
     /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point
-    /// by point.
+    /// by point; or is the base or the result of an assignment to a part, which copies nothing if
+    /// they are one.
     fn is_pointwise(&self, argument: usize) -> bool {
+        if let Body::SliceAssign(assign) = &self.spec.body {
+            let last = self.arguments.len() - 1;
+            return assign.base.is_some() && (argument == 0 || argument == last);
+        }
         argument + self.spec.operands.len() >= self.arguments.len()
     }
 }

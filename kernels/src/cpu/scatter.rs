@@ -1,6 +1,6 @@
-//! Deterministic scatter-add.
+//! Deterministic scatter.
 //!
-//! The result is cut into blocks, and each block searches the values for those added to it, in
+//! The result is cut into blocks, and each block searches the values for those reduced into it, in
 //! their order. Therefore no atomics are needed, and the sums do not depend on how the blocks are
 //! shared among threads.
 
@@ -9,27 +9,28 @@ use std::ops::Range;
 use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
 use super::tile::TileCode;
 use super::{Config, Launch, SpecError};
+use crate::dtype::Lane;
 use crate::size::Env;
-use crate::spec::{Body, Spec};
+use crate::spec::{Body, ReduceOp, Spec};
 
 /// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
 /// large as fits comfortably into the second-level cache.
 const BLOCK: usize = 1 << 14;
 
-/// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere;
+/// See [`Body::Scatter`]. Values whose index lies outside the axis go nowhere;
 /// [`super::gather::BoundsCheck`] reports them.
-pub(crate) struct ScatterAdd {
+pub(crate) struct Scatter {
     code: TileCode,
     threads: usize,
     /// Most points of a block.
     capacity: usize,
 }
 
-impl ScatterAdd {
+impl Scatter {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(ScatterAdd {
+        Ok(Scatter {
             code: TileCode::new(spec, bound, config)?,
             threads: config.threads,
             capacity,
@@ -37,7 +38,7 @@ impl ScatterAdd {
     }
 
     fn values_bytes(&self) -> usize {
-        aligned(self.capacity * size_of::<f32>())
+        aligned(self.capacity * size_of::<u32>())
     }
 
     fn worker_bytes(&self) -> usize {
@@ -51,7 +52,7 @@ impl ScatterAdd {
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::ScatterAdd(scatter) = &spec.body else {
+        let Body::Scatter(scatter) = &spec.body else {
             unreachable!("checked by new")
         };
         let (env, axis) = (launch.env, scatter.axis);
@@ -68,18 +69,18 @@ impl ScatterAdd {
         let scratch = Scratch::new(launch, self.worker_bytes());
         let code = self.code.bind(spec, launch);
         launch.team.run(blocks.count(), &|index, worker| {
-            let (block, acc) = (blocks.block(index), scratch.of(worker).cast::<f32>());
+            let (block, acc) = (blocks.block(index), scratch.of(worker).cast::<u32>());
             // SAFETY: the worker's values hold a block and are its own.
             let row = unsafe { std::slice::from_raw_parts_mut(acc, block.points) };
-            row.fill(0.0);
+            let range = block.from..block.from + block.points;
             // SAFETY: the operands are accessed inside their spaces.
-            unsafe { sums.add(block.from..block.from + block.points, row) };
+            unsafe { sums.reduce_by(scatter.reduce, range, row) };
             // SAFETY: the epilogue's bytes follow the values.
             unsafe {
                 blocks.finish(
                     &code,
                     &block,
-                    acc.cast(),
+                    acc,
                     scratch.of(worker).wrapping_add(self.values_bytes()),
                 )
             };
@@ -99,11 +100,63 @@ struct Sums {
 }
 
 impl Sums {
-    /// Adds the values that belong to the row-major `range` of the result.
+    /// The row-major `range` of the result.
     ///
     /// # Safety
     /// The operands may be read over the values' space.
-    unsafe fn add(&self, range: Range<usize>, sums: &mut [f32]) {
+    unsafe fn reduce_by(&self, op: ReduceOp, range: Range<usize>, row: &mut [u32]) {
+        let float = |bits: u32| f32::from_bits(bits);
+        let integer = |bits: u32| bits as i32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.value.dtype.lane(), op) {
+                (Lane::F32, ReduceOp::Sum) => {
+                    self.reduce(0f32.to_bits(), range, row, |a, b| {
+                        (float(a) + float(b)).to_bits()
+                    });
+                }
+                (Lane::F32, ReduceOp::Prod) => {
+                    self.reduce(1f32.to_bits(), range, row, |a, b| {
+                        (float(a) * float(b)).to_bits()
+                    });
+                }
+                (Lane::F32, ReduceOp::Max) => {
+                    self.reduce(f32::NEG_INFINITY.to_bits(), range, row, |a, b| {
+                        let stays = float(a) >= float(b) || float(a).is_nan();
+                        if stays { a } else { b }
+                    });
+                }
+                (Lane::F32, _) => {
+                    self.reduce(f32::INFINITY.to_bits(), range, row, |a, b| {
+                        let stays = float(a) <= float(b) || float(a).is_nan();
+                        if stays { a } else { b }
+                    });
+                }
+                (_, ReduceOp::Sum) => self.reduce(0, range, row, u32::wrapping_add),
+                (_, ReduceOp::Prod) => self.reduce(1, range, row, u32::wrapping_mul),
+                (_, ReduceOp::Max) => self.reduce(i32::MIN as u32, range, row, |a, b| {
+                    integer(a).max(integer(b)) as u32
+                }),
+                _ => self.reduce(i32::MAX as u32, range, row, |a, b| {
+                    integer(a).min(integer(b)) as u32
+                }),
+            }
+        }
+    }
+
+    /// The same by a function of bits, from the reduction of nothing on.
+    ///
+    /// # Safety
+    /// As [`Sums::reduce_by`].
+    #[inline(always)]
+    unsafe fn reduce(
+        &self,
+        nothing: u32,
+        range: Range<usize>,
+        sums: &mut [u32],
+        join: impl Fn(u32, u32) -> u32,
+    ) {
+        sums.fill(nothing);
         let inner = self.inner.points();
         let per_outer = self.len * inner;
         let (index_axis, index_inner) = self.index.strides[self.axis..]
@@ -126,7 +179,7 @@ impl Sums {
         // SAFETY: called for points of the values' space only.
         let index = |offset: isize| unsafe { self.index.load(offset) } as i32;
         // SAFETY: as above.
-        let value = |offset: isize| unsafe { self.value.element::<f32>(offset).read() };
+        let value = |offset: isize| unsafe { self.value.element::<u32>(offset).read() };
         for outer in range.start / per_outer..range.end.div_ceil(per_outer) {
             let (from, to) = (
                 range.start.max(outer * per_outer),
@@ -155,14 +208,12 @@ impl Sums {
                         .rows(first - place, end - first, |at, len, done| {
                             let first = value_at + along(value_inner, at);
                             for (k, sum) in to[done..done + len].iter_mut().enumerate() {
-                                *sum += value(
-                                    first
-                                        + if value_step == 1 {
-                                            k as isize
-                                        } else {
-                                            k as isize * value_step
-                                        },
-                                );
+                                let along = if value_step == 1 {
+                                    k as isize
+                                } else {
+                                    k as isize * value_step
+                                };
+                                *sum = join(*sum, value(first + along));
                             }
                         });
                 } else {
@@ -176,8 +227,8 @@ impl Sums {
                                 .place(index(index_at + k as isize * index_step), inner)
                                 .map(|place| place + done + k);
                             if let Some(place) = place.filter(|place| wanted.contains(place)) {
-                                sums[here + place - wanted.start] +=
-                                    value(value_at + k as isize * value_step);
+                                let sum = &mut sums[here + place - wanted.start];
+                                *sum = join(*sum, value(value_at + k as isize * value_step));
                             }
                         }
                     });

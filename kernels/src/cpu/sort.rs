@@ -19,10 +19,12 @@ pub(crate) struct Sort {
 impl Sort {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
-        let (rows, row) = spec.dims.split_at(spec.dims.len() - 1);
-        let rows = Space::new(rows, bound).points();
+        let Body::Sort(sort) = &spec.body else {
+            return Err(SpecError::unsupported("not a sort"));
+        };
+        let rows = Space::new(&spec.dims[..spec.dims.len() - 1], bound).points();
         Ok(Sort {
-            row_max: row[0].usize_at(bound),
+            row_max: sort.len.usize_at(bound),
             workers: if rows <= 1 { 1 } else { config.threads.max(1) },
         })
     }
@@ -42,7 +44,8 @@ impl Sort {
             unreachable!("checked by new")
         };
         let (outer, last) = spec.dims.split_at(spec.dims.len() - 1);
-        let (outer, len) = (Space::new(outer, launch.env), last[0].usize_at(launch.env));
+        let (outer, len) = (Space::new(outer, launch.env), sort.len.usize_at(launch.env));
+        let wanted = last[0].usize_at(launch.env).min(len);
         let source = OperandView::new(&sort.source, launch.args[0], launch.env);
         let positions = OperandView::new(&sort.positions, launch.args[1], launch.env);
         let axis = spec.dims.len() - 1;
@@ -60,6 +63,11 @@ impl Sort {
                 let bits = unsafe { source.load(from + k as isize * source.strides[axis]) };
                 *key = u64::from(rank(bits, source.dtype.lane()) ^ flip) << 32 | k as u64;
             }
+            // Of a few, only these are put in order: selection, then a sort of them.
+            if wanted < len {
+                keys.select_nth_unstable(wanted);
+            }
+            let keys = &mut keys[..wanted];
             keys.sort_unstable();
             for (k, key) in keys.iter().enumerate() {
                 // SAFETY: an element of the row of positions, which no other worker writes.

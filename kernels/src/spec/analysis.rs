@@ -292,6 +292,7 @@ impl Spec {
                 Inst::Load(k) => self.operands.get(usize::from(*k))?.dtype.lane(),
                 Inst::Acc => match &self.body {
                     Body::Gather(g) => g.source.dtype.lane(),
+                    Body::Scatter(s) => s.value.dtype.lane(),
                     Body::Pool2d(p) if p.kind == PoolKind::ArgMax => Lane::I32,
                     Body::Pool2d(p) => p.x.dtype.lane(),
                     _ => Lane::F32,

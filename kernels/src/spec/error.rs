@@ -1,6 +1,6 @@
 //! The reasons why a spec is invalid, or has no kernel on a back end.
 
-use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, Window};
+use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, ReduceOp, ScanOp, Window};
 use crate::dtype::DType;
 use crate::size::Size;
 
@@ -97,6 +97,25 @@ pub enum SpecError {
         axis: usize,
         /// The space of the result.
         dims: Vec<Size>,
+    },
+    /// A scatter by another reduction than a sum, product, maximum or minimum.
+    #[error("invalid kernel: a scatter by {0:?}")]
+    ScatterReduce(ReduceOp),
+    /// A part and a tensor of different ranks, a step of 0, or a place that differs along its axis.
+    #[error("invalid kernel: a part of {space:?} written into {dims:?}")]
+    SliceAssign {
+        /// The space of the values.
+        space: Vec<Size>,
+        /// The space of the result.
+        dims: Vec<Size>,
+    },
+    /// A scan of a scalar, with factors where there are none, or of exclusive positions.
+    #[error("invalid kernel: a scan by {op:?} over {axes} axes")]
+    Scan {
+        /// What is computed.
+        op: ScanOp,
+        /// The number of axes.
+        axes: usize,
     },
     /// Pooling over a space of another rank than 4.
     #[error("invalid kernel: pooling over {axes} axes instead of 4")]

@@ -3,12 +3,19 @@
 
 use super::{
     Body, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d,
-    Pool2dGrad, PoolKind, PrologueError, ReduceOp, ScatterAdd, Spec, SpecError, Window,
+    Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp, Scatter, SliceAssign, Spec,
+    SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
 
 /// Types an index may have.
 const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
+
+/// Types of sums.
+const NUMBERS: [DType; 2] = [DType::F32, DType::I32];
+
+/// Types with an order.
+const SORTED: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8];
 
 /// The largest side, stride or padding of a pooling window, so that coordinates cannot overflow.
 const WINDOW_MAX: usize = 1 << 24;
@@ -128,7 +135,9 @@ impl Spec {
                 check_operand("the source", &gather.source, rank, &DType::ALL)?;
                 check_operand("the index", &gather.index, rank, &INDEX_TYPES)
             }
-            Body::ScatterAdd(scatter) => self.check_scatter(scatter),
+            Body::Scatter(scatter) => self.check_scatter(scatter),
+            Body::SliceAssign(assign) => self.check_slice_assign(assign),
+            Body::Scan(scan) => self.check_scan(scan),
             Body::BoundsCheck(check) => {
                 check_operand("the index", &check.index, rank, &INDEX_TYPES)
             }
@@ -146,12 +155,7 @@ impl Spec {
                 if rank == 0 {
                     return Err(SpecError::SortedScalar);
                 }
-                check_operand(
-                    "the source",
-                    &sort.source,
-                    rank,
-                    &[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8],
-                )?;
+                check_operand("the source", &sort.source, rank, &SORTED)?;
                 check_operand("the positions", &sort.positions, rank, &[DType::I32])
             }
             Body::NonMaxSuppression(suppress) => {
@@ -207,13 +211,17 @@ impl Spec {
         Ok(())
     }
 
-    fn check_scatter(&self, scatter: &ScatterAdd) -> Result<(), SpecError> {
+    fn check_scatter(&self, scatter: &Scatter) -> Result<(), SpecError> {
         let (rank, dims, space, axis) = (self.dims.len(), &self.dims, &scatter.space, scatter.axis);
-        check_operand("the value", &scatter.value, rank, &[DType::F32])?;
+        check_operand("the value", &scatter.value, rank, &NUMBERS)?;
         check_operand("the index", &scatter.index, rank, &INDEX_TYPES)?;
         let axes_match = space.len() == rank
             && axis < rank
             && (0..rank).all(|a| a == axis || dims[a] == space[a]);
+        let folds = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
+        if !folds.contains(&scatter.reduce) {
+            return Err(SpecError::ScatterReduce(scatter.reduce));
+        }
         if axes_match {
             Ok(())
         } else {
@@ -223,6 +231,56 @@ impl Spec {
                 dims: dims.to_vec(),
             })
         }
+    }
+
+    fn check_slice_assign(&self, assign: &SliceAssign) -> Result<(), SpecError> {
+        let (rank, dtype) = (self.dims.len(), assign.result.dtype);
+        check_operand("the result", &assign.result, rank, &DType::ALL)?;
+        if let Some(base) = &assign.base {
+            check_operand("the base", base, rank, &[dtype])?;
+        }
+        check_operand("the value", &assign.value, rank, &[dtype])?;
+        let mut ok = assign.space.len() == rank
+            && assign.start.len() == rank
+            && assign.step.len() == rank
+            && assign.step.iter().all(|&step| step > 0);
+        if let Some((axis, at)) = &assign.place {
+            check_operand("the place", at, rank, &[DType::I32])?;
+            ok &= *axis < rank && at.strides[*axis].is(0);
+        }
+        if ok {
+            Ok(())
+        } else {
+            Err(SpecError::SliceAssign {
+                space: assign.space.to_vec(),
+                dims: self.dims.to_vec(),
+            })
+        }
+    }
+
+    fn check_scan(&self, scan: &Scan) -> Result<(), SpecError> {
+        let rank = self.dims.len();
+        let finds = matches!(scan.op, ScanOp::ArgMax | ScanOp::ArgMin);
+        let types = match scan.op {
+            ScanOp::Sum | ScanOp::Linear => &NUMBERS[..],
+            ScanOp::LogSumExp => &[DType::F32],
+            ScanOp::ArgMax | ScanOp::ArgMin => &SORTED,
+        };
+        check_operand("the source", &scan.source, rank, types)?;
+        let dtype = scan.source.dtype;
+        if let Some(factor) = &scan.factor {
+            check_operand("the factor", factor, rank, &[dtype])?;
+        }
+        let result = if finds { DType::I32 } else { dtype };
+        check_operand("the result", &scan.result, rank, &[result])?;
+        let linear = scan.op == ScanOp::Linear;
+        if rank == 0 || linear != scan.factor.is_some() || (finds && scan.exclusive) {
+            return Err(SpecError::Scan {
+                op: scan.op,
+                axes: rank,
+            });
+        }
+        Ok(())
     }
 }
 

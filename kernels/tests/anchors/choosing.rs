@@ -96,12 +96,23 @@ fn orders_are_those_of_a_stable_sort() {
                 .unzip(),
         };
         let (descending, contiguous) = (random.chance(2), random.chance(2));
+        // All, or the first few.
+        let wanted = if random.chance(2) {
+            len
+        } else {
+            random.pick(0..len.max(1))
+        };
+        let mut results = axes.clone();
+        if wanted < len {
+            results[rank - 1] = fixed(wanted);
+        }
         let mut expected: Vec<u32> = vec![];
         for row in keys.chunks(len) {
             let mut order: Vec<u32> = (0..len as u32).collect();
             let above = |a: f64, b: f64| if a.is_nan() { !b.is_nan() } else { a > b };
             // Selection, one after the other: the first that no other comes before.
-            while !order.is_empty() {
+            let end = expected.len() + wanted;
+            while expected.len() < end {
                 let before = |a: u32, b: u32| {
                     let (a, b) = (row[a as usize], row[b as usize]);
                     if descending { above(a, b) } else { above(b, a) }
@@ -114,11 +125,12 @@ fn orders_are_those_of_a_stable_sort() {
         }
         let body = Body::Sort(Sort {
             descending,
+            len: sizes(&axes)[axes.len() - 1],
             source: layout(&mut random, dtype, &axes, contiguous),
-            positions: layout(&mut random, DType::I32, &axes, contiguous),
+            positions: layout(&mut random, DType::I32, &results, contiguous),
         });
         let found = run(
-            &spec(body, &axes),
+            &spec(body, &results),
             axes[0].value,
             &[Some(Values(bits)), None],
         )
@@ -221,6 +233,7 @@ fn invalid_selections_are_refused() {
     );
     let sort = Body::Sort(Sort {
         descending: false,
+        len: Size::fixed(3),
         source: operand(DType::Bool, 1),
         positions: operand(DType::I32, 1),
     });
@@ -248,6 +261,7 @@ fn nothing_to_choose_from_is_nothing_chosen() {
     );
     let body = Body::Sort(Sort {
         descending: false,
+        len: sizes(&none)[none.len() - 1],
         source: layout(&mut random, DType::F32, &none, true),
         positions: layout(&mut random, DType::I32, &none, true),
     });

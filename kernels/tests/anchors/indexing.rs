@@ -2,7 +2,7 @@ use half::{bf16, f16};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Body, BoundsCheck, Gather, Operand, ScatterAdd, Spec};
+use slabwise_kernels::spec::{Body, BoundsCheck, Gather, Operand, ReduceOp, Scatter, Spec};
 
 use crate::harness::*;
 
@@ -168,8 +168,9 @@ fn indices_outside_stay_inside_memory() {
     };
     assert_eq!(run(3, &[5.0, 6.0, 7.0]), Values::f32(&[5.0, 5.0, 7.0, 7.0]));
     assert_eq!(run(0, &[]), Values::f32(&[0.0; 4]));
-    let scatter = Body::ScatterAdd(ScatterAdd {
+    let scatter = Body::Scatter(Scatter {
         axis: 0,
+        reduce: ReduceOp::Sum,
         space: sizes(&axes),
         value: out.clone(),
         index: index.clone(),
@@ -211,8 +212,9 @@ fn scatter_adds_in_row_major_order() {
         let value = random.finite(points(&axes));
         let plain = random.chance(2);
         let added = random.finite(points(&result));
-        let body = Body::ScatterAdd(ScatterAdd {
+        let body = Body::Scatter(Scatter {
             axis,
+            reduce: ReduceOp::Sum,
             space: sizes(&axes),
             value: layout(&mut random, DType::F32, &axes, contiguous),
             index,

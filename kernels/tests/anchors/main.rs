@@ -5,3 +5,4 @@ mod choosing;
 mod harness;
 mod indexing;
 mod pooling;
+mod writes;

@@ -359,7 +359,15 @@ fn compute(
         Op::Pool2d(kind, window) => s::pool2d(*kind, window, args[0], node.dtype, dims),
         Op::Pool2dGrad(kind, window) => s::pool2d_grad(*kind, window, args, dims),
         Op::Gather { axis } => s::gather(*axis, args[0], args[1])?,
-        Op::ScatterAdd { axis } => s::scatter_add(*axis, args[0], args[1], dims)?,
+        Op::Scatter { axis, reduce } => s::scatter((*axis, *reduce), args[0], args[1], dims)?,
+        Op::SliceAssign { start, step, axis } => {
+            s::slice_assign((&fixed(start), step, *axis), args, dims)?
+        }
+        Op::Scan {
+            op,
+            exclusive,
+            reverse,
+        } => s::scan(*op, (*exclusive, *reverse), args, node.dtype),
         Op::Permute(axes) => Array::from_fn(node.dtype, dims, |c| {
             let mut from = vec![0; c.len()];
             axes.iter().zip(c).for_each(|(&a, &c)| from[a] = c);
@@ -388,7 +396,7 @@ fn compute(
             canvas
         }
         Op::Nonzero => s::compact(args[0], dims),
-        Op::Sort { descending } => s::sort(args[0], *descending),
+        Op::Sort { descending } => s::sort(args[0], *descending, dims),
         Op::NonMaxSuppression { threshold } => s::suppress(args[0], *threshold),
         Op::Concat { axis } => s::concat(*axis, args, node.dtype, dims),
     })

@@ -8,10 +8,14 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::elementwise::{broadcast_all, broadcast_shape};
+use super::select::size_like;
 use super::{Tensor, check_index, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
+use crate::trace::countable;
+use crate::words::count;
 
 /// Refuses a tensor that is not an index.
 pub(super) fn require_index(g: &Graph, what: &str, index: NodeId) -> Result<(), String> {
@@ -33,6 +37,134 @@ pub(super) fn matches_position(g: &mut Graph, index: NodeId, n: Size) -> NodeId 
     strides[last] = Size::ONE;
     let position = g.emit(Op::Index(strides), &[], DType::I32, dims);
     g.scalar(ScalarOp::Eq, &[position, index])
+}
+
+/// The row-major positions, and their limit, of coordinates along axes of these lengths: one tensor
+/// of coordinates per axis, of one shape. Coordinates out of range fail the run.
+pub(super) fn flat_places(
+    g: &mut Graph,
+    what: &str,
+    places: &[NodeId],
+    axes: &[Size],
+) -> Result<(NodeId, Size), String> {
+    let shape = g.dims(places[0]).clone();
+    let no_form = || format!("{what}: the number of indices has no form as one size");
+    let n = elements(&shape).ok_or_else(no_form)?;
+    let count = elements(axes)
+        .ok_or_else(|| format!("{what}: the number of places has no form as one size"))?;
+    countable(what, &g.symbols, axes)?;
+    let list = Dims::from_slice(&[n]);
+    let mut flat: Option<NodeId> = None;
+    for (&place, &len) in places.iter().zip(axes) {
+        check_index(g, place, len);
+        let place = g.reshape(place, &list);
+        let place = g.cast(place, DType::I32);
+        flat = Some(match flat {
+            None => place,
+            Some(before) => {
+                let len = size_like(g, len, before);
+                let rows = g.mul(before, len);
+                g.add(rows, place)
+            }
+        });
+    }
+    let flat = flat.ok_or_else(|| format!("{what}: at least one axis is indexed"))?;
+    Ok((flat, count))
+}
+
+/// The columns of an index `[…, k]`: coordinates along k axes of a tensor, behind `batch` others.
+pub(super) fn coordinates(
+    g: &mut Graph,
+    what: &str,
+    x: NodeId,
+    index: NodeId,
+    batch: usize,
+) -> Result<Vec<NodeId>, String> {
+    require_index(g, what, index)?;
+    let (dims, of) = (g.dims(index).clone(), g.dims(x).len());
+    let columns = dims.last().and_then(|k| k.as_fixed());
+    let columns = columns.and_then(|k| usize::try_from(k).ok());
+    let fits = columns.filter(|&k| k > 0 && batch + k <= of && dims.len() > batch);
+    let Some(columns) = fits else {
+        return Err(format!(
+            "{what} of {} by {}: the last axis of the index is one to {} coordinates",
+            g.symbols.show(g.dims(x)),
+            g.symbols.show(&dims),
+            of.saturating_sub(batch)
+        ));
+    };
+    let (dtype, last) = (g.dtype(index), dims.len() - 1);
+    Ok((0..columns)
+        .map(|k| {
+            let mut start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+            start[last] = Size::fixed(k as i64);
+            let step = SmallVec::from_elem(1, dims.len());
+            let mut one = dims.clone();
+            one[last] = Size::ONE;
+            let column = g.emit(Op::Slice { start, step }, &[index], dtype, one);
+            g.reshape(column, &Dims::from_slice(&dims[..last]))
+        })
+        .collect())
+}
+
+/// Index tensors for the first axes of a tensor, repeated to one shape.
+pub(super) fn broadcast_indices(
+    g: &mut Graph,
+    what: &str,
+    x: NodeId,
+    indices: &[NodeId],
+) -> Result<Vec<NodeId>, String> {
+    if indices.is_empty() || indices.len() > g.dims(x).len() {
+        return Err(format!(
+            "{what} of {} by {}: one for each of the first axes is needed",
+            g.symbols.show(g.dims(x)),
+            count(indices.len(), "index")
+        ));
+    }
+    for &index in indices {
+        require_index(g, what, index)?;
+    }
+    broadcast_all(g, what, indices)
+}
+
+/// The slices of the axes from `batch` on that coordinates name.
+fn gather_at(
+    g: &mut Graph,
+    what: &str,
+    x: NodeId,
+    places: &[NodeId],
+    batch: usize,
+) -> Result<NodeId, String> {
+    let (dims, dtype) = (g.dims(x).clone(), g.dtype(x));
+    let end = batch + places.len();
+    let shape = g.dims(places[0]).clone();
+    let alike = shape.len() >= batch && shape[..batch] == dims[..batch];
+    if !alike {
+        return Err(format!(
+            "{what} of {} by coordinates {}: the first {} differ",
+            g.symbols.show(&dims),
+            g.symbols.show(&shape),
+            count(batch, "axis")
+        ));
+    }
+    let (flat, length) = flat_places(g, what, places, &dims[batch..end])?;
+    let each = elements(&shape[batch..])
+        .ok_or_else(|| format!("{what}: the number of indices has no form as one size"))?;
+    let join = |length: Size| -> Dims {
+        let own = dims[..batch].iter().chain(std::iter::once(&length));
+        own.chain(&dims[end..]).copied().collect()
+    };
+    let (from, to) = (join(length), join(each));
+    let mut columns = to.clone();
+    columns[batch + 1..].fill(Size::ONE);
+    let index = g.reshape(flat, &columns);
+    let index = g.broadcast(index, &to);
+    let rows = g.reshape(x, &from);
+    let chosen = checked(g, Op::Gather { axis: batch }, &[rows, index])?;
+    debug_assert_eq!(g.dtype(chosen), dtype);
+    let mut result = shape;
+    result.extend(dims[end..].iter().copied());
+    Ok(g.reshape(chosen, &result))
 }
 
 impl<'t> Tensor<'t> {
@@ -73,6 +205,72 @@ impl<'t> Tensor<'t> {
                 let index = g.broadcast(index, &dims);
                 checked(g, Op::Gather { axis }, &[ids[0], index])
             })
+    }
+
+    /// [`Tensor::gather`] with this tensor and the index broadcast to one shape along the other
+    /// axes, as `take_along_axis` of NumPy.
+    #[track_caller]
+    pub fn take_along_axis(self, axis: usize, index: Tensor<'t>) -> Tensor<'t> {
+        self.trace
+            .record(Location::caller(), &[self, index], |g, ids| {
+                let (mut dims, mut space) = (g.dims(ids[0]).clone(), g.dims(ids[1]).clone());
+                require_index(g, "take_along_axis", ids[1])?;
+                if axis >= dims.len() {
+                    return Err(no_axis(g, "take_along_axis", axis, ids[0]));
+                }
+                let say = || {
+                    format!(
+                        "take_along_axis of {} by {} along axis {axis}: the other axes do not \
+                         broadcast",
+                        g.symbols.show(g.dims(ids[0])),
+                        g.symbols.show(g.dims(ids[1]))
+                    )
+                };
+                if dims.len() != space.len() {
+                    return Err(say());
+                }
+                let (len, count) = (dims[axis], space[axis]);
+                (dims[axis], space[axis]) = (Size::ONE, Size::ONE);
+                let mut both = broadcast_shape(&dims, &space).ok_or_else(say)?;
+                both[axis] = len;
+                let x = g.broadcast(ids[0], &both);
+                both[axis] = count;
+                check_index(g, ids[1], len);
+                let index = g.broadcast(ids[1], &both);
+                checked(g, Op::Gather { axis }, &[x, index])
+            })
+    }
+
+    /// The slices that rows of coordinates name: `index` is `[b…, …, k]`, coordinates along the k
+    /// axes behind the first `batch`, which both tensors have; the result is `[b…, …]` followed by
+    /// the other axes. (GatherND of ONNX.)
+    #[track_caller]
+    pub fn gather_nd(self, index: Tensor<'t>, batch: usize) -> Tensor<'t> {
+        self.trace
+            .record(Location::caller(), &[self, index], |g, ids| {
+                let places = coordinates(g, "gather_nd", ids[0], ids[1], batch)?;
+                gather_at(g, "gather_nd", ids[0], &places, batch)
+            })
+    }
+
+    /// The slices that index tensors name, one for each of the first axes, broadcast to one shape:
+    /// that shape followed by the other axes, as `x[i, j]` of NumPy.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::inference();
+    /// let x = trace.input("x", F32, (4, 5, 6));
+    /// let (i, j) = (trace.input("i", I32, (3, 1)), trace.input("j", I32, (2,)));
+    /// let y = x.index(&[i, j]); // [3, 2, 6]
+    /// ```
+    #[track_caller]
+    pub fn index(self, indices: &[Tensor<'t>]) -> Tensor<'t> {
+        let mut operands = vec![self];
+        operands.extend_from_slice(indices);
+        self.trace.record(Location::caller(), &operands, |g, ids| {
+            let places = broadcast_indices(g, "index", ids[0], &ids[1..])?;
+            gather_at(g, "index", ids[0], &places, 0)
+        })
     }
 
     /// The rows of this table `[count, width]` that an index `[…]` names: `[…, width]`.

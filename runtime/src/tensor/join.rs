@@ -4,6 +4,7 @@ use std::ops::{Bound, RangeBounds};
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
@@ -11,7 +12,7 @@ use smallvec::SmallVec;
 use super::{Tensor, checked, no_axis, number};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::trace::Trace;
+use crate::trace::{Trace, countable};
 use crate::words::count;
 
 /// The most parts of a split, because more are likelier a typing error than a model.
@@ -37,19 +38,8 @@ impl<'t> Tensor<'t> {
             let Some(&len) = g.dims(ids[0]).get(axis) else {
                 return Err(no_axis(g, "slice", axis, ids[0]));
             };
-            let (start, count) = cut(len, &range, step).ok_or_else(|| {
-                let text = show_range(&range);
-                let step = if step == 1 {
-                    String::new()
-                } else {
-                    format!(" by {step}")
-                };
-                let len = len.show(|s| g.symbols.name(s));
-                format!(
-                    "slice {text}{step} of axis {axis} of {}: its length is {len}",
-                    g.symbols.show(g.dims(ids[0]))
-                )
-            })?;
+            let (start, count) = cut(len, &range, step)
+                .ok_or_else(|| no_part(g, "slice", ids[0], axis, &range, step))?;
             Ok(take(
                 g,
                 ids[0],
@@ -58,6 +48,66 @@ impl<'t> Tensor<'t> {
                 count,
                 step as u32,
             ))
+        })
+    }
+
+    /// The elements of an axis from `start` to before `end` by `step`, as `x[start:end:step]` of
+    /// Python: negative numbers count from the end, numbers beyond it are moved to it, `None` is
+    /// the first or last element in the direction of the step, which is not 0. Of an axis without a
+    /// fixed length only all elements, in either direction. With a positive step the result is a
+    /// view; with a negative one it is gathered.
+    #[track_caller]
+    pub fn slice_by(
+        self,
+        axis: usize,
+        start: Option<isize>,
+        end: Option<isize>,
+        step: isize,
+    ) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let Some(&len) = g.dims(ids[0]).get(axis) else {
+                return Err(no_axis(g, "slice_by", axis, ids[0]));
+            };
+            let wide = i64::try_from(step)
+                .ok()
+                .filter(|&n| n != 0 && n != i64::MIN);
+            let step = wide.ok_or_else(|| format!("slice_by: a step of {step}"))?;
+            let distance = u32::try_from(step.unsigned_abs())
+                .map_err(|_| format!("slice_by: a step of {step}"))?;
+            let whole = start.is_none() && end.is_none() && distance == 1;
+            let (first, count) = match len.as_fixed() {
+                Some(len) => {
+                    let (first, count) = python_range(len, start, end, step);
+                    (Size::fixed(first), Size::fixed(count))
+                }
+                None if whole && step > 0 => return Ok(ids[0]),
+                None if whole => {
+                    let last = len.checked_sub(Size::ONE);
+                    (last.ok_or("slice_by: the length has no form")?, len)
+                }
+                None => {
+                    return Err(format!(
+                        "slice_by: axis {axis} of {} has no fixed length",
+                        g.symbols.show(g.dims(ids[0]))
+                    ));
+                }
+            };
+            if step > 0 {
+                return Ok(take(g, ids[0], axis, first, count, distance));
+            }
+            let mut dims = g.dims(ids[0]).clone();
+            dims[axis] = count;
+            let list = Dims::from_slice(&[count]);
+            countable("slice_by", &g.symbols, &[len])?;
+            let strides = Dims::from_slice(&[Size::from(distance)]);
+            let along = g.emit(Op::Index(strides), &[], DType::I32, list.clone());
+            let first = super::select::size_like(g, first, along);
+            let index = g.scalar(ScalarOp::Sub, &[first, along]);
+            let mut column: Dims = SmallVec::from_elem(Size::ONE, dims.len());
+            column[axis] = count;
+            let index = g.reshape(index, &column);
+            let index = g.broadcast(index, &dims);
+            checked(g, Op::Gather { axis }, &[ids[0], index])
         })
     }
 
@@ -164,8 +214,30 @@ impl Trace {
     }
 }
 
+/// The message for a part of an axis that does not exist at every length.
+pub(super) fn no_part(
+    g: &Graph,
+    what: &str,
+    x: NodeId,
+    axis: usize,
+    range: &impl RangeBounds<usize>,
+    step: usize,
+) -> String {
+    let text = show_range(range);
+    let step = if step == 1 {
+        String::new()
+    } else {
+        format!(" by {step}")
+    };
+    let len = g.dims(x)[axis].show(|s| g.symbols.name(s));
+    format!(
+        "{what} {text}{step} of axis {axis} of {}: its length is {len}",
+        g.symbols.show(g.dims(x))
+    )
+}
+
 /// Start and length of a part of an axis, if it exists at every length of the axis.
-fn cut(len: Size, range: &impl RangeBounds<usize>, step: usize) -> Option<(i64, Size)> {
+pub(super) fn cut(len: Size, range: &impl RangeBounds<usize>, step: usize) -> Option<(i64, Size)> {
     // Lengths are monotonic in their symbols, so all symbols at 0 give the least.
     let least = len.checked_at(&Env::default())?;
     let start = match range.start_bound() {
@@ -190,6 +262,30 @@ fn cut(len: Size, range: &impl RangeBounds<usize>, step: usize) -> Option<(i64, 
         Size::fixed((count.as_fixed()? + step - 1) / step)
     };
     Some((start, count))
+}
+
+/// First position and number of the elements of a slice of Python.
+fn python_range(len: i64, start: Option<isize>, end: Option<isize>, step: i64) -> (i64, i64) {
+    let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    let place = |at: Option<isize>, default: i64| {
+        at.map_or(default, |at| {
+            let at = at as i64;
+            let at = if at < 0 { at.saturating_add(len) } else { at };
+            at.clamp(low, high)
+        })
+    };
+    let (start, end) = if step > 0 {
+        (place(start, low), place(end, high))
+    } else {
+        (place(start, high), place(end, low))
+    };
+    let span = if step > 0 { end - start } else { start - end };
+    let count = if span <= 0 {
+        0
+    } else {
+        (span - 1) / step.abs() + 1
+    };
+    (if count == 0 { 0 } else { start }, count)
 }
 
 fn show_range(range: &impl RangeBounds<usize>) -> String {

@@ -1,122 +1,303 @@
-//! Operations along the order of an axis: running sums and the largest elements.
+//! Operations along the order of an axis: running sums and the like, and the largest elements.
 
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, ReduceOp};
+use slabwise_kernels::spec::{Dims, ReduceOp, ScanOp};
 use smallvec::SmallVec;
 
+use super::select::{axis_back, axis_last, order_along};
 use super::{Tensor, checked, no_axis};
-use crate::ops::{GraphBuilder, Op};
+use crate::graph::Graph;
+use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::trace::countable;
+
+/// The elements that a running result is of: by default all up to its own, from the first on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Running {
+    /// Without its own element: the first result is that of no elements.
+    pub exclusive: bool,
+    /// From the last element on.
+    pub reverse: bool,
+}
+
+/// A scan along any axis.
+fn scan(
+    g: &mut Graph,
+    op: ScanOp,
+    running: Running,
+    axis: usize,
+    inputs: &[NodeId],
+) -> Result<NodeId, String> {
+    let rank = g.dims(inputs[0]).len();
+    let to_last = axis_last(axis, rank);
+    let moved: Vec<NodeId> = inputs.iter().map(|&x| g.permute(x, &to_last)).collect();
+    let op = Op::Scan {
+        op,
+        exclusive: running.exclusive,
+        reverse: running.reverse,
+    };
+    let result = checked(g, op, &moved)?;
+    Ok(g.permute(result, &axis_back(axis, rank)))
+}
+
+/// Refuses a missing axis, and a type that is not among these.
+fn require(g: &Graph, what: &str, x: NodeId, axis: usize, types: &[DType]) -> Result<(), String> {
+    if axis >= g.dims(x).len() {
+        return Err(no_axis(g, what, axis, x));
+    }
+    if !types.contains(&g.dtype(x)) {
+        return Err(format!(
+            "{what} does not take {}; convert with cast",
+            g.dtype(x)
+        ));
+    }
+    Ok(())
+}
+
+/// The coordinate along an axis, i32.
+fn place_along(g: &mut Graph, axis: usize, dims: &Dims) -> NodeId {
+    let mut strides: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+    strides[axis] = Size::ONE;
+    g.emit(Op::Index(strides), &[], DType::I32, dims.clone())
+}
+
+/// Types of sums.
+const NUMBERS: [DType; 2] = [DType::F32, DType::I32];
+/// Types with an order.
+const SORTED: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8];
 
 impl<'t> Tensor<'t> {
-    /// The sum of each element and those before it along an axis of fixed length, of f32 or i32.
-    /// Sums of 1, 2, 4 … elements are added (Hillis & Steele 1986), so that rounding errors grow
-    /// with the logarithm of the length.
+    /// The sum of each element and those before it along an axis, of f32 or i32, which wraps.
+    /// Floats are summed in double precision on the CPU.
     #[track_caller]
     pub fn cumsum(self, axis: usize) -> Tensor<'t> {
-        let mut length = 0;
-        let x = self.require(Location::caller(), |g, x| {
-            let Some(len) = g.dims(x).get(axis) else {
-                return Err(no_axis(g, "cumsum", axis, x));
-            };
-            if !matches!(g.dtype(x), DType::F32 | DType::I32) {
-                return Err(format!(
-                    "cumsum does not take {}; convert with cast",
-                    g.dtype(x)
-                ));
-            }
-            let fixed = len.as_fixed().and_then(|n| usize::try_from(n).ok());
-            length = fixed.ok_or_else(|| {
-                format!(
-                    "cumsum: axis {axis} of {} has no fixed length",
-                    g.symbols.show(g.dims(x))
-                )
-            })?;
-            Ok(())
-        });
-        let rank = x.rank();
-        let mut sums = x;
-        let mut joined = 1;
-        while joined < length && !x.is_poisoned() {
-            let mut pads = vec![(0, 0); rank];
-            pads[axis].0 = joined;
-            sums = sums + sums.slice(axis, ..length - joined).pad(&pads, 0.0);
-            joined *= 2;
-        }
-        sums
+        self.cumsum_by(axis, Running::default())
     }
 
-    /// The `k` largest elements along an axis of fixed length, the largest first, and their
-    /// positions (i32); of equal ones the first comes first, and NaN counts as largest. Both have
-    /// length `k`, which may be 0, along the axis. The time is proportional to `k`.
+    /// [`Tensor::cumsum`] of the elements that `running` says: exclusive, from the end, or both.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::Running;
+    /// # let trace = Trace::inference();
+    /// let x = trace.input("x", F32, (4,));
+    /// let before = x.cumsum_by(0, Running { exclusive: true, ..Running::default() });
+    /// ```
+    #[track_caller]
+    pub fn cumsum_by(self, axis: usize, running: Running) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            require(g, "cumsum", ids[0], axis, &NUMBERS)?;
+            scan(g, ScanOp::Sum, running, axis, ids)
+        })
+    }
+
+    /// The product of each element and those before it along an axis, of f32 or i32, which wraps.
+    /// Its gradient is exact where elements are 0.
+    #[track_caller]
+    pub fn cumprod(self, axis: usize) -> Tensor<'t> {
+        self.cumprod_by(axis, Running::default())
+    }
+
+    /// [`Tensor::cumprod`] of the elements that `running` says.
+    #[track_caller]
+    pub fn cumprod_by(self, axis: usize, running: Running) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            require(g, "cumprod", ids[0], axis, &NUMBERS)?;
+            countable("cumprod", &g.symbols, g.dims(ids[0]))?;
+            // A recurrence whose state is the first element behind it.
+            let (dims, dtype) = (g.dims(ids[0]).clone(), g.dtype(ids[0]));
+            let place = place_along(g, axis, &dims);
+            let first = if running.reverse {
+                let last = super::select::size_like(g, dims[axis], place);
+                let one = g.full(1.0, DType::I32, &dims);
+                let last = g.scalar(ScalarOp::Sub, &[last, one]);
+                g.scalar(ScalarOp::Eq, &[place, last])
+            } else {
+                let zero = g.full(0.0, DType::I32, &dims);
+                g.scalar(ScalarOp::Eq, &[place, zero])
+            };
+            let (zero, one) = (g.full(0.0, dtype, &dims), g.full(1.0, dtype, &dims));
+            let start = g.scalar(ScalarOp::Select, &[first, ids[0], zero]);
+            let products = scan(g, ScanOp::Linear, running, axis, &[start, ids[0]])?;
+            Ok(if running.exclusive {
+                g.scalar(ScalarOp::Select, &[first, one, products])
+            } else {
+                products
+            })
+        })
+    }
+
+    /// The states of a linear recurrence along an axis: `stateₜ = factorₜ · stateₜ₋₁ + selfₜ`, from
+    /// 0 on; f32 or i32, factors of the same type and shape. (A discretized state space, a moving
+    /// average, a discounted return.)
+    ///
+    /// Its gradient is a linear recurrence in the other direction (Martin and Cundy,
+    /// "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018).
+    #[track_caller]
+    pub fn linear_recurrence(
+        self,
+        factors: Tensor<'t>,
+        axis: usize,
+        running: Running,
+    ) -> Tensor<'t> {
+        self.trace
+            .record(Location::caller(), &[self, factors], |g, ids| {
+                require(g, "linear_recurrence", ids[0], axis, &NUMBERS)?;
+                let alike = (g.dtype(ids[0]), g.dims(ids[0])) == (g.dtype(ids[1]), g.dims(ids[1]));
+                if !alike {
+                    return Err(format!(
+                        "linear_recurrence of {} {} by {} {}: the factors need its type and shape",
+                        g.dtype(ids[0]),
+                        g.symbols.show(g.dims(ids[0])),
+                        g.dtype(ids[1]),
+                        g.symbols.show(g.dims(ids[1]))
+                    ));
+                }
+                scan(g, ScanOp::Linear, running, axis, ids)
+            })
+    }
+
+    /// The logarithm of the sum of the exponentials of each element (f32) and those before it along
+    /// an axis, without overflow.
+    #[track_caller]
+    pub fn logcumsumexp(self, axis: usize) -> Tensor<'t> {
+        self.logcumsumexp_by(axis, Running::default())
+    }
+
+    /// [`Tensor::logcumsumexp`] of the elements that `running` says; −∞ of none.
+    #[track_caller]
+    pub fn logcumsumexp_by(self, axis: usize, running: Running) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            require(g, "logcumsumexp", ids[0], axis, &[DType::F32])?;
+            scan(g, ScanOp::LogSumExp, running, axis, ids)
+        })
+    }
+
+    /// The largest of each element and those before it along an axis, and its last position (i32).
+    /// From a NaN on results are NaN. A gradient goes back to the position of the element.
+    #[track_caller]
+    pub fn cummax(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+        self.running_extreme("cummax", axis, ScanOp::ArgMax)
+    }
+
+    /// The smallest of each element and those before it along an axis, and its last position
+    /// (i32), as [`Tensor::cummax`].
+    #[track_caller]
+    pub fn cummin(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+        self.running_extreme("cummin", axis, ScanOp::ArgMin)
+    }
+
+    #[track_caller]
+    fn running_extreme(self, what: &str, axis: usize, op: ScanOp) -> (Tensor<'t>, Tensor<'t>) {
+        let at = Location::caller();
+        let positions = self.trace.record(at, &[self], |g, ids| {
+            require(g, what, ids[0], axis, &SORTED)?;
+            countable(what, &g.symbols, g.dims(ids[0]))?;
+            scan(g, op, Running::default(), axis, ids)
+        });
+        (self.at_positions(axis, positions), positions)
+    }
+
+    /// The elements at positions along an axis that are in range by construction, so that there is
+    /// no check at run time.
+    #[track_caller]
+    fn at_positions(self, axis: usize, positions: Tensor<'t>) -> Tensor<'t> {
+        self.trace
+            .record(Location::caller(), &[self, positions], |g, ids| {
+                checked(g, Op::Gather { axis }, ids)
+            })
+    }
+
+    /// The `k` largest elements along an axis, the largest first, and their positions (i32); of
+    /// equal ones the first comes first, and NaN counts as largest. Both have length `k`, which may
+    /// be 0, along the axis. They are selected in linear time, then sorted.
     #[track_caller]
     pub fn topk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+        self.first_of_order("topk", k, axis, true)
+    }
+
+    /// The `k` smallest elements along an axis, the smallest first, and their positions, as
+    /// [`Tensor::topk`]; NaN counts as largest here too.
+    #[track_caller]
+    pub fn bottomk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+        self.first_of_order("bottomk", k, axis, false)
+    }
+
+    #[track_caller]
+    fn first_of_order(
+        self,
+        what: &str,
+        k: usize,
+        axis: usize,
+        descending: bool,
+    ) -> (Tensor<'t>, Tensor<'t>) {
         let at = Location::caller();
         let positions = self.trace.record(at, &[self], |g, ids| {
             let x = ids[0];
-            let Some(len) = g.dims(x).get(axis) else {
-                return Err(no_axis(g, "topk", axis, x));
-            };
-            if g.dtype(x) != DType::F32 {
-                return Err(format!(
-                    "topk does not take {}; convert with cast",
-                    g.dtype(x)
-                ));
-            }
-            let len = len
-                .as_fixed()
-                .filter(|&n| i64::try_from(k).is_ok_and(|k| (0..=n).contains(&k)));
-            let Some(len) = len.filter(|&n| n <= i64::from(i32::MAX)) else {
-                return Err(format!(
-                    "topk: axis {axis} of {} does not have {k} elements at every length",
-                    g.symbols.show(g.dims(x))
-                ));
-            };
+            require(g, what, x, axis, &SORTED)?;
             let dims = g.dims(x).clone();
-            let mut strides: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
-            strides[axis] = Size::ONE;
-            let place = g.emit(Op::Index(strides), &[], DType::I32, dims.clone());
-            let (lowest, none) = (
-                g.full(f32::NEG_INFINITY, DType::F32, &dims),
-                g.full(len as f32, DType::I32, &dims),
-            );
-            let is_nan = g.scalar(ScalarOp::Ne, &[x, x]);
-            let mut taken = g.full(0.0, DType::Bool, &dims);
-            let mut found = Vec::with_capacity(k);
-            for _ in 0..k {
-                // The first position of the largest remaining value, among the remaining ones.
-                let left = g.scalar(ScalarOp::Select, &[taken, lowest, x]);
-                let level = g.reduce(ReduceOp::Max, left, &[axis]);
-                let level = g.broadcast(level, &dims);
-                let (equal, level_is_nan) = (
-                    g.scalar(ScalarOp::Eq, &[x, level]),
-                    g.scalar(ScalarOp::Ne, &[level, level]),
-                );
-                let both_nan = g.scalar(ScalarOp::And, &[is_nan, level_is_nan]);
-                let largest = g.scalar(ScalarOp::Or, &[equal, both_nan]);
-                let free = g.scalar(ScalarOp::Not, &[taken]);
-                let here = g.scalar(ScalarOp::And, &[largest, free]);
-                let place_here = g.scalar(ScalarOp::Select, &[here, place, none]);
-                let first = g.reduce(ReduceOp::Min, place_here, &[axis]);
-                found.push(first);
-                let first = g.broadcast(first, &dims);
-                let now = g.scalar(ScalarOp::Eq, &[place, first]);
-                taken = g.scalar(ScalarOp::Or, &[taken, now]);
-            }
-            if found.is_empty() {
+            // Lengths are monotonic in their symbols, so all symbols at 0 give the least.
+            let least = dims[axis].checked_at(&slabwise_kernels::size::Env::default());
+            let wanted = i64::try_from(k)
+                .ok()
+                .filter(|&k| least.is_some_and(|n| k <= n));
+            let Some(wanted) = wanted else {
+                return Err(format!(
+                    "{what}: axis {axis} of {} does not have {k} elements at every length",
+                    g.symbols.show(&dims)
+                ));
+            };
+            if wanted == 0 {
                 let mut none = dims;
                 none[axis] = Size::ZERO;
                 return Ok(g.full(0.0, DType::I32, &none));
             }
-            checked(g, Op::Concat { axis }, &found)
+            order_along(g, what, x, axis, Some(Size::fixed(wanted)), descending)
         });
-        // Positions are in range by construction, so there is no check at run time.
-        let values = self.trace.record(at, &[self, positions], |g, ids| {
-            checked(g, Op::Gather { axis }, ids)
-        });
-        (values, positions)
+        (self.at_positions(axis, positions), positions)
+    }
+
+    /// The last position (i32) of the largest element along an axis, which is removed; NaN counts
+    /// as largest. f32 or i32; over no elements: an error.
+    #[track_caller]
+    pub fn argmax_last(self, axis: usize) -> Tensor<'t> {
+        self.last_extreme("argmax_last", axis, ReduceOp::Max)
+    }
+
+    /// The last position (i32) of the smallest element along an axis, which is removed; NaN counts
+    /// as smallest. f32 or i32; over no elements: an error.
+    #[track_caller]
+    pub fn argmin_last(self, axis: usize) -> Tensor<'t> {
+        self.last_extreme("argmin_last", axis, ReduceOp::Min)
+    }
+
+    #[track_caller]
+    fn last_extreme(self, what: &str, axis: usize, op: ReduceOp) -> Tensor<'t> {
+        let at = Location::caller();
+        let x = self.require(at, |g, x| require(g, what, x, axis, &NUMBERS));
+        let x = x.with_elements(at, what, &[axis], "has a largest or smallest element");
+        self.trace.record(at, &[x], |g, ids| {
+            let x = ids[0];
+            let dims = g.dims(x).clone();
+            countable(what, &g.symbols, &dims)?;
+            let extreme = g.reduce(op, x, &[axis]);
+            let extreme = g.broadcast(extreme, &dims);
+            let mut hit = g.scalar(ScalarOp::Eq, &[x, extreme]);
+            if g.dtype(x).is_float() {
+                let [a, b] = [x, extreme].map(|v| g.scalar(ScalarOp::Ne, &[v, v]));
+                let both = g.scalar(ScalarOp::And, &[a, b]);
+                hit = g.scalar(ScalarOp::Or, &[hit, both]);
+            }
+            let place = place_along(g, axis, &dims);
+            let none = g.full(-1.0, DType::I32, &dims);
+            let places = g.scalar(ScalarOp::Select, &[hit, place, none]);
+            let last = g.reduce(ReduceOp::Max, places, &[axis]);
+            let mut kept = dims;
+            kept.remove(axis);
+            Ok(g.reshape(last, &kept))
+        })
     }
 }

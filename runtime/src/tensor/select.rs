@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::elementwise::broadcast_all;
 use super::{Operand, Tensor, check_index, checked, checked_as, no_axis};
 use crate::graph::Graph;
-use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::elements;
 use crate::trace::countable;
 
@@ -95,7 +95,7 @@ fn taken(g: &mut Graph, x: NodeId, positions: NodeId) -> NodeId {
 }
 
 /// A size as i32, repeated to the shape of a node.
-fn size_like(g: &mut Graph, size: Size, like: NodeId) -> NodeId {
+pub(super) fn size_like(g: &mut Graph, size: Size, like: NodeId) -> NodeId {
     let dims = g.dims(like).clone();
     let one = match size.as_fixed().map(i32::try_from) {
         Some(Ok(n)) => g.emit(Op::Const(Value::I32(n)), &[], DType::I32, Dims::new()),
@@ -106,8 +106,48 @@ fn size_like(g: &mut Graph, size: Size, like: NodeId) -> NodeId {
 
 /// The order along the last axis, as positions.
 fn order(g: &mut Graph, x: NodeId, descending: bool) -> Result<NodeId, String> {
-    countable("argsort", &g.symbols, g.dims(x))?;
-    checked(g, Op::Sort { descending }, &[x])
+    let dims = g.dims(x).clone();
+    countable("argsort", &g.symbols, &dims)?;
+    checked_as(g, Op::Sort { descending }, &[x], DType::I32, &dims)
+}
+
+/// The order along an axis, as positions: of the first `wanted`, or of all.
+pub(super) fn order_along(
+    g: &mut Graph,
+    what: &str,
+    x: NodeId,
+    axis: usize,
+    wanted: Option<Size>,
+    descending: bool,
+) -> Result<NodeId, String> {
+    let rank = g.dims(x).len();
+    if axis >= rank {
+        return Err(no_axis(g, what, axis, x));
+    }
+    if g.dtype(x) == DType::Bool {
+        return Err(format!("{what} does not take bool; convert with cast"));
+    }
+    countable(what, &g.symbols, g.dims(x))?;
+    let to_last = axis_last(axis, rank);
+    let moved = g.permute(x, &to_last);
+    let mut dims = g.dims(moved).clone();
+    if let Some(wanted) = wanted {
+        dims[rank - 1] = wanted;
+    }
+    let positions = checked_as(g, Op::Sort { descending }, &[moved], DType::I32, &dims)?;
+    Ok(g.permute(positions, &axis_back(axis, rank)))
+}
+
+/// The axes with one of them last.
+pub(super) fn axis_last(axis: usize, rank: usize) -> Axes {
+    (0..rank).filter(|&a| a != axis).chain([axis]).collect()
+}
+
+/// The inverse of [`axis_last`].
+pub(super) fn axis_back(axis: usize, rank: usize) -> Axes {
+    let mut axes: Axes = (0..rank - 1).collect();
+    axes.insert(axis, rank - 1);
+    axes
 }
 
 impl<'t> Tensor<'t> {
@@ -308,6 +348,23 @@ impl<'t> Tensor<'t> {
         })
     }
 
+    /// [`Tensor::argsort`] along any axis.
+    #[track_caller]
+    pub fn argsort_along(self, axis: usize, descending: bool) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            order_along(g, "argsort", ids[0], axis, None, descending)
+        })
+    }
+
+    /// [`Tensor::sort`] along any axis.
+    #[track_caller]
+    pub fn sort_along(self, axis: usize, descending: bool) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let positions = order_along(g, "sort", ids[0], axis, None, descending)?;
+            checked(g, Op::Gather { axis }, &[ids[0], positions])
+        })
+    }
+
     /// Non-maximum suppression: of boxes `[n, 4]` (two corners x₀, y₀, x₁, y₁) with scores `[n]`,
     /// the positions (i32 `[count]`) of the selected boxes, the highest score first. A box is
     /// selected if its intersection with each better selected one is at most `threshold` of their
@@ -364,10 +421,14 @@ fn slice_from(
     let mut dims = g.dims(x).clone();
     dims[axis] = part;
     countable("a slice", &g.symbols, &dims)?;
-    let mut along: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
-    along[axis] = Size::ONE;
-    let place = g.emit(Op::Index(along), &[], DType::I32, dims.clone());
-    let start = g.broadcast(start, &dims);
+    let list = Dims::from_slice(&[part]);
+    let along = Op::Index(Dims::from_slice(&[Size::ONE]));
+    let place = g.emit(along, &[], DType::I32, list.clone());
+    let start = g.broadcast(start, &list);
     let index = g.add(place, start);
+    let mut column: Dims = SmallVec::from_elem(Size::ONE, dims.len());
+    column[axis] = part;
+    let index = g.reshape(index, &column);
+    let index = g.broadcast(index, &dims);
     checked(g, Op::Gather { axis }, &[x, index])
 }

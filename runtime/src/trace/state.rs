@@ -325,7 +325,7 @@ impl Trace {
             at,
             &Arc::from(""),
             VariableInfo {
-                data: Some(bytes.into()),
+                data: Some(Arc::new(bytes)),
                 ..info
             },
         )

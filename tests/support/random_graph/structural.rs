@@ -219,6 +219,13 @@ impl Maker {
         let op = Op::Sort {
             descending: self.rng.one_in(2),
         };
+        // All of them, or the first few.
+        let mut dims = dims;
+        if let Some(last) = dims.last_mut()
+            && let Some(n) = last.as_fixed().filter(|_| self.rng.one_in(2))
+        {
+            *last = Size::fixed(self.rng.below(n as usize + 1) as i64);
+        }
         let order = self.g.emit(op, &[x], DType::I32, dims);
         self.keep(order, most as f64, true);
         Some(())
@@ -240,7 +247,7 @@ impl Maker {
     }
 
     /// An index into an axis of length `LIMIT` at least, in range, of a shape.
-    fn index(&mut self, dims: &Dims) -> (NodeId, u32) {
+    pub(super) fn index(&mut self, dims: &Dims) -> (NodeId, u32) {
         let strides = (0..dims.len()).map(|i| Size::fixed(i as i64 + 1)).collect();
         let at = self
             .g
@@ -260,7 +267,7 @@ impl Maker {
 
     /// An axis of a node with length `LIMIT` at least, and the shape with another length on that
     /// axis.
-    fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
+    pub(super) fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
         let long = |d: &Size| {
             d.as_fixed()
                 .is_some_and(|n| n >= LIMIT as i64 || (self.short && n == 0))
@@ -297,22 +304,6 @@ impl Maker {
             .emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound, exact);
-        Some(())
-    }
-
-    pub(super) fn scatter_add(&mut self) -> Option<()> {
-        let x = self.float()?;
-        let x = self.g.cast(x, DType::F32);
-        let (axis, mut dims) = self.indexed(x)?;
-        let shape = self.g.dims(x).clone();
-        let (index, _) = self.index(&shape);
-        // (Into an axis of any length, because the added elements have indices below LIMIT.)
-        dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
-        let node = self
-            .g
-            .emit(Op::ScatterAdd { axis }, &[x, index], DType::F32, dims);
-        let bound = self.of(x).bound * shape[axis].at(&Env::default()) as f64;
-        self.keep(node, bound, false);
         Some(())
     }
 

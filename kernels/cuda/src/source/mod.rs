@@ -8,7 +8,9 @@ mod nonzero;
 pub(crate) mod params;
 mod pool;
 mod rows;
+mod scan;
 mod scatter;
+mod slice_assign;
 mod sort;
 pub(crate) mod space;
 mod transpose;
@@ -46,7 +48,9 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
         Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
-        Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
+        Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
+        Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
+        Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
         Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
         Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
         Body::Sort(sort) => sort::lower(spec, sort, bounds, target),

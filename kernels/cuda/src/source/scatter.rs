@@ -1,5 +1,5 @@
-//! Deterministic scatter-add: each element of the result adds its values in their order, without
-//! atomic additions.
+//! Deterministic scatter: each element of the result joins its values in their order, without
+//! atomic operations.
 //!
 //! Where one index addresses a whole run of values (the gradient of an embedding), three small
 //! kernels first build an ordered list of values per position: they count the values, compute the
@@ -11,15 +11,16 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use slabwise_kernels::dtype::Lane;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{ScatterAdd, Spec, SpecError};
+use slabwise_kernels::spec::{ReduceOp, Scatter, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};
 use super::gather::coordinate;
 use super::params::{Number, Params};
 use super::space::{Space, points};
-use crate::code::{Code, Storage};
+use crate::code::{Code, Fold, Storage, lane_type};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
 /// The number of values above which lists are worth three additional kernels.
@@ -49,21 +50,39 @@ struct Accesses {
 
 /// Every element scans the indices.
 struct Search<'a> {
-    scatter: &'a ScatterAdd,
+    scatter: &'a Scatter,
     accesses: Accesses,
 }
 
 /// Every element reads the list of its position.
 struct Lists<'a> {
-    scatter: &'a ScatterAdd,
+    scatter: &'a Scatter,
     accesses: Accesses,
     chunks: i64,
     starts: Word,
     values: Word,
 }
 
-fn declare(scatter: &ScatterAdd, params: &mut Params) -> String {
-    params.pointer("values", "const float", 0)
+/// The type of the values.
+fn lane(scatter: &Scatter) -> &'static str {
+    lane_type(scatter.value.dtype.lane())
+}
+
+/// The reduction.
+fn fold(scatter: &Scatter) -> Fold {
+    Fold::new(scatter.reduce, scatter.value.dtype.lane())
+}
+
+/// A statement that joins a value to `acc`.
+fn join(scatter: &Scatter, acc: &str, x: &str) -> String {
+    match (scatter.reduce, scatter.value.dtype.lane()) {
+        (ReduceOp::Sum, Lane::F32) => format!("{acc} += {x};"),
+        _ => format!("{acc} = {};", fold(scatter).join(acc, x)),
+    }
+}
+
+fn declare(scatter: &Scatter, params: &mut Params) -> String {
+    params.pointer("values", &format!("const {}", lane(scatter)), 0)
         + &params.pointer(
             "indices",
             &format!("const {}", Storage::of(scatter.index.dtype).ty),
@@ -79,7 +98,9 @@ impl Anchor for Search<'_> {
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let (scatter, axis) = (self.scatter, self.scatter.axis);
         let mut text = format!(
-            "float acc = 0.0f;\nconst idx place = {};\n",
+            "{} acc = {};\nconst idx place = {};\n",
+            lane(scatter),
+            fold(scatter).identity(),
             space.place(params, self.accesses.place, coordinates)
         );
         let (value, index) = (
@@ -97,7 +118,8 @@ impl Anchor for Search<'_> {
         let index = Storage::of(scatter.index.dtype).widen(&format!("indices[index + {index}]"));
         let _ = writeln!(
             text,
-            "#pragma unroll 4\nfor (idx s = 0; s < many; ++s)\nif ({index} == place) acc += values[value + {value}];"
+            "#pragma unroll 4\nfor (idx s = 0; s < many; ++s)\nif ({index} == place) {}",
+            join(scatter, "acc", &format!("values[value + {value}]"))
         );
         text
     }
@@ -133,7 +155,8 @@ impl Lists<'_> {
             let turn = format!("#pragma unroll\nfor (int t = 0; t < {ahead}; ++t)");
             let _ = writeln!(
                 text,
-                "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<float, {width}> sent[{ahead}];"
+                "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<{}, {width}> sent[{ahead}];",
+                lane(self.scatter)
             );
             let _ = writeln!(
                 text,
@@ -154,7 +177,7 @@ impl Lists<'_> {
 
 impl Anchor for Lists<'_> {
     fn declare(&self, params: &mut Params) -> String {
-        let mut text = params.pointer("values", "const float", 0);
+        let mut text = params.pointer("values", &format!("const {}", lane(self.scatter)), 0);
         let (starts, lists) = (params.address(self.starts), params.address(self.values));
         let _ = writeln!(
             text,
@@ -175,9 +198,10 @@ impl Anchor for Lists<'_> {
             coordinates,
             1,
             &load,
-            "acc += sent[t].v[0];\n",
+            &(join(self.scatter, "acc", "sent[t].v[0]") + "\n"),
         );
-        format!("float acc = 0.0f;\n{each}")
+        let (lane, nothing) = (lane(self.scatter), fold(self.scatter).identity());
+        format!("{lane} acc = {nothing};\n{each}")
     }
 
     fn vector(
@@ -188,14 +212,19 @@ impl Anchor for Lists<'_> {
         width: i64,
     ) -> String {
         let load = format!(
-            "load_vec<Vec<float, {width}>>(values + (value + {}))",
+            "load_vec<Vec<{}, {width}>>(values + (value + {}))",
+            lane(self.scatter),
             self.step(params)
         );
-        let add = format!(
-            "#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent[t].v[u];\n"
-        );
+        let all = format!("#pragma unroll\nfor (int u = 0; u < {width}; ++u) ");
+        let add = format!("{all}{}\n", join(self.scatter, "accs.v[u]", "sent[t].v[u]"));
+        let nothing = match self.scatter.reduce {
+            ReduceOp::Sum => String::new(),
+            _ => format!("{all}accs.v[u] = {};\n", fold(self.scatter).identity()),
+        };
         format!(
-            "Vec<float, {width}> accs = {{}};\n{}",
+            "Vec<{}, {width}> accs = {{}};\n{nothing}{}",
+            lane(self.scatter),
             self.each(space, params, coordinates, width, &load, &add)
         )
     }
@@ -213,7 +242,7 @@ impl Anchor for Lists<'_> {
 
 pub fn lower(
     spec: &Spec,
-    scatter: &ScatterAdd,
+    scatter: &Scatter,
     bounds: &Env,
     target: &Target,
 ) -> Result<Lowered, SpecError> {
@@ -301,7 +330,7 @@ struct Groups {
 
 impl Groups {
     /// `None` if lists are not profitable or not possible.
-    fn new(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -> Option<Groups> {
+    fn new(spec: &Spec, scatter: &Scatter, bounds: &Env, target: &Target) -> Option<Groups> {
         let (rank, axis) = (spec.dims.len(), scatter.axis);
         let repeats = scatter.index.strides[axis + 1..].iter().all(|s| s.is(0));
         let (len, many) = (spec.dims[axis], scatter.space[axis]);
@@ -364,7 +393,7 @@ impl Groups {
         &self,
         params: &mut Params,
         spec: &Spec,
-        scatter: &ScatterAdd,
+        scatter: &Scatter,
         lists: bool,
         words: (Word, Word),
     ) -> Function {
@@ -463,13 +492,7 @@ impl Groups {
     }
 
     /// Computes the prefix sums of the counts, one block per group.
-    fn scan(
-        &self,
-        params: &mut Params,
-        spec: &Spec,
-        scatter: &ScatterAdd,
-        starts: Word,
-    ) -> Function {
+    fn scan(&self, params: &mut Params, spec: &Spec, scatter: &Scatter, starts: Word) -> Function {
         let address = params.address(starts);
         let mut body = format!("int* const starts = reinterpret_cast<int*>({address});\n");
         let (len, many) = (

@@ -28,6 +28,8 @@ struct Rows<'a> {
     /// The axes except the last, with accesses to the source and the positions.
     outer: Space,
     len: Size,
+    /// How many of the elements in their order are wanted.
+    wanted: Size,
 }
 
 /// The destination of a pass.
@@ -85,7 +87,13 @@ impl Rows<'_> {
                     &[at.to_string()],
                     Size::ZERO,
                 );
-                format!("positions[{row} + {along}] = int({key});\n")
+                // All of them, or the first ones.
+                let when = if self.wanted == self.len {
+                    String::new()
+                } else {
+                    format!("if ({at} < {}) ", params.size(self.wanted))
+                };
+                format!("{when}positions[{row} + {along}] = int({key});\n")
             }
         }
     }
@@ -214,8 +222,13 @@ pub fn lower(
     for operand in [&sort.source, &sort.positions] {
         outer.push(operand.offset, &operand.strides[..last]);
     }
-    let (rows, len) = (spec.dims[..last].to_vec(), spec.dims[last]);
-    let own = Rows { sort, outer, len };
+    let (rows, len) = (spec.dims[..last].to_vec(), sort.len);
+    let own = Rows {
+        sort,
+        outer,
+        len,
+        wanted: spec.dims[last],
+    };
     let longest = len.at(bounds).max(1);
     let count = (longest.min(CHUNK) as u64).next_power_of_two().max(2) as i64;
     let each = (i64::from(THREADS) / (count / 2)).max(1);

@@ -27,7 +27,7 @@ pub struct VariableInfo {
     pub average_of: Option<Arc<str>>,
     /// Of a constant, its bytes: it holds them always, and is no part of
     /// a file.
-    pub data: Option<Arc<[u8]>>,
+    pub data: Option<Arc<Vec<u8>>>,
 }
 
 impl VariableInfo {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{Access, Body, ConvKind, Inst, ReduceOp, Spec};
+use slabwise_kernels::spec::{Access, Body, ConvKind, Inst, ReduceOp, ScanOp, Spec};
 use slabwise_planner::{Bytes, Space, Work};
 
 use super::{KernelCall, Piece, Program, Recompute, Source, ValueId};
@@ -26,7 +26,20 @@ fn function(spec: &Spec) -> String {
         Body::Pool2d(_) => "pool2d",
         Body::Pool2dGrad(_) => "pool2d_grad",
         Body::Gather(_) => "gather",
-        Body::ScatterAdd(_) => "scatter_add",
+        Body::Scatter(scatter) => match scatter.reduce {
+            ReduceOp::Prod => "scatter_mul",
+            ReduceOp::Max => "scatter_max",
+            ReduceOp::Min => "scatter_min",
+            _ => "scatter_add",
+        },
+        Body::SliceAssign(_) => "slice_assign",
+        Body::Scan(scan) => match scan.op {
+            ScanOp::Sum => "cumsum",
+            ScanOp::Linear => "recurrence",
+            ScanOp::LogSumExp => "logcumsumexp",
+            ScanOp::ArgMax => "cummax",
+            ScanOp::ArgMin => "cummin",
+        },
         Body::BoundsCheck(_) => "bounds_check",
         Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",

@@ -7,6 +7,7 @@
 //! Rules are written against [`GraphBuilder`], which the graph implements, so that operations do not depend
 //! on the graph.
 
+mod assign;
 mod builder;
 mod conv;
 mod index;
@@ -15,13 +16,14 @@ mod pool;
 mod reduce;
 mod rules;
 mod scalar;
+mod scan;
 mod select;
 mod view;
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
+use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, ScanOp, Window};
 use smallvec::SmallVec;
 
 pub use builder::{GraphBuilder, NodeId};
@@ -88,11 +90,34 @@ pub enum Op {
         /// The axis along which the index chooses.
         axis: usize,
     },
-    /// Operands value and index of one shape → zeros with the values added at the indexed places;
-    /// the shape is part of the node.
-    ScatterAdd {
+    /// Operands value and index of one shape → a tensor that holds at each place the reduction of
+    /// the values whose index names it, of none where there are none (0, 1, the lowest or the
+    /// highest number); the shape is part of the node.
+    Scatter {
         /// The axis along which the index chooses.
         axis: usize,
+        /// A sum, product, maximum or minimum.
+        reduce: ReduceOp,
+    },
+    /// Operands base and value → the base with a part replaced:
+    /// `result[start + c · step] = value[c]`, where a third operand (i32, of the value's shape or
+    /// of length 1 along any axis) is added along one axis.
+    SliceAssign {
+        /// The first place, per axis.
+        start: Dims,
+        /// Distance between places, per axis; at least 1.
+        step: SmallVec<[u32; 6]>,
+        /// The axis along which a third operand moves the part.
+        axis: Option<usize>,
+    },
+    /// For each element along the last axis a result from those up to it.
+    Scan {
+        /// What is computed; a linear recurrence takes its factors as a second operand.
+        op: ScanOp,
+        /// From the elements before it only.
+        exclusive: bool,
+        /// From the last to the first.
+        reverse: bool,
     },
     /// The same elements in the same order under another shape.
     Reshape,
@@ -139,7 +164,8 @@ pub enum Op {
     /// the node.
     Nonzero,
     /// The positions (i32) of the elements along the last axis in their order; of equal ones the
-    /// first comes first, and NaN counts as largest.
+    /// first comes first, and NaN counts as largest. The shape is part of the node: along the last
+    /// axis the first few of them, or all.
     Sort {
         /// The largest first.
         descending: bool,
@@ -177,7 +203,11 @@ impl Op {
     pub fn is_opaque(&self) -> bool {
         matches!(
             self,
-            Op::Nonzero | Op::Sort { .. } | Op::NonMaxSuppression { .. }
+            Op::Nonzero
+                | Op::Sort { .. }
+                | Op::NonMaxSuppression { .. }
+                | Op::Scan { .. }
+                | Op::SliceAssign { .. }
         )
     }
 
@@ -218,7 +248,20 @@ impl Op {
             Op::Pool2dGrad(PoolKind::Avg { .. }, _) => "avg_pool2d.grad",
             Op::Pool2dGrad(..) => "max_pool2d.grad",
             Op::Gather { .. } => "gather",
-            Op::ScatterAdd { .. } => "scatter_add",
+            Op::Scatter { reduce, .. } => match reduce {
+                ReduceOp::Prod => "scatter_mul",
+                ReduceOp::Max => "scatter_max",
+                ReduceOp::Min => "scatter_min",
+                _ => "scatter_add",
+            },
+            Op::SliceAssign { .. } => "slice_assign",
+            Op::Scan { op, .. } => match op {
+                ScanOp::Sum => "cumsum",
+                ScanOp::Linear => "recurrence",
+                ScanOp::LogSumExp => "logcumsumexp",
+                ScanOp::ArgMax => "cummax.positions",
+                ScanOp::ArgMin => "cummin.positions",
+            },
             Op::Reshape => "reshape",
             Op::Permute(_) => "permute",
             Op::Expand => "expand",

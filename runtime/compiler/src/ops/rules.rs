@@ -5,7 +5,10 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind};
 use smallvec::SmallVec;
 
-use super::{GraphBuilder, NodeId, Op, conv, index, matmul, pool, reduce, scalar, select, view};
+use super::scan::Scan;
+use super::{
+    GraphBuilder, NodeId, Op, assign, conv, index, matmul, pool, reduce, scalar, scan, select, view,
+};
 use crate::shape::Symbols;
 
 /// The type and shape of an operand.
@@ -53,7 +56,24 @@ pub fn infer(
         Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) | Op::Pool2dGrad(..) => as_declared(),
         Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], symbols),
         Op::Gather { axis } => index::infer_gather(*axis, given, symbols),
-        Op::ScatterAdd { .. } => as_declared(),
+        Op::Scatter { axis, reduce } => index::infer_scatter(*axis, *reduce, given, dims, symbols),
+        Op::SliceAssign { start, step, axis } => {
+            let axis = *axis;
+            assign::infer(&assign::Part { start, step, axis }, given, symbols)
+        }
+        &Op::Scan {
+            op,
+            exclusive,
+            reverse,
+        } => scan::infer(
+            Scan {
+                op,
+                exclusive,
+                reverse,
+            },
+            given,
+            symbols,
+        ),
         Op::Reshape => view::infer_reshape(given[0], dims, symbols),
         Op::Permute(axes) => view::infer_permute(axes, given[0]),
         Op::Expand => view::infer_expand(given[0], dims, symbols),
@@ -64,7 +84,7 @@ pub fn infer(
         }
         Op::Bind { symbol } => select::infer_bind(*symbol, given[0], symbols),
         Op::Nonzero => select::infer_nonzero(given[0], dims),
-        Op::Sort { .. } => select::infer_sort(given[0], symbols),
+        Op::Sort { .. } => select::infer_sort(given[0], dims, symbols),
         Op::NonMaxSuppression { threshold } => {
             select::infer_non_max_suppression(*threshold, given[0], symbols)
         }
@@ -111,7 +131,25 @@ pub fn gradient(
         Op::Pool2d(kind, window) => pool::gradient(g, *kind, window, inputs[0], dy),
         Op::Pool2dGrad(kind, window) => pool::gradient_of_grad(g, *kind, window, inputs, dy),
         Op::Gather { axis } => index::gradient_of_gather(g, *axis, inputs, dy),
-        Op::ScatterAdd { axis } => index::gradient_of_scatter(g, *axis, inputs, dy),
+        Op::Scatter { axis, reduce } => {
+            index::gradient_of_scatter(g, (*axis, *reduce), node, inputs, dy)
+        }
+        Op::SliceAssign { start, step, axis } => {
+            let axis = *axis;
+            assign::gradient(g, &assign::Part { start, step, axis }, inputs, dy, wanted)
+        }
+        &Op::Scan {
+            op,
+            exclusive,
+            reverse,
+        } => {
+            let scan = Scan {
+                op,
+                exclusive,
+                reverse,
+            };
+            scan::gradient(g, scan, node, inputs, dy)
+        }
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

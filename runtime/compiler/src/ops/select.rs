@@ -30,7 +30,7 @@ pub(super) fn infer_nonzero(given: TensorType<'_>, dims: &Dims) -> Rule {
     Ok((DType::I32, dims.clone()))
 }
 
-pub(super) fn infer_sort(given: TensorType<'_>, symbols: &Symbols) -> Rule {
+pub(super) fn infer_sort(given: TensorType<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
     if given.dims.is_empty() || given.dtype == DType::Bool {
         return Err(format!(
             "argsort of {} {}: numbers along an axis are needed",
@@ -38,7 +38,19 @@ pub(super) fn infer_sort(given: TensorType<'_>, symbols: &Symbols) -> Rule {
             symbols.show(given.dims)
         ));
     }
-    Ok((DType::I32, Dims::from_slice(given.dims)))
+    let bounds = symbols.bounds();
+    let last = given.dims.len() - 1;
+    let fits = dims.len() == given.dims.len()
+        && dims[..last] == given.dims[..last]
+        && dims[last].at(&bounds) <= given.dims[last].at(&bounds);
+    if !fits {
+        return Err(format!(
+            "argsort of {} to {}: positions of at most all elements are needed",
+            symbols.show(given.dims),
+            symbols.show(dims)
+        ));
+    }
+    Ok((DType::I32, dims.clone()))
 }
 
 pub(super) fn infer_non_max_suppression(

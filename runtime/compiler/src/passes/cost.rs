@@ -7,7 +7,7 @@
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Conv2d, Inst, Spec};
+use slabwise_kernels::spec::{Access, Body, Conv2d, Inst, ScanOp, Spec};
 
 /// Operations of a matrix product in the time of moving one byte.
 const PER_BYTE: u64 = 12;
@@ -41,12 +41,16 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Conv2d(c) => 2 * PER_CONVOLVED * (convolved(c, sizes) / points.max(1) + PER_SUM),
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
-        Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
+        Body::Gather(_) | Body::Scatter(_) => PER_INSTRUCTION,
+        // Moves of bytes alone.
+        Body::SliceAssign(_) => 0,
+        Body::Scan(scan) => match scan.op {
+            ScanOp::LogSumExp => 2 * PER_FUNCTION,
+            _ => 2 * PER_INSTRUCTION,
+        },
         Body::Nonzero(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
         // A comparison for each halving of the row.
-        Body::Sort(_) => {
-            PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros())
-        }
+        Body::Sort(sort) => PER_INSTRUCTION * u64::from(64 - at(&sort.len).leading_zeros()),
         Body::NonMaxSuppression(_) => PER_INSTRUCTION.saturating_mul(points),
     };
     // An image made in a prologue is not moved, but its code runs over it, for each block of output
@@ -71,9 +75,15 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
 
 /// Bytes that a kernel reads and writes, each once.
 pub fn moved(spec: &Spec, sizes: &Env) -> u64 {
+    // In place, an assignment to a part touches as many elements of the result as it has values.
+    let part = match &spec.body {
+        Body::SliceAssign(assign) if assign.base.is_none() => Some(&assign.space),
+        _ => None,
+    };
     spec.arguments()
         .iter()
-        .fold(0u64, |sum, (operand, dims, _)| {
+        .fold(0u64, |sum, (operand, dims, access)| {
+            let dims = part.filter(|_| *access != Access::Read).unwrap_or(dims);
             // An operand that is repeated along an axis is moved once.
             let own = dims
                 .iter()

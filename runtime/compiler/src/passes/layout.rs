@@ -183,7 +183,9 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
                 // The value must not be changed under the feet of others by being written into a
                 // variable.
                 Op::Assign(_) => {
-                    !is_computed(&graph.node(source).op) || graph.node(source).op.is_opaque()
+                    let op = &graph.node(source).op;
+                    let in_place = matches!(op, Op::SliceAssign { .. });
+                    !is_computed(op) || (op.is_opaque() && !in_place)
                 }
                 Op::Reshape => {
                     views.extend(&out);

@@ -83,6 +83,7 @@ pub fn lower(clusters: &Clusters) -> Result<Program, PassError> {
         views,
         containers: Containers::of_all(graph),
         copied,
+        in_place: std::mem::take(&mut updates.in_place),
     };
     // The canvas of a padding is filled before the part is placed on it.
     let canvases: Vec<(NodeId, Value)> = graph
@@ -139,6 +140,21 @@ struct Around {
     containers: Containers,
     /// Which values are copied into a variable by a separate kernel.
     copied: Vec<bool>,
+    /// Values that are written into a variable in place, and lie there.
+    in_place: FxHashMap<NodeId, u32>,
+}
+
+impl Around {
+    /// The argument that is a node's own buffer.
+    fn base(&self, graph: &Graph, id: NodeId) -> Arg {
+        match graph.node(id).op {
+            Op::Variable(v) => Arg::Variable(v),
+            _ => match self.in_place.get(&id) {
+                Some(&v) => Arg::Variable(v),
+                None => Arg::Buffer(id),
+            },
+        }
+    }
 }
 
 /// The lowering of one kernel.
@@ -352,7 +368,7 @@ impl<'a> Lowering<'a> {
             offset: v.offset,
             strides,
         };
-        let at = self.operand(base(self.graph, v.base), operand);
+        let at = self.operand(self.around.base(self.graph, v.base), operand);
         Some(self.load(at))
     }
 
@@ -385,13 +401,5 @@ impl<'a> Lowering<'a> {
                 strides,
             },
         ))
-    }
-}
-
-/// The argument that is a node's own buffer.
-fn base(graph: &Graph, id: NodeId) -> Arg {
-    match graph.node(id).op {
-        Op::Variable(v) => Arg::Variable(v),
-        _ => Arg::Buffer(id),
     }
 }

@@ -58,7 +58,7 @@ fn sizes(node: &Node) -> impl Iterator<Item = Size> {
     let own: &[Size] = match &node.op {
         Op::Size(size) | Op::BoundsCheck { limit: size, .. } => std::slice::from_ref(size),
         Op::Index(strides) => strides,
-        Op::Slice { start, .. } | Op::Pad { start, .. } => start,
+        Op::Slice { start, .. } | Op::Pad { start, .. } | Op::SliceAssign { start, .. } => start,
         _ => &[],
     };
     node.dims.iter().chain(own).copied()

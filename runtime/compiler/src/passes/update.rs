@@ -20,6 +20,9 @@ use crate::ops::{NodeId, Op};
 pub(super) struct Updates {
     /// Values whose kernel writes them into these variables itself.
     pub direct: FxHashMap<NodeId, Vec<u32>>,
+    /// Tensors with a part replaced that lie in the variable whose part it is: only the part is
+    /// written.
+    pub in_place: FxHashMap<NodeId, u32>,
     /// Values copied into a variable by a separate kernel.
     pub deferred: Vec<Deferred>,
     /// Per kernel: kernels that must run before it although it takes nothing of them.
@@ -129,6 +132,7 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     readers.values_mut().for_each(Vec::dedup);
     let mut updates = Updates {
         direct: FxHashMap::default(),
+        in_place: FxHashMap::default(),
         deferred: Vec::new(),
         after: vec![Vec::new(); count],
         finders,
@@ -169,7 +173,16 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         before.sort_unstable();
         before.dedup();
         let circle = before.iter().any(|&r| graded.leads(writer, r));
-        if circle || !same_walk(clusters, views, writer, value, variable) {
+        let replaces = matches!(graph.node(value).op, Op::SliceAssign { .. });
+        if replaces && !circle && replaces_part(clusters, value, variable) {
+            for &r in &before {
+                graded.add(r as u32, writer as u32);
+            }
+            updates.after[writer].extend(before);
+            updates.in_place.insert(value, variable);
+            continue;
+        }
+        if circle || replaces || !same_walk(clusters, views, writer, value, variable) {
             // No kernel depends on a copy at the end.
             before.push(writer);
             updates.deferred.push(Deferred {
@@ -184,6 +197,23 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         }
         updates.after[writer].extend(before);
         updates.direct.entry(value).or_default().push(variable);
+    }
+    // No buffer tells the readers of such a tensor to wait for it.
+    for (at, cluster) in clusters
+        .list
+        .iter()
+        .enumerate()
+        .filter(|_| !updates.in_place.is_empty())
+    {
+        for &m in &cluster.members {
+            clusters.each_source(m, |source| {
+                let writer = clusters.places[source.at()].as_ref().map(|p| p.cluster);
+                let in_place = updates.in_place.contains_key(&source);
+                if let Some(writer) = writer.filter(|&writer| in_place && writer != at) {
+                    updates.after[at].push(writer);
+                }
+            });
+        }
     }
     for after in &mut updates.after {
         after.sort_unstable();
@@ -261,6 +291,22 @@ fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
         w[0][1].iter().flat_map(pair).collect::<Vec<_>>()
     };
     all.windows(2).flat_map(pairs).collect()
+}
+
+/// Whether a value is a variable with a part replaced and may lie in the variable: nothing else
+/// needs it in a buffer.
+fn replaces_part(clusters: &Clusters, value: NodeId, variable: u32) -> bool {
+    let graph = &clusters.graph;
+    let is_own = graph.node(graph.node(value).inputs[0]).op == Op::Variable(variable);
+    let assigns = |id: &NodeId| {
+        matches!(graph.node(*id).op, Op::Assign(_)) && graph.node(*id).inputs[0] == value
+    };
+    let once = graph.ids().filter(assigns).count() == 1;
+    let mut reads = 0;
+    clusters.each_source(value, |source| {
+        reads += usize::from(graph.node(source).op == Op::Variable(variable));
+    });
+    is_own && once && reads == 1 && !graph.outputs.contains(&value)
 }
 
 /// Whether the writer reads the variable only at the places it writes.

@@ -395,7 +395,7 @@ impl<'a> Interpreter<'a> {
         }
         let mut stores: Vec<(usize, Region, DType, Term)> = Vec::new();
         for (k, (operand, dims, access)) in arguments.iter().enumerate().take(own) {
-            if *access == Access::Write {
+            if *access != Access::Read {
                 let value = self.term(Node::Side(anchor, Renaming::new()));
                 stores.push((k, Region::of(operand, dims), operand.dtype, value));
             }

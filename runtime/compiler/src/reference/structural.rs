@@ -1,7 +1,7 @@
 //! Structural operations, each by its definition.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
+use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Window};
 
 use super::{Array, OutOfRange, each, flat};
 use crate::ops::{Axes, ConvGeometry};
@@ -223,8 +223,8 @@ pub(super) fn gather(axis: usize, source: &Array, index: &Array) -> Result<Array
     }))
 }
 
-pub(super) fn scatter_add(
-    axis: usize,
+pub(super) fn scatter(
+    (axis, reduce): (usize, ReduceOp),
     value: &Array,
     index: &Array,
     dims: &[usize],
@@ -232,13 +232,110 @@ pub(super) fn scatter_add(
     for &i in &index.values {
         in_range(i, dims[axis])?;
     }
-    let mut result = Array::zeros(DType::F32, dims);
+    let count = dims.iter().product();
+    let mut lists: Vec<Vec<f64>> = vec![Vec::new(); count];
     each(&index.dims, |c| {
         let mut to = c.to_vec();
         to[axis] = index.at(c) as usize;
-        result.values[flat(dims, &to)] += value.at(c);
+        lists[flat(dims, &to)].push(value.at(c));
     });
-    Ok(result)
+    Ok(Array {
+        dtype: value.dtype,
+        dims: dims.to_vec(),
+        values: lists.iter().map(|l| fold(reduce, l, value.dtype)).collect(),
+    })
+}
+
+/// The base, with the values written over it one by one.
+pub(super) fn slice_assign(
+    (start, step, axis): (&[usize], &[u32], Option<usize>),
+    args: &[&Array],
+    dims: &[usize],
+) -> Result<Array, OutOfRange> {
+    let mut result = args[0].clone();
+    let mut fault = Ok(());
+    each(&args[1].dims, |c| {
+        let mut to = placed(c, start, step);
+        if let Some(axis) = axis {
+            let own: Vec<usize> = c
+                .iter()
+                .zip(&args[2].dims)
+                .map(|(&c, &n)| if n == 1 { 0 } else { c })
+                .collect();
+            let place = args[2].at(&own) as i64 + to[axis] as i64;
+            match in_range(place as f64, dims[axis]) {
+                Ok(place) => to[axis] = place,
+                Err(why) => {
+                    fault = Err(why);
+                    return;
+                }
+            }
+        }
+        result.values[flat(dims, &to)] = args[1].at(c);
+    });
+    fault.map(|()| result)
+}
+
+/// Along the last axis: each result from the list of the elements that it is of.
+pub(super) fn scan(
+    op: ScanOp,
+    (exclusive, reverse): (bool, bool),
+    args: &[&Array],
+    dtype: DType,
+) -> Array {
+    let x = args[0];
+    let len = x.dims.last().copied().unwrap_or(1);
+    let mut values = vec![0.0; x.values.len()];
+    for first in (0..x.values.len()).step_by(len.max(1)) {
+        for at in 0..len {
+            let range = match (reverse, exclusive) {
+                (false, false) => 0..at + 1,
+                (false, true) => 0..at,
+                (true, false) => at..len,
+                (true, true) => at + 1..len,
+            };
+            let mut order: Vec<usize> = range.collect();
+            if reverse {
+                order.reverse();
+            }
+            let list: Vec<f64> = order.iter().map(|&k| x.values[first + k]).collect();
+            values[first + at] = match op {
+                ScanOp::Sum => fold(ReduceOp::Sum, &list, dtype),
+                ScanOp::Linear => order.iter().fold(0.0, |state, &k| {
+                    let (x, factor) = (x.values[first + k], args[1].values[first + k]);
+                    if dtype == DType::I32 {
+                        let scaled = (factor as i32).wrapping_mul(state as i32);
+                        f64::from(scaled.wrapping_add(x as i32))
+                    } else {
+                        factor * state + x
+                    }
+                }),
+                ScanOp::LogSumExp => {
+                    let most = fold(ReduceOp::Max, &list, DType::F32);
+                    if most.is_finite() {
+                        most + list.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
+                    } else {
+                        most
+                    }
+                }
+                // Of equal elements, the last that is met.
+                ScanOp::ArgMax | ScanOp::ArgMin => {
+                    let backward: Vec<f64> = list.iter().rev().copied().collect();
+                    let best = if op == ScanOp::ArgMax {
+                        fold(ReduceOp::ArgMax, &backward, DType::F32)
+                    } else {
+                        fold(ReduceOp::ArgMin, &backward, DType::F32)
+                    };
+                    order[list.len() - 1 - best as usize] as f64
+                }
+            };
+        }
+    }
+    Array {
+        dtype,
+        dims: x.dims.clone(),
+        values,
+    }
 }
 
 pub(super) fn concat(axis: usize, parts: &[&Array], dtype: DType, dims: &[usize]) -> Array {
@@ -274,24 +371,27 @@ pub(super) fn compact(mask: &Array, dims: &[usize]) -> Array {
 
 /// Along the last axis: selects the first element that no other remaining element precedes,
 /// repeatedly.
-pub(super) fn sort(x: &Array, descending: bool) -> Array {
+pub(super) fn sort(x: &Array, descending: bool, dims: &[usize]) -> Array {
     let len = x.dims.last().copied().unwrap_or(1);
     // NaN is above every number.
     let above = |a: f64, b: f64| if a.is_nan() { !b.is_nan() } else { a > b };
     let before = |a: f64, b: f64| if descending { above(a, b) } else { above(b, a) };
+    let wanted = dims.last().copied().unwrap_or(1);
     let mut values = Vec::with_capacity(x.values.len());
     for row in x.values.chunks(len.max(1)) {
+        let mut row_positions = Vec::with_capacity(row.len());
         let mut left: Vec<usize> = (0..row.len()).collect();
         while !left.is_empty() {
             let next = (0..left.len())
                 .find(|&k| left.iter().all(|&other| !before(row[other], row[left[k]])))
                 .unwrap_or(0);
-            values.push(left.remove(next) as f64);
+            row_positions.push(left.remove(next) as f64);
         }
+        values.extend(&row_positions[..wanted]);
     }
     Array {
         dtype: DType::I32,
-        dims: x.dims.clone(),
+        dims: dims.to_vec(),
         values,
     }
 }

@@ -67,6 +67,6 @@ fn has_body(op: &Op) -> bool {
             | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
             | Op::Pool2dGrad(..)
             | Op::Gather { .. }
-            | Op::ScatterAdd { .. }
+            | Op::Scatter { .. }
     )
 }

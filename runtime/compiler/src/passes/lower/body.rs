@@ -3,10 +3,10 @@
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand,
-    Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Sort,
+    Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign, Sort,
 };
 
-use super::{Arg, Lowering, base};
+use super::{Arg, Lowering};
 use crate::ops::{ConvGeometry, Op};
 use crate::shape::Extent;
 
@@ -27,7 +27,7 @@ impl<'a> Lowering<'a> {
                     offset: v.offset,
                     strides: v.strides,
                 },
-                base(self.graph, v.base),
+                self.around.base(self.graph, v.base),
             ))
         };
         let dims_of = |k: usize| &self.graph.node(node.inputs[k]).dims;
@@ -101,11 +101,12 @@ impl<'a> Lowering<'a> {
                     axis_len: dims_of(0)[*axis],
                 })
             }
-            Op::ScatterAdd { axis } => {
+            Op::Scatter { axis, reduce } => {
                 let (index, from) = operand(1)?;
                 args.push(from);
-                Body::ScatterAdd(ScatterAdd {
+                Body::Scatter(Scatter {
                     axis: *axis,
+                    reduce: *reduce,
                     space: dims_of(0).clone(),
                     value: first,
                     index,
@@ -126,8 +127,50 @@ impl<'a> Lowering<'a> {
             }
             op if op.is_opaque() => {
                 let own = Operand::contiguous(node.dtype, &node.dims)?;
-                args.push(Arg::Buffer(anchor));
+                for k in 1..node.inputs.len() {
+                    args.push(operand(k)?.1);
+                }
+                args.push(self.around.base(self.graph, anchor));
                 match op {
+                    Op::SliceAssign { start, step, axis } => {
+                        let place = axis.and_then(|axis| {
+                            let (mut place, _) = operand(2)?;
+                            for (stride, dim) in place.strides.iter_mut().zip(dims_of(2)) {
+                                if dim.is(1) {
+                                    *stride = Size::ZERO;
+                                }
+                            }
+                            Some((axis, place))
+                        });
+                        let in_place = self.around.in_place.contains_key(&anchor);
+                        if in_place {
+                            args.remove(0);
+                        }
+                        Body::SliceAssign(SliceAssign {
+                            base: (!in_place).then_some(first),
+                            space: dims_of(1).clone(),
+                            value: operand(1)?.0,
+                            start: start.clone(),
+                            step: step.clone(),
+                            place,
+                            result: own,
+                        })
+                    }
+                    Op::Scan {
+                        op,
+                        exclusive,
+                        reverse,
+                    } => Body::Scan(Scan {
+                        op: *op,
+                        exclusive: *exclusive,
+                        reverse: *reverse,
+                        source: first,
+                        factor: match node.inputs.len() {
+                            1 => None,
+                            _ => Some(operand(1)?.0),
+                        },
+                        result: own,
+                    }),
                     Op::Nonzero => Body::Nonzero(Nonzero {
                         space: dims_of(0).clone(),
                         mask: first,
@@ -135,6 +178,7 @@ impl<'a> Lowering<'a> {
                     }),
                     Op::Sort { descending } => Body::Sort(Sort {
                         descending: *descending,
+                        len: *dims_of(0).last()?,
                         source: first,
                         positions: own,
                     }),

@@ -2,7 +2,7 @@
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, Inst, Spec, Store, ValueId};
+use slabwise_kernels::spec::{Body, Dims, Inst, Spec, Store, ValueId};
 use smallvec::SmallVec;
 
 use super::Arg;
@@ -42,6 +42,14 @@ pub(super) fn spread(spec: &mut Spec) {
 pub(super) fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)> {
     let anchors = args.len() - spec.operands.len();
     let mut pairs = Vec::new();
+    // A tensor of which a part is replaced may become the result without a copy.
+    if let Body::SliceAssign(assign) = &spec.body
+        && let [Arg::Buffer(from), rest @ .., Arg::Buffer(to)] = args
+        && assign.base.as_ref() == Some(&assign.result)
+        && !rest.contains(&args[0])
+    {
+        pairs.push((*from, *to));
+    }
     for store in &spec.stores {
         let to = usize::from(store.operand);
         for from in 0..spec.operands.len() {

@@ -7,7 +7,7 @@ use slabwise_kernels::spec::{Dims, Inst, Operand, ValueId};
 use smallvec::SmallVec;
 
 use super::super::layout::AxisMap;
-use super::{Arg, Lowering, base};
+use super::{Arg, Lowering};
 use crate::ops::{NodeId, Op};
 
 impl<'a> Lowering<'a> {
@@ -88,7 +88,7 @@ impl<'a> Lowering<'a> {
         let node = self.graph.node(variable);
         let strides = SmallVec::from_elem(Size::ZERO, self.dims.len());
         self.operand(
-            base(self.graph, variable),
+            self.around.base(self.graph, variable),
             Operand {
                 dtype: node.dtype,
                 offset: Size::ZERO,

@@ -1,0 +1,115 @@
+//! Running sums and the like along the last axis.
+//!
+//! A block walks along a row, tile by tile: the states of a tile are joined in shared memory in
+//! log₂ steps (Hillis and Steele 1986), and the last one is carried to the next tile. How states
+//! are joined follows from the length alone. States of a linear recurrence cannot be joined without
+//! overflow of the products of factors, so a thread walks along its row.
+
+use std::fmt::Write as _;
+
+use slabwise_kernels::dtype::Lane;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Scan, ScanOp, Spec, SpecError};
+
+use super::THREADS;
+use super::elementwise::blocks;
+use super::params::Params;
+use super::space::{Space, points};
+use crate::code::{Storage, lane_type};
+use crate::lower::{Dispatch, Lowered, Target};
+
+pub fn lower(
+    spec: &Spec,
+    scan: &Scan,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Lowered, SpecError> {
+    let last = spec.dims.len() - 1;
+    let mut params = Params::new(spec, bounds, target);
+    let mut outer = Space::over(&spec.dims[..last]);
+    let operands = [Some(&scan.source), scan.factor.as_ref(), Some(&scan.result)];
+    let accesses = operands.map(|o| o.map(|o| outer.push(o.offset, &o.strides[..last])));
+    let (rows, len) = (spec.dims[..last].to_vec(), spec.dims[last]);
+    let storage = Storage::of(scan.source.dtype);
+    let lane = lane_type(scan.source.dtype.lane());
+    let linear = scan.op == ScanOp::Linear;
+    let result = 1 + usize::from(linear);
+    let mut body = params.pointer("source", &format!("const {}", storage.ty), 0);
+    if linear {
+        body += &params.pointer("factors", &format!("const {}", storage.ty), 1);
+    }
+    body += &params.pointer("result", Storage::of(scan.result.dtype).ty, result);
+    let count: Vec<String> = rows.iter().map(|&d| params.size(d)).collect();
+    let count = if count.is_empty() {
+        "1".into()
+    } else {
+        count.join(" * ")
+    };
+    let _ = writeln!(
+        body,
+        "const idx rows = {count}, len = {};",
+        params.size(len)
+    );
+    let (text, coordinates) = params.coordinates("row", &outer.dims, "c");
+    let mut element = |name: &str, k: usize| {
+        let first = accesses[k].map(|access| outer.place(&mut params, access, &coordinates));
+        let strides = operands[k].map_or(Size::ZERO, |o| o.strides[last]);
+        let along = params.dot(&[strides], &["at".to_string()], Size::ZERO);
+        format!("{name}[{} + {along}]", first.unwrap_or_default())
+    };
+    let x = storage.widen(&element("source", 0));
+    let to = element("result", 2);
+    let at = if scan.reverse { "len - 1 - k" } else { "k" };
+    if linear {
+        let factor = storage.widen(&element("factors", 1));
+        let _ = writeln!(
+            body,
+            "const idx threads = idx(gridDim.x) * {THREADS};\n\
+             for (idx row = idx(blockIdx.x) * {THREADS} + threadIdx.x; row < rows; row += threads) {{\n\
+             {text}{lane} state = 0;\nfor (idx k = 0; k < len; ++k) {{\nconst idx at = {at};\n\
+             const {lane} next = step_linear(state, {factor}, {x});\n\
+             {to} = {};\nstate = next;\n}}\n}}",
+            if scan.exclusive { "state" } else { "next" }
+        );
+    } else {
+        let (state, of) = match (scan.op, scan.source.dtype.lane()) {
+            (ScanOp::LogSumExp, _) => ("ScanExponentials", "ScanExponentials"),
+            (ScanOp::ArgMax, _) => ("ScanRank", "ScanLargest"),
+            (ScanOp::ArgMin, _) => ("ScanRank", "ScanSmallest"),
+            (_, Lane::F32) => ("ScanSum<float>", "ScanSum<float>"),
+            _ => ("ScanSum<int>", "ScanSum<int>"),
+        };
+        let (kept, before) = if scan.exclusive {
+            let before = format!(
+                "const {state} before = t == 0 ? carried : {state}::join(carried, states[t - 1]);\n"
+            );
+            ("before", before)
+        } else {
+            ("own", String::new())
+        };
+        let _ = writeln!(
+            body,
+            "__shared__ {state} states[{THREADS}];\nconst int t = threadIdx.x;\n\
+             for (idx row = blockIdx.x; row < rows; row += gridDim.x) {{\n{text}\
+             {state} carried = {state}::none();\n\
+             for (idx base = 0; base < len; base += {THREADS}) {{\n\
+             const idx k = base + t, at = {at};\n\
+             states[t] = k < len ? {of}::of({x}, int(at)) : {state}::none();\n\
+             scan_states<{THREADS}>(states);\n\
+             const {state} own = {state}::join(carried, states[t]);\n\
+             {before}carried = {state}::join(carried, states[{THREADS} - 1]);\n\
+             if (k < len) {to} = {kept}.result();\n__syncthreads();\n}}\n}}"
+        );
+    }
+    let function = params.function("scan", THREADS, &body);
+    let target = *target;
+    Ok(Lowered::new(vec![function], 0, move |env| {
+        let each = if linear { THREADS } else { 1 };
+        let blocks = if len.at(env) > 0 {
+            blocks(points(&rows, env), each, &target)
+        } else {
+            0
+        };
+        vec![Dispatch::new(0, blocks, THREADS, params.words(env))]
+    }))
+}
