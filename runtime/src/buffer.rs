@@ -9,6 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, Region};
 
 use crate::backend::Backend;
+use crate::data::{HostArray, format};
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
@@ -98,6 +99,46 @@ impl fmt::Debug for Output<'_> {
     }
 }
 
+/// The elements as text, then type and shape: those of arrays of more than 1,000 elements shortened
+/// to three at each end of an axis.
+///
+/// ```
+/// # use slabwise::prelude::*;
+/// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+/// # let trace = Trace::inference();
+/// # let x = trace.input("x", F32, (2, 2));
+/// # let program = session.compile(&trace, [x * 2.0])?;
+/// let [y] = session.run(&program, &[0.25f32, 1.0, -0.5, 8.0])?;
+/// assert_eq!(y.to_string(), "[[ 0.5,  2.0],\n [-1.0, 16.0]] f32 [2, 2]");
+/// # Ok::<(), slabwise::Error>(())
+/// ```
+impl fmt::Display for Output<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shown.get() {
+            Ok((memory, region)) => {
+                let bytes = memory.bytes(&region);
+                let at = |at: usize| {
+                    let each = self.dtype.bytes();
+                    element(self.dtype, &bytes[at * each..(at + 1) * each])
+                };
+                format(f, self.dtype, &self.lengths, at)
+            }
+            Err(error) => write!(f, "(not known, because the run failed: {error})"),
+        }
+    }
+}
+
+/// The value of an element's bytes.
+fn element(dtype: DType, bytes: &[u8]) -> f64 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]).into(),
+        (DType::I32, &[a, b, c, d]) => i32::from_ne_bytes([a, b, c, d]).into(),
+        (DType::F16, &[a, b]) => half::f16::from_ne_bytes([a, b]).into(),
+        (DType::BF16, &[a, b]) => half::bf16::from_ne_bytes([a, b]).into(),
+        (_, bytes) => bytes.first().copied().unwrap_or(0).into(),
+    }
+}
+
 impl Output<'_> {
     /// The first element as a number, for instance a loss or an accuracy. NaN if there is no
     /// element, and if the run failed on a device that reports the failure only now; the next run
@@ -182,6 +223,33 @@ impl Output<'_> {
     /// The elements, copied into an array.
     pub fn array<T: Element>(&self) -> Result<ArrayD<T>> {
         Ok(self.view::<T>()?.to_owned())
+    }
+
+    /// The elements, copied into an array of their type.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// # let trace = Trace::inference();
+    /// # let x = trace.input("x", F32, (3,));
+    /// # let program = session.compile(&trace, [x.exp()])?;
+    /// # let path = std::env::temp_dir().join("slabwise-doc-y.npy");
+    /// let [y] = session.run(&program, &[1.0f32, 2.0, 3.0])?;
+    /// slabwise::data::npy::write(&path, &y.to_host()?)?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Output::bytes`].
+    pub fn to_host(&self) -> Result<HostArray> {
+        Ok(match self.dtype {
+            DType::F32 => HostArray::F32(self.array()?),
+            DType::F16 => HostArray::F16(self.array()?),
+            DType::BF16 => HostArray::BF16(self.array()?),
+            DType::I32 => HostArray::I32(self.array()?),
+            DType::U8 => HostArray::U8(self.array()?),
+            DType::Bool => HostArray::Bool(self.array()?),
+        })
     }
 
     /// The buffer this output took over, if its input was donated. It outlives the next run and can

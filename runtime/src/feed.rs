@@ -6,6 +6,9 @@ use slabwise_kernels::memory::Element;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
+use crate::data::{HostArray, with_array};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -60,6 +63,7 @@ to_bytes!(f32, i32, u8, half::f16, half::bf16);
 
 fn visit_array<T: Element + ToBytes, D: Dimension>(
     array: &ArrayRef<T, D>,
+    dtype: DType,
     visit: &mut dyn FnMut(Source<'_>),
 ) {
     let lengths = Lengths::from_slice(array.shape());
@@ -68,7 +72,7 @@ fn visit_array<T: Element + ToBytes, D: Dimension>(
         None => write(array.iter().copied(), bytes),
     };
     visit(Source::Host {
-        dtype: T::DTYPE,
+        dtype,
         lengths: Some(lengths),
         elements: array.len(),
         copy: &copy,
@@ -77,7 +81,7 @@ fn visit_array<T: Element + ToBytes, D: Dimension>(
 
 impl<T: Element + ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
-        visit_array(self, visit);
+        visit_array(self, T::DTYPE, visit);
     }
 }
 
@@ -102,6 +106,12 @@ impl<T: Element + ToBytes> Input for Vec<T> {
 impl<T: Element + ToBytes, const N: usize> Input for [T; N] {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         self.as_slice().visit(visit);
+    }
+}
+
+impl Input for HostArray {
+    fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
+        with_array!(self, array => visit_array(array, self.dtype(), visit));
     }
 }
 
@@ -191,6 +201,7 @@ feed_one!(
     [T: Element + ToBytes] [T],
     [T: Element + ToBytes] Vec<T>,
     [T: Element + ToBytes, const N: usize] [T; N],
+    [] HostArray,
     [] Buffer,
     [] Donated,
 );

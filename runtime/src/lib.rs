@@ -38,7 +38,7 @@ pub use plan::{
 };
 pub use program::Program;
 pub use program::shapes::PlanCounts;
-pub use session::{KernelTime, Roofline, RunStats, Session};
+pub use session::{DebugValue, KernelTime, LayerSummary, Roofline, RunStats, Session, Summary};
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;

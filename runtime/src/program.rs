@@ -23,7 +23,9 @@ use crate::graph::Origin;
 use crate::memory::{Tag, TagId};
 use crate::passes::MicroBatchRange;
 use crate::plan::Plan;
+use crate::session::LayerOutput;
 use crate::shape::Symbols;
+use crate::trace::Debugged;
 use shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
@@ -32,6 +34,10 @@ pub struct Program<const N: usize> {
     pub(crate) inner: Arc<Compiled>,
     /// With unbounded dimensions, the plans for other lengths.
     pub(crate) shaped: Option<Box<PerShape>>,
+    /// The values that it shows, whose scalars are outputs after the first `N`.
+    pub(crate) debugged: Vec<Debugged>,
+    /// Its layers with their outputs.
+    pub(crate) layers: Vec<(Arc<str>, LayerOutput)>,
 }
 
 impl<const N: usize> Program<N> {
@@ -150,6 +156,8 @@ pub(crate) struct PlannedBuffer {
     pub dims: Dims,
     /// Its size is data-dependent: it has no place in the slab.
     pub data_dependent: bool,
+    /// Where its value comes from, if it is one of the graph.
+    pub origin: Option<Origin>,
 }
 
 /// An input of the program; `buffer` is `None` if nothing uses it.

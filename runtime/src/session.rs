@@ -3,7 +3,9 @@
 mod checks;
 mod copies;
 mod data_dependent;
+mod debug;
 mod dynamic;
+mod finite;
 mod link;
 mod load;
 mod measure;
@@ -14,6 +16,7 @@ mod shapes;
 mod shared;
 mod slots;
 mod steps;
+mod summary;
 mod values;
 mod variables;
 
@@ -49,9 +52,12 @@ use data_dependent::DataDependent;
 use shapes::first_lengths;
 
 pub use crate::backend::Roofline;
+pub use debug::DebugValue;
 pub use measure::KernelTime;
 pub(crate) use memory::Memory;
 pub(crate) use steps::{Buffers, Run};
+pub(crate) use summary::{LayerOutput, layer_outputs};
+pub use summary::{LayerSummary, Summary};
 pub(crate) use variables::{Variable, Variables, fixed};
 
 /// The memory that a run used, measured from the addresses that its kernels were given.
@@ -90,6 +96,10 @@ pub(crate) struct Execution {
     stats: RunStats,
     /// The fastest time of each step, while a program is profiled.
     profile: Option<Vec<f64>>,
+    /// Whether runs stop at the first kernel whose result is not finite.
+    nan_check: settings::NanCheck,
+    /// The receiver of shown values, if they are not printed.
+    sink: Option<debug::Sink>,
     /// The record of the run, while one is made.
     recording: Option<measure::Recording>,
 }
@@ -122,6 +132,8 @@ impl Session {
                 data_dependent: DataDependent::default(),
                 stats: RunStats::default(),
                 profile: None,
+                nan_check: settings::check_nan()?,
+                sink: None,
                 recording: None,
             },
         })
@@ -216,7 +228,9 @@ impl Session {
         outputs: [Tensor<'_>; N],
     ) -> Result<Program<N>> {
         let graph = self.finished(trace, &outputs)?;
-        self.compile_graph(trace.name(), &graph)
+        let mut program = self.compile_outputs(trace.name(), &graph)?;
+        program.debugged = trace.debugged();
+        Ok(program)
     }
 
     /// Plans a trace for these outputs as [`Session::compile`] would, but allocates neither weights
@@ -251,7 +265,11 @@ impl Session {
             )));
         }
         match finished {
-            Ok(graph) if mistakes.is_empty() => {
+            Ok(mut graph) if mistakes.is_empty() => {
+                let debugged = trace.debugged();
+                graph
+                    .outputs
+                    .extend(debugged.iter().filter_map(|d| d.scalars).flatten());
                 if trace.is_training() && !trace.changes_anything() {
                     log::warn!(
                         "\"{}\" is for training but changes no weight and no state: does it lack its minimize?",
@@ -289,8 +307,14 @@ impl Session {
                 "\"{name}\" has {has}, {expected} are expected"
             )));
         }
+        self.compile_outputs(name, graph)
+    }
+
+    /// Compiles a graph whose first `N` outputs are those of its user.
+    fn compile_outputs<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
         let counters = self.variables.new_counters(name, graph)?;
-        let program = self.compile_for_shapes(name, graph)?;
+        let mut program = self.compile_for_shapes(name, graph)?;
+        program.layers = layer_outputs(graph);
         self.variables.keep_counters(counters);
         self.memory.grow_slab(&program.inner)?;
         Ok(program)
@@ -317,7 +341,7 @@ impl Session {
             inner.place_in(slab, buffer)
         })?;
         self.run_fed(inner, &mut env, &regions)?;
-        self.outputs(inner, &feed, &env, slab)
+        self.outputs((inner, &program.debugged), &feed, &env, slab)
     }
 
     pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {

@@ -6,6 +6,7 @@
 
 mod arrays;
 mod constants;
+mod debug;
 mod donate;
 mod gradients;
 mod learn;
@@ -36,6 +37,7 @@ use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{POISON, Tensor};
 
 pub(crate) use constants::countable;
+pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::names;
 pub use precision::Precision;
 pub(crate) use state::RANDOM;
@@ -76,6 +78,10 @@ struct Building {
     /// them.
     segments: u32,
     in_segment: bool,
+    /// The values that the program shows.
+    debugged: Vec<Debugged>,
+    /// The part of the step that is being recorded, in a step of several.
+    part: Option<usize>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.

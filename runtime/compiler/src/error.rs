@@ -158,6 +158,16 @@ pub enum Error {
     /// A program, buffer or parameter belongs to another session.
     #[error("{0}")]
     Foreign(String),
+    /// A kernel computed NaN, or an infinite number, in a session that
+    /// [checks](crate::settings::NanCheck) for it; weights and state are as they were before the
+    /// run.
+    #[error("{mistake}; no weight was changed")]
+    NotFinite {
+        /// The kernel's name in the plan.
+        kernel: String,
+        /// The place and the message.
+        mistake: Mistake,
+    },
     /// A device that is not there.
     #[error("device {device}: {why}")]
     Device {

@@ -30,7 +30,39 @@ pub const CUDNN: &str = "SLABWISE_CUDNN";
 /// Variables that are 0 or 1, and 1 unless set.
 pub const SWITCHES: [&str; 5] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE, CUDNN];
 
+/// Whether runs stop at a kernel whose result is not finite: 0, 1 or `inf`.
+pub const CHECK_NAN: &str = "SLABWISE_CHECK_NAN";
+
 pub use slabwise_pool::variable;
+
+/// The results of kernels at which a run stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NanCheck {
+    /// None are examined.
+    #[default]
+    Off,
+    /// Those with NaN. Infinite numbers pass, because masks of attention and maxima over nothing
+    /// are infinite by intent.
+    Nan,
+    /// Those with NaN or infinite numbers.
+    NanAndInfinite,
+}
+
+/// `SLABWISE_CHECK_NAN`: the results of kernels at which a run stops, unless the session says so.
+///
+/// # Errors
+/// If it is neither 0, 1 nor `inf`.
+pub fn check_nan() -> Result<NanCheck> {
+    match variable(CHECK_NAN).as_deref().map(str::trim) {
+        None | Some("0") => Ok(NanCheck::Off),
+        Some("1") => Ok(NanCheck::Nan),
+        Some("inf") => Ok(NanCheck::NanAndInfinite),
+        Some(text) => Err(Error::Value(format!(
+            "{CHECK_NAN} is {:?}; it is 0, 1 (NaN) or inf (NaN and infinite numbers)",
+            brief(text)
+        ))),
+    }
+}
 
 /// `SLABWISE_THREADS`: how many threads a session's kernels use, and how many compile kernels for a
 /// GPU.
@@ -97,6 +129,7 @@ pub fn mistakes() -> Vec<Error> {
         .into_iter()
         .chain(SWITCHES.into_iter().filter_map(|name| switch(name).err()))
         .chain(verify().err())
+        .chain(check_nan().err())
         .chain(pool)
         .collect()
 }

@@ -12,16 +12,22 @@
 //! # Ok::<(), slabwise::data::DataError>(())
 //! ```
 
+mod array;
 mod cifar;
 mod idx;
 mod mnist;
+pub mod npy;
 mod prefetch;
+mod show;
 mod split;
 
+pub use array::HostArray;
+pub(crate) use array::with_array;
 pub use cifar::Cifar10;
 pub use idx::Idx;
 pub use mnist::Mnist;
 pub use prefetch::Prefetched;
+pub(crate) use show::{format, short};
 pub use slabwise_compiler::error::DataError;
 pub use split::{Batch, Batches, FlatBatch, FlatBatches, Split, epoch_seed};
 

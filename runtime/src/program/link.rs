@@ -85,6 +85,7 @@ fn planned_buffers(program: &ir::Program, plan: &Plan) -> Vec<PlannedBuffer> {
         dtype: value.dtype,
         dims: value.dims.clone(),
         data_dependent: value.data_dependent,
+        origin: value.node.map(|node| program.graph.origin(node).clone()),
     };
     values.map(buffer).collect()
 }

@@ -72,6 +72,7 @@ impl Session {
         self.memory.pool.end_step(self.memory.backend.source());
         self.memory.backend.end_run(inner.loaded.as_ref())?;
         let places = self.memory.places(&held)?;
+        self.show((inner, &program.debugged), &env, |b| places[b])?;
         let buffers: [Option<crate::buffer::Buffer>; N] =
             self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
         self.execution.dynamic = held;

@@ -10,6 +10,7 @@ use crate::backend::{Bindings, Check, Extent, LoadRequest, LoadStep, Replay};
 use crate::error::{Mistake, Result};
 use crate::passes::{moved, operations};
 use crate::program::{Compiled, Place, Step, Work};
+use crate::settings::NanCheck;
 
 impl Session {
     /// Loads a program's kernels, and makes room for its inputs and sizes, as far as this session's
@@ -49,6 +50,7 @@ impl Session {
         };
         if self.execution.profile.is_some()
             || self.execution.recording.is_some()
+            || self.execution.nan_check != NanCheck::Off
             || inner.guard > 0
             || inner.has_data_dependent
             || !self.memory.backend.capabilities().recorded_launches

@@ -8,17 +8,19 @@ use crate::buffer::{Buffer, Output, Shown};
 use crate::error::Result;
 use crate::feed::Feed;
 use crate::program::{Compiled, lengths};
+use crate::trace::Debugged;
 
 impl Session {
     /// The outputs of a run, where they lie.
     pub(super) fn outputs<const N: usize>(
         &mut self,
-        inner: &Compiled,
+        (inner, debugged): (&Compiled, &[Debugged]),
         feed: &dyn Feed,
         env: &Env,
         slab: Region,
     ) -> Result<[Output<'_>; N]> {
         let place = |b: usize| inner.place_in(slab, b);
+        self.show((inner, debugged), env, place)?;
         let buffers: [Option<Buffer>; N] =
             self.give_donated(inner, feed, env, &mut |b| place(b))?;
         let mut regions = [Region::default(); N];

@@ -148,7 +148,8 @@ impl Session {
             self.fill_slots(inner, queue, batches);
         }
         let slab = self.memory.slab()?;
-        self.outputs(inner, &(), &env, slab).map(Some)
+        self.outputs((inner, &program.debugged), &(), &env, slab)
+            .map(Some)
     }
 
     /// Starts to copy a batch to the program's next free [slot](Session::with_prefetch), for
@@ -182,7 +183,7 @@ impl Session {
         let mut env = self.take_slot(inner, queue)?;
         self.run_taken(inner, queue, &mut env)?;
         let slab = self.memory.slab()?;
-        self.outputs(inner, &(), &env, slab)
+        self.outputs((inner, &program.debugged), &(), &env, slab)
     }
 
     fn no_slots(&self, inner: &Compiled) -> Error {

@@ -63,6 +63,8 @@ impl Session {
             return Ok(Program {
                 inner: Arc::new(self.link(compiled)?),
                 shaped: None,
+                debugged: Vec::new(),
+                layers: Vec::new(),
             });
         }
         let shaped = PerShape {
@@ -74,6 +76,8 @@ impl Session {
         Ok(Program {
             inner,
             shaped: Some(Box::new(shaped)),
+            debugged: Vec::new(),
+            layers: Vec::new(),
         })
     }
 

@@ -95,7 +95,11 @@ impl Session {
             }
             _ => None,
         };
+        let mut search = self.begin_search();
         for (at, step) in inner.steps.iter().enumerate() {
+            if let Some(search) = &mut search {
+                search.before(self, step)?;
+            }
             let workspace = self.begin_step(run, at, env)?;
             let arguments: Arguments = step
                 .places
@@ -119,6 +123,9 @@ impl Session {
                     };
                     let done = self.memory.backend.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;
+                    if let Some(search) = &search {
+                        search.after(self, run, at, &arguments, env)?;
+                    }
                     if !run.recorded {
                         self.bind_length(inner, at, arguments.first(), env)?;
                     }
@@ -186,7 +193,7 @@ impl Session {
     }
 
     /// The region of a buffer.
-    fn region_of(&self, run: &Run<'_>, buffer: usize) -> Result<Region> {
+    pub(super) fn region_of(&self, run: &Run<'_>, buffer: usize) -> Result<Region> {
         let inner = run.inner;
         let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
         match &run.buffers {

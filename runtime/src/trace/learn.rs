@@ -174,7 +174,11 @@ impl Trace {
         let mut sums: BTreeMap<u32, NodeId> = BTreeMap::new();
         let mut total: Option<Tensor<'t>> = None;
         for part in 0..parts {
-            self.building.borrow_mut().graph.current_part += 1;
+            {
+                let building = &mut *self.building.borrow_mut();
+                building.graph.current_part += 1;
+                building.part = Some(part);
+            }
             let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
             // Scaled before differentiation, so that the sums are gradients of the mean.
             let loss = self.on_behalf(at, || loss * share);
@@ -191,7 +195,11 @@ impl Trace {
                 sums.insert(variable, sum);
             }
         }
-        self.building.borrow_mut().graph.current_part += 1;
+        {
+            let building = &mut *self.building.borrow_mut();
+            building.graph.current_part += 1;
+            building.part = None;
+        }
         self.update(at, sums.into_iter().collect(), &optimizer);
         total.unwrap_or(self.poisoned())
     }

@@ -132,3 +132,68 @@ fn random_graphs_without_elements_run_on_a_device() {
         against_the_evaluator(seed, 8, &open);
     }
 }
+
+/// Shown statistics are those of the CPU, and the search for NaN names the same line, whether runs
+/// are replayed or launched.
+#[test]
+fn values_are_shown_and_nan_is_found_on_a_device() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let run = |device: Device| {
+        let (sender, shown) = std::sync::mpsc::channel();
+        let untuned = CompileOptions {
+            tuning: slabwise::Tuning::Off,
+            ..CompileOptions::default()
+        };
+        let mut session = Session::new(device, Params::seeded(0))
+            .expect("a session")
+            .with_threads(1)
+            .with_options(untuned)
+            .with_debug(move |value| sender.send(value.clone()).expect("the test receives"));
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (3, 4));
+        let y = x.ln() * 2.0;
+        trace.debug("y", y);
+        trace.debug("positions", x.cast(I32));
+        let program = session
+            .compile(&trace, [y.sum_over(1)])
+            .expect("it compiles");
+        let inputs = |bad: f32| {
+            Array2::from_shape_fn((3, 4), |(i, j)| {
+                if (i, j) == (1, 2) {
+                    bad
+                } else {
+                    (i + j) as f32
+                }
+            })
+        };
+        for bad in [3.0, -1.0, -1.0, 0.5] {
+            session.run(&program, &inputs(bad)).expect("it runs");
+        }
+        let mut session = session.with_nan_check(slabwise::settings::NanCheck::Nan);
+        session
+            .run(&program, &inputs(3.0))
+            .expect("ln(0) is infinite");
+        let Err(slabwise::Error::NotFinite { mistake, .. }) = session.run(&program, &inputs(-1.0))
+        else {
+            panic!("ln(-1) is NaN");
+        };
+        assert!(mistake.message.contains("element [1, 2]"), "{mistake}");
+        drop(session);
+        (shown.iter().collect::<Vec<_>>(), mistake.location)
+    };
+    let ((on_host, line), (on_device, same)) = (run(Device::Cpu), run(Device::Cuda(0)));
+    assert_eq!((line, on_host.len()), (same, 10));
+    for (a, b) in on_host.iter().zip(&on_device) {
+        assert_eq!((&a.shape, a.nan, a.infinite), (&b.shape, b.nan, b.infinite));
+        for (a, b) in [
+            (a.min, b.min),
+            (a.max, b.max),
+            (a.mean, b.mean),
+            (a.std, b.std),
+        ] {
+            assert!((a - b).abs() < 1e-5, "{a} and {b}");
+        }
+    }
+}

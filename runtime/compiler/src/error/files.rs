@@ -31,6 +31,22 @@ pub enum DataError {
         /// The system's error.
         source: io::Error,
     },
+    /// The file could not be written. An earlier file of that name is unchanged.
+    #[error("cannot write {}: {source}; check that the folder exists, is writable and has space", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The content of a file is not as its format, or the runtime's types, demand.
+    #[error("{}: {detail}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The defect.
+        detail: String,
+    },
     /// The file does not start as expected.
     #[error(
         "{} does not start as an IDX file of unsigned bytes with {rank} dimensions: {detail}; \
