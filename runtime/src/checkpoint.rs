@@ -7,6 +7,8 @@ use crate::error::Result;
 use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsError};
 
+mod foreign;
+
 /// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
 

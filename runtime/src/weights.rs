@@ -6,13 +6,37 @@
 //! reported at once. Elements are little-endian, row-major, and travel as bytes, so every bit
 //! survives, NaN payloads included.
 //!
+//! Weights of other programs, in one file or in shards, are opened by [`Weights::open`], mapped by
+//! [`Rules`] and read a part at a time, so that loading takes hardly more memory than the weights
+//! themselves:
+//!
+//! ```no_run
+//! # use slabwise::prelude::*;
+//! # fn load(session: &mut Session) -> Result<()> {
+//! use slabwise::weights::{Rules, Weights};
+//!
+//! session.load_from(&Weights::open("openai-community/gpt2")?, &Rules::gpt2())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A file that [`save`] wrote has a checksum of each tensor in its metadata (`slabwise.crc32`:
 //! CRC-32 of the bytes, eight hexadecimal digits for each tensor in the order of names), and a
 //! tensor that has changed since is refused by name. Files of other programs, without this entry,
 //! are read unchecked.
 
+mod assembly;
+mod convert;
 mod file;
 mod fit;
+mod header;
+mod layouts;
+mod map;
+mod open;
+mod pattern;
+mod plan;
+mod rules;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,6 +49,11 @@ use slabwise_planner::files;
 pub use file::{FILE_MAX, File};
 pub(crate) use fit::{Expected, fit};
 pub use fit::{LoadOptions, Loaded};
+pub use open::Weights;
+pub(crate) use plan::LoadPlan;
+pub use rules::Rules;
+pub use write::SaveOptions;
+pub(crate) use write::{Saved, save_as};
 pub use slabwise_compiler::error::WeightsError;
 
 /// A named tensor, as [`save`] writes it and [`File`] hands it out.

@@ -25,6 +25,18 @@ const LINKS_MAX: usize = 40;
 /// The system's error, such as a full disk; an error for a folder, a block device, or a file that
 /// may not be written to. A regular file at `path` is then unchanged.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_with(path, &mut |file| file.write_all(bytes))
+}
+
+/// As [`replace`], with content that `write` produces piece by piece, so that it need not be in
+/// memory at once. If `write` fails, a regular file at `path` is unchanged.
+///
+/// # Errors
+/// As [`replace`], and those of `write`.
+pub fn replace_with(
+    path: &Path,
+    write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let target = followed(path)?;
     let folder = match target.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
@@ -33,10 +45,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     };
     // The entries of a process's descriptor folder name open files, which are written in place.
     if fs::canonicalize(folder).is_ok_and(|folder| folder.starts_with("/proc")) {
-        return OpenOptions::new()
-            .append(true)
-            .open(&target)?
-            .write_all(bytes);
+        return write(&mut OpenOptions::new().append(true).open(&target)?);
     }
     let before = match fs::metadata(&target) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -53,10 +62,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
             ));
         }
         Some(there) if !there.is_file() => {
-            return OpenOptions::new()
-                .write(true)
-                .open(&target)?
-                .write_all(bytes);
+            return write(&mut OpenOptions::new().write(true).open(&target)?);
         }
         // A file that may not be written to may not be replaced either.
         Some(_) => drop(OpenOptions::new().write(true).open(&target)?),
@@ -72,7 +78,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         beside.permissions(fs::Permissions::from_mode(0o666));
     }
     let mut file = beside.tempfile_in(folder)?;
-    file.write_all(bytes)?;
+    write(&mut file)?;
     if let Some(before) = &before {
         keep_access(file.as_file(), before)?;
     }

@@ -1,41 +1,30 @@
 //! A safetensors file, read whole and checked.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensors};
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use safetensors::tensor::Dtype;
 use slabwise_kernels::dtype::DType;
-use slabwise_planner::{brief, shortened};
+use slabwise_planner::brief;
 
-use super::{CHECKSUMS, Entry, METADATA_KEY, WeightsError, from_format};
+use super::header::{self, Header, Info, LENGTH_BYTES};
+use super::{CHECKSUMS, Entry, WeightsError, from_format};
 
 /// The most bytes of a file: more than fits any machine that this crate would train on, but less
 /// than a file that could only fill its disk.
 pub const FILE_MAX: u64 = 1 << 38;
-
-/// Most characters of a parser's message.
-const DETAIL_MAX: usize = 160;
-
-/// The header's entry of one tensor.
-#[derive(Debug)]
-pub(super) struct Info {
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    range: Range<usize>,
-}
 
 /// A safetensors file, read whole and checked.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
     bytes: Vec<u8>,
+    /// The end of the header.
+    start: usize,
     pub(super) tensors: BTreeMap<String, Info>,
     metadata: BTreeMap<String, String>,
 }
@@ -91,46 +80,29 @@ impl File {
             path: path.to_owned(),
             detail,
         };
-        let said = |error: &dyn fmt::Display| malformed(shortened(&error.to_string(), DETAIL_MAX));
-        let (header, info) = SafeTensors::read_metadata(&bytes).map_err(|e| said(&e))?;
-        let start = header + size_of::<u64>();
-        let text = bytes.get(size_of::<u64>()..start).unwrap_or_default();
-        serde_json::from_slice::<Names>(text).map_err(|e| said(&e))?;
-        let mut tensors = BTreeMap::new();
-        for tensor in info.offset_keys() {
-            let Some(found) = info.info(&tensor) else {
-                continue;
-            };
-            let range = start + found.data_offsets.0..start + found.data_offsets.1;
-            let outside =
-                || malformed(format!("tensor `{}` lies outside the file", brief(&tensor)));
-            let data = bytes.get(range.clone()).ok_or_else(outside)?;
+        let number = bytes.first_chunk().copied().ok_or_else(|| {
+            let detail = "it has fewer bytes than the length of a header";
+            malformed(detail.into())
+        })?;
+        let length = header::length(number, bytes.len() as u64).map_err(malformed)?;
+        let start = LENGTH_BYTES + length as usize;
+        let (text, data) = bytes[LENGTH_BYTES..].split_at(length as usize);
+        let Header { tensors, metadata } =
+            Header::parse(text, data.len() as u64).map_err(malformed)?;
+        for (tensor, info) in &tensors {
             // Kernels rely on it.
-            if found.dtype == Dtype::BOOL && data.iter().any(|&byte| byte > 1) {
+            let data = data.get(info.range.clone()).unwrap_or_default();
+            if info.dtype == Dtype::BOOL && data.iter().any(|&byte| byte > 1) {
                 return Err(malformed(format!(
                     "tensor `{}` holds a bool other than 0 or 1",
-                    brief(&tensor)
+                    brief(tensor)
                 )));
             }
-            let shape = found.shape.iter().map(|&extent| extent as u64).collect();
-            tensors.insert(
-                tensor,
-                Info {
-                    dtype: found.dtype,
-                    shape,
-                    range,
-                },
-            );
         }
-        let metadata = info
-            .metadata()
-            .iter()
-            .flatten()
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect();
         let mut file = File {
             path: path.to_owned(),
             bytes,
+            start,
             tensors,
             metadata,
         };
@@ -221,7 +193,8 @@ impl File {
 
     fn data(&self, info: &Info) -> &[u8] {
         // The range was checked when the file was read.
-        self.bytes.get(info.range.clone()).unwrap_or_default()
+        let data = self.bytes.get(self.start..).unwrap_or_default();
+        data.get(info.range.clone()).unwrap_or_default()
     }
 
     /// A tensor's elements converted to a type that it has or that [`is_cast`] permits.
@@ -286,41 +259,5 @@ pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
         Dtype::F16 | Dtype::BF16 | Dtype::F32 => half || to == DType::F32,
         Dtype::F64 => to == DType::F32,
         _ => false,
-    }
-}
-
-/// The keys of a JSON object, which must be unique: of the header, and of its metadata.
-struct Names;
-
-impl<'de> Deserialize<'de> for Names {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
-        deserializer.deserialize_map(Names)
-    }
-}
-
-impl<'de> Visitor<'de> for Names {
-    type Value = Names;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
-        let mut names = BTreeSet::new();
-        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            if name == METADATA_KEY {
-                map.next_value::<Names>()?;
-            } else {
-                map.next_value::<IgnoredAny>()?;
-            }
-            if names.contains(&name) {
-                return Err(A::Error::custom(format_args!(
-                    "its header has the name `{}` twice",
-                    brief(&name)
-                )));
-            }
-            names.insert(name);
-        }
-        Ok(Names)
     }
 }

@@ -11,7 +11,7 @@ use super::file::is_cast;
 use super::{File, WeightsError, from_format};
 
 /// Most lines of differences that an error lists.
-const PROBLEMS_MAX: usize = 64;
+pub(super) const PROBLEMS_MAX: usize = 64;
 
 /// The new name of a tensor, or none for a tensor that is left out.
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;

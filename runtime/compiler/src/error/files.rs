@@ -168,6 +168,20 @@ pub enum WeightsError {
         /// The checksum of the bytes in the file.
         found: u32,
     },
+    /// The list of a sharded model's files cannot be used.
+    #[error("{} is not an index of shards ({detail}); fetch it again, or name one of its files", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The defect.
+        detail: String,
+    },
+    /// Rules for weights are mistaken or contradict each other.
+    #[error("these rules for weights cannot be used:{faults}")]
+    Rules {
+        /// One line per mistake, each starting with a line break.
+        faults: String,
+    },
     /// A tensor handed to `save` cannot be stored.
     #[error("cannot save tensor `{}`: {detail}", brief(tensor))]
     InvalidTensor {

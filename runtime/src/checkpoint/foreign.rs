@@ -1,0 +1,102 @@
+//! Weights of other programs: loading and saving by rules.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::session::{Session, Variable, fixed};
+use crate::weights::{self, Expected, LoadPlan, Loaded, Rules, SaveOptions, Saved, Weights};
+
+/// The weights and statistics of a model; state of programs is not saved for others.
+fn is_weight(variable: &Variable) -> bool {
+    variable.info.is_param && !variable.info.is_constant()
+}
+
+impl Session {
+    /// Reads the weights of another program, by rules that map them to this session's: names,
+    /// transposes, parts. Optimizer and random state stay as they are; averages of weights start
+    /// anew from the weights read. No program need have been compiled. Weights are read a part at a
+    /// time, to where the session has them.
+    ///
+    /// ```no_run
+    /// # use slabwise::prelude::*;
+    /// # fn load(session: &mut Session) -> Result<()> {
+    /// use slabwise::weights::{Rules, Weights};
+    ///
+    /// session.load_from(&Weights::open("all-MiniLM-L6-v2")?, &Rules::minilm())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// All differences at once, each with file, tensor, rule and shapes; values that the model's
+    /// types do not have; rules that contradict each other. Nothing is changed then. If a file that
+    /// could be read before cannot be read any more, some weights are those of the file and the
+    /// others as before.
+    pub fn load_from(&mut self, weights: &Weights, rules: &Rules) -> Result<Loaded> {
+        self.adopt(&Graph::default())?;
+        let of = |v: &Variable| Expected {
+            name: v.info.name.to_string(),
+            dtype: v.info.dtype,
+            shape: fixed(&v.info.dims),
+        };
+        let wanted: Vec<&Variable> = self.variables.list.iter().filter(|v| is_weight(v)).collect();
+        let expected: Vec<Expected> = wanted.iter().map(|v| of(v)).collect();
+        let plan = LoadPlan::new(weights, rules, &expected)?;
+        let mut buffer = Vec::new();
+        for (at, (variable, weight)) in wanted.into_iter().zip(&expected).enumerate() {
+            if !plan.has(at) {
+                continue;
+            }
+            let mut read = Ok(());
+            self.memory
+                .backend
+                .map_write(&variable.region, &mut |memory, region| {
+                    read = plan.read(at, weight, memory.bytes_mut(region), &mut buffer);
+                })?;
+            read?;
+        }
+        self.variables
+            .restart_averages(0, &mut *self.memory.backend)?;
+        Ok(plan.loaded)
+    }
+
+    /// Writes the weights and statistics in the layout of another program: the rules by which they
+    /// would be loaded, run backwards. A path that ends in `.safetensors` is a file, any other a
+    /// folder, which gets `model.safetensors` or shards with their index. Each file is replaced as a
+    /// whole, and needs the memory of its largest tensor.
+    ///
+    /// ```no_run
+    /// # use slabwise::prelude::*;
+    /// # fn save(session: &Session) -> Result<()> {
+    /// use slabwise::weights::{Rules, SaveOptions};
+    ///
+    /// let options = SaveOptions::new().floats(BF16).shard_bytes(5_000_000_000);
+    /// session.save_as("tuned", &Rules::llama(), &options)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// All weights that a rule cannot be applied to, a value that the type of the file does not
+    /// have, or a system error. Files of an earlier save are then unchanged, but for shards, whose
+    /// index is removed before the first of them is replaced.
+    pub fn save_as(
+        &self,
+        path: impl AsRef<Path>,
+        rules: &Rules,
+        options: &SaveOptions,
+    ) -> Result<()> {
+        let saved: Vec<&Variable> = self.variables.list.iter().filter(|v| is_weight(v)).collect();
+        let of = |v: &&Variable| -> Saved {
+            (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims))
+        };
+        let model: Vec<Saved> = saved.iter().map(of).collect();
+        let show = |at: usize, look: &mut dyn FnMut(&[u8])| {
+            self.memory
+                .backend
+                .map_read(&saved[at].region, |memory, region| look(memory.bytes(region)))
+        };
+        weights::save_as(path.as_ref(), &model, rules, options, &show)
+    }
+}

@@ -1,0 +1,200 @@
+//! Ready-made rules for the layouts of published weights.
+
+use super::rules::Rules;
+
+impl Rules {
+    /// GPT-2 in the layout of Hugging Face's `GPT2LMHeadModel`: fully connected layers are stored as
+    /// `[inputs, outputs]`. Files without the prefix `transformer.`, as the published ones, and with
+    /// stored masks load as well.
+    ///
+    /// The model's names are those of `slabwise::models::Gpt`: `transformer.wte.weight`,
+    /// `transformer.wpe.weight`, `transformer.h.0.ln_1.weight`,
+    /// `transformer.h.0.attn.c_attn.weight` (query, key and value joined, `[3·width, width]`),
+    /// `transformer.h.0.attn.c_proj.weight`, `transformer.h.0.mlp.c_fc.weight`,
+    /// `transformer.h.0.mlp.c_proj.weight`, `transformer.ln_f.weight`, each with its `bias`, and
+    /// `lm_head.weight` unless the head is tied.
+    pub fn gpt2() -> Rules {
+        GPT2_PARTS
+            .iter()
+            .fold(Rules::new(), |rules, part| {
+                rules.alias(part, &format!("transformer.{part}"))
+            })
+            .then(gpt2_layers())
+    }
+
+    /// As [`Rules::gpt2`], and saved without the prefix `transformer.`, as the published files are.
+    pub fn gpt2_bare() -> Rules {
+        GPT2_PARTS
+            .iter()
+            .fold(Rules::new(), |rules, part| {
+                rules.rename(part, &format!("transformer.{part}"))
+            })
+            .then(gpt2_layers())
+    }
+
+    /// BERT in the layout of Hugging Face's `BertForMaskedLM` and its like. Files without the prefix
+    /// `bert.`, with norms called `gamma` and `beta`, and with stored positions load as well. A
+    /// pooler and heads that the model does not have are left out.
+    ///
+    /// The model's names are those of the files: `bert.embeddings.word_embeddings.weight`,
+    /// `bert.embeddings.position_embeddings.weight`, `bert.embeddings.token_type_embeddings.weight`,
+    /// `bert.embeddings.LayerNorm.weight`, `bert.encoder.layer.0.attention.self.query.weight`
+    /// (`key`, `value`), `bert.encoder.layer.0.attention.output.dense.weight`,
+    /// `bert.encoder.layer.0.attention.output.LayerNorm.weight`,
+    /// `bert.encoder.layer.0.intermediate.dense.weight`,
+    /// `bert.encoder.layer.0.output.dense.weight`, `bert.encoder.layer.0.output.LayerNorm.weight`,
+    /// `bert.pooler.dense.weight`, each with its `bias`; heads are `cls.predictions.…` (whose
+    /// `decoder.weight` may be tied to the words) and `classifier.weight`.
+    pub fn bert() -> Rules {
+        BERT_PARTS
+            .iter()
+            .fold(Rules::new(), |rules, part| {
+                rules.alias(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
+            })
+            .then(bert_layers())
+    }
+
+    /// MiniLM and other sentence encoders in the layout of Hugging Face's `BertModel`: as
+    /// [`Rules::bert`], and saved without the prefix `bert.`. The model's names have it.
+    pub fn minilm() -> Rules {
+        BERT_PARTS
+            .iter()
+            .fold(Rules::new(), |rules, part| {
+                rules.rename(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
+            })
+            .then(bert_layers())
+    }
+
+    /// Llama, Mistral, Qwen and other decoders in the layout of Hugging Face's `LlamaForCausalLM`,
+    /// usually bf16 and in shards. A tied head may be stored under either name or both.
+    ///
+    /// The model's names are those of the files: `model.embed_tokens.weight`,
+    /// `model.layers.0.input_layernorm.weight`, `model.layers.0.self_attn.q_proj.weight` (`k_proj`,
+    /// `v_proj`, `o_proj`), `model.layers.0.post_attention_layernorm.weight`,
+    /// `model.layers.0.mlp.gate_proj.weight` (`up_proj`, `down_proj`), `model.norm.weight`, and
+    /// `lm_head.weight` unless the head is tied.
+    pub fn llama() -> Rules {
+        Rules::new()
+            .ignore("model.layers.{i}.self_attn.rotary_emb.inv_freq")
+            .tied("lm_head.weight", "model.embed_tokens.weight")
+    }
+
+    /// Vision transformers in the layout of Hugging Face's `ViTForImageClassification`. Files
+    /// without the prefix `vit.` load as well; a pooler that the model does not have is left out.
+    ///
+    /// The model's names are those of the files: `vit.embeddings.cls_token`,
+    /// `vit.embeddings.position_embeddings`,
+    /// `vit.embeddings.patch_embeddings.projection.weight`,
+    /// `vit.encoder.layer.0.layernorm_before.weight`,
+    /// `vit.encoder.layer.0.attention.attention.query.weight` (`key`, `value`),
+    /// `vit.encoder.layer.0.attention.output.dense.weight`,
+    /// `vit.encoder.layer.0.layernorm_after.weight`,
+    /// `vit.encoder.layer.0.intermediate.dense.weight`,
+    /// `vit.encoder.layer.0.output.dense.weight`, `vit.layernorm.weight`, each with its `bias`, and
+    /// `classifier.weight`.
+    pub fn vit() -> Rules {
+        Rules::new()
+            .alias("embeddings.{*rest}", "vit.embeddings.{*rest}")
+            .alias("encoder.{*rest}", "vit.encoder.{*rest}")
+            .alias("layernorm.{*rest}", "vit.layernorm.{*rest}")
+            .alias("pooler.{*rest}", "vit.pooler.{*rest}")
+            .ignore_extra("vit.pooler.{*rest}")
+    }
+
+    /// Vision transformers in the layout of timm's `VisionTransformer` with class token: query, key
+    /// and value are joined. The model's names are those of [`Rules::vit`].
+    pub fn vit_timm() -> Rules {
+        let block = |from: &str| format!("blocks.{{i}}.{from}.{{p}}");
+        let layer = |to: &str| format!("vit.encoder.layer.{{i}}.{to}.{{p}}");
+        let rules = Rules::new()
+            .rename("cls_token", "vit.embeddings.cls_token")
+            .rename("pos_embed", "vit.embeddings.position_embeddings")
+            .rename(
+                "patch_embed.proj.{p}",
+                "vit.embeddings.patch_embeddings.projection.{p}",
+            )
+            .rename("norm.{p}", "vit.layernorm.{p}")
+            .rename("head.{p}", "classifier.{p}");
+        let parts = ["query", "key", "value"].map(|part| layer(&format!("attention.attention.{part}")));
+        [
+            ("norm1", "layernorm_before"),
+            ("attn.proj", "attention.output.dense"),
+            ("norm2", "layernorm_after"),
+            ("mlp.fc1", "intermediate.dense"),
+            ("mlp.fc2", "output.dense"),
+        ]
+        .iter()
+        .fold(rules, |rules, (from, to)| rules.rename(&block(from), &layer(to)))
+        .split(&block("attn.qkv"), parts.each_ref().map(|part| &**part), 0)
+    }
+
+    /// Residual networks in the layout of torchvision and timm, whose counters of batches are left
+    /// out.
+    ///
+    /// The model's names are those of the files and of `slabwise::models::ResNet`: `conv1.weight`,
+    /// `bn1.weight`, `bn1.running_mean`, `layer1.0.conv1.weight`, `layer1.0.bn1.weight`,
+    /// `layer2.0.downsample.0.weight`, `layer2.0.downsample.1.weight`, `fc.weight`.
+    pub fn resnet() -> Rules {
+        Rules::new().ignore("{*layer}.num_batches_tracked")
+    }
+
+    /// Residual networks in the layout of Hugging Face's `ResNetForImageClassification`. The model's
+    /// names are those of [`Rules::resnet`].
+    pub fn resnet_transformers() -> Rules {
+        let mut rules = Rules::resnet()
+            .rename("resnet.embedder.embedder.convolution.{p}", "conv1.{p}")
+            .rename("resnet.embedder.embedder.normalization.{p}", "bn1.{p}")
+            .rename("classifier.1.{p}", "fc.{p}");
+        // Stages and convolutions are counted from 0 there, from 1 here.
+        for stage in 0..4 {
+            let from = format!("resnet.encoder.stages.{stage}.layers.{{i}}");
+            let to = format!("layer{}.{{i}}", stage + 1);
+            for layer in 0..3 {
+                let (from, n) = (format!("{from}.layer.{layer}"), layer + 1);
+                rules = rules
+                    .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.conv{n}.{{p}}"))
+                    .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.bn{n}.{{p}}"));
+            }
+            let from = format!("{from}.shortcut");
+            rules = rules
+                .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.downsample.0.{{p}}"))
+                .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.downsample.1.{{p}}"));
+        }
+        rules
+    }
+}
+
+/// The parts of a GPT-2 below `transformer.`.
+const GPT2_PARTS: [&str; 4] = ["wte.{p}", "wpe.{p}", "h.{i}.{*rest}", "ln_f.{p}"];
+
+fn gpt2_layers() -> Rules {
+    let block = |part: &str| format!("transformer.h.{{i}}.{part}");
+    [
+        "attn.c_attn.weight",
+        "attn.c_proj.weight",
+        "mlp.c_fc.weight",
+        "mlp.c_proj.weight",
+    ]
+    .iter()
+    .fold(Rules::new(), |rules, part| rules.transpose(&block(part)))
+    .ignore(&block("attn.bias"))
+    .ignore(&block("attn.masked_bias"))
+    .tied("lm_head.weight", "transformer.wte.weight")
+}
+
+/// The parts of a BERT below `bert.`.
+const BERT_PARTS: [&str; 3] = ["embeddings", "encoder", "pooler"];
+
+fn bert_layers() -> Rules {
+    Rules::new()
+        .alias("{*layer}.LayerNorm.gamma", "{*layer}.LayerNorm.weight")
+        .alias("{*layer}.LayerNorm.beta", "{*layer}.LayerNorm.bias")
+        .ignore("bert.embeddings.position_ids")
+        .tied(
+            "cls.predictions.decoder.weight",
+            "bert.embeddings.word_embeddings.weight",
+        )
+        .tied("cls.predictions.decoder.bias", "cls.predictions.bias")
+        .ignore_extra("bert.pooler.{*rest}")
+        .ignore_extra("cls.{*rest}")
+}
