@@ -52,9 +52,9 @@ pub use fit::{LoadOptions, Loaded};
 pub use open::Weights;
 pub(crate) use plan::LoadPlan;
 pub use rules::Rules;
+pub use slabwise_compiler::error::WeightsError;
 pub use write::SaveOptions;
 pub(crate) use write::{Saved, save_as};
-pub use slabwise_compiler::error::WeightsError;
 
 /// A named tensor, as [`save`] writes it and [`File`] hands it out.
 #[derive(Clone, Debug, PartialEq, Eq)]

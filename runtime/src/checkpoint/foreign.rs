@@ -40,7 +40,12 @@ impl Session {
             dtype: v.info.dtype,
             shape: fixed(&v.info.dims),
         };
-        let wanted: Vec<&Variable> = self.variables.list.iter().filter(|v| is_weight(v)).collect();
+        let wanted: Vec<&Variable> = self
+            .variables
+            .list
+            .iter()
+            .filter(|v| is_weight(v))
+            .collect();
         let expected: Vec<Expected> = wanted.iter().map(|v| of(v)).collect();
         let plan = LoadPlan::new(weights, rules, &expected)?;
         let mut buffer = Vec::new();
@@ -87,7 +92,12 @@ impl Session {
         rules: &Rules,
         options: &SaveOptions,
     ) -> Result<()> {
-        let saved: Vec<&Variable> = self.variables.list.iter().filter(|v| is_weight(v)).collect();
+        let saved: Vec<&Variable> = self
+            .variables
+            .list
+            .iter()
+            .filter(|v| is_weight(v))
+            .collect();
         let of = |v: &&Variable| -> Saved {
             (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims))
         };
@@ -95,7 +105,9 @@ impl Session {
         let show = |at: usize, look: &mut dyn FnMut(&[u8])| {
             self.memory
                 .backend
-                .map_read(&saved[at].region, |memory, region| look(memory.bytes(region)))
+                .map_read(&saved[at].region, |memory, region| {
+                    look(memory.bytes(region))
+                })
         };
         weights::save_as(path.as_ref(), &model, rules, options, &show)
     }

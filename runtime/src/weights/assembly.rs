@@ -89,10 +89,12 @@ impl Assembly {
         for part in parts {
             let behind = whole.shape[axis];
             whole.shape[axis] += part.shape[axis];
-            whole.pieces.extend(part.pieces.into_iter().map(|mut piece| {
-                piece.start[axis] += behind;
-                piece
-            }));
+            whole
+                .pieces
+                .extend(part.pieces.into_iter().map(|mut piece| {
+                    piece.start[axis] += behind;
+                    piece
+                }));
             whole.rules.extend(part.rules);
         }
         whole.rules.sort_unstable();
@@ -103,11 +105,13 @@ impl Assembly {
     /// Its elements, row-major, if they are all of one source in that order.
     pub(super) fn is_whole(&self) -> bool {
         match &*self.pieces {
-            [piece] => piece.at == 0 && piece.lengths == self.shape && {
-                let plain = strides(&self.shape);
-                let axes = self.shape.iter().zip(plain.iter().zip(&piece.strides));
-                axes.into_iter().all(|(&n, (a, b))| n <= 1 || a == b)
-            },
+            [piece] => {
+                piece.at == 0 && piece.lengths == self.shape && {
+                    let plain = strides(&self.shape);
+                    let axes = self.shape.iter().zip(plain.iter().zip(&piece.strides));
+                    axes.into_iter().all(|(&n, (a, b))| n <= 1 || a == b)
+                }
+            }
             _ => false,
         }
     }

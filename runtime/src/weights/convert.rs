@@ -384,11 +384,20 @@ mod tests {
         };
         assert!(matches!(half(above), Number::Float(x) if x == 1.0 + 2f64.powi(-10)));
         assert!(matches!(half(-above), Number::Float(x) if x == -1.0 - 2f64.powi(-10)));
-        assert!(matches!(half(1.0 + 2f64.powi(-11)), Number::Float(1.0)), "a tie is even");
+        assert!(
+            matches!(half(1.0 + 2f64.powi(-11)), Number::Float(1.0)),
+            "a tie is even"
+        );
         assert!(matches!(half(f64::INFINITY), Number::Float(f64::INFINITY)));
         assert!(matches!(half(f64::NAN), Number::Float(x) if x.is_nan()));
-        assert!(matches!(half(1e300), Number::Integer(0)), "it would be infinite");
-        assert!(matches!(half(65520.0), Number::Integer(0)), "it would be infinite");
+        assert!(
+            matches!(half(1e300), Number::Integer(0)),
+            "it would be infinite"
+        );
+        assert!(
+            matches!(half(65520.0), Number::Integer(0)),
+            "it would be infinite"
+        );
         assert!(matches!(half(65519.0), Number::Float(65504.0)));
         assert!(matches!(half(1e-300), Number::Float(0.0)));
     }
@@ -397,16 +406,24 @@ mod tests {
     fn casts_between_kinds_keep_the_value() {
         let whole = |dtype, number| encode(dtype, number).map(|bytes| decode(dtype, &bytes));
         let integer = |i| Number::Integer(i);
-        assert!(matches!(whole(Dtype::F32, integer(1 << 24)), Some(Number::Float(x)) if x == 16_777_216.0));
+        assert!(
+            matches!(whole(Dtype::F32, integer(1 << 24)), Some(Number::Float(x)) if x == 16_777_216.0)
+        );
         assert!(whole(Dtype::F32, integer((1 << 24) + 1)).is_none());
         assert!(whole(Dtype::F16, integer(2049)).is_none());
-        assert!(matches!(whole(Dtype::I32, Number::Float(-3.0)), Some(Number::Integer(-3))));
+        assert!(matches!(
+            whole(Dtype::I32, Number::Float(-3.0)),
+            Some(Number::Integer(-3))
+        ));
         assert!(whole(Dtype::I32, Number::Float(0.5)).is_none());
         assert!(whole(Dtype::I32, Number::Float(f64::NAN)).is_none());
         assert!(whole(Dtype::I32, Number::Float(2f64.powi(31))).is_none());
         assert!(whole(Dtype::I32, integer(1 << 31)).is_none());
         assert!(whole(Dtype::U8, integer(-1)).is_none());
         assert!(whole(Dtype::BOOL, integer(2)).is_none());
-        assert!(matches!(whole(Dtype::BOOL, Number::Float(1.0)), Some(Number::Integer(1))));
+        assert!(matches!(
+            whole(Dtype::BOOL, Number::Float(1.0)),
+            Some(Number::Integer(1))
+        ));
     }
 }

@@ -49,7 +49,10 @@ impl Rules {
         BERT_PARTS
             .iter()
             .fold(Rules::new(), |rules, part| {
-                rules.alias(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
+                rules.alias(
+                    &format!("{part}.{{*rest}}"),
+                    &format!("bert.{part}.{{*rest}}"),
+                )
             })
             .then(bert_layers())
     }
@@ -60,7 +63,10 @@ impl Rules {
         BERT_PARTS
             .iter()
             .fold(Rules::new(), |rules, part| {
-                rules.rename(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
+                rules.rename(
+                    &format!("{part}.{{*rest}}"),
+                    &format!("bert.{part}.{{*rest}}"),
+                )
             })
             .then(bert_layers())
     }
@@ -115,7 +121,8 @@ impl Rules {
             )
             .rename("norm.{p}", "vit.layernorm.{p}")
             .rename("head.{p}", "classifier.{p}");
-        let parts = ["query", "key", "value"].map(|part| layer(&format!("attention.attention.{part}")));
+        let parts =
+            ["query", "key", "value"].map(|part| layer(&format!("attention.attention.{part}")));
         [
             ("norm1", "layernorm_before"),
             ("attn.proj", "attention.output.dense"),
@@ -124,7 +131,9 @@ impl Rules {
             ("mlp.fc2", "output.dense"),
         ]
         .iter()
-        .fold(rules, |rules, (from, to)| rules.rename(&block(from), &layer(to)))
+        .fold(rules, |rules, (from, to)| {
+            rules.rename(&block(from), &layer(to))
+        })
         .split(&block("attn.qkv"), parts.each_ref().map(|part| &**part), 0)
     }
 
@@ -152,13 +161,25 @@ impl Rules {
             for layer in 0..3 {
                 let (from, n) = (format!("{from}.layer.{layer}"), layer + 1);
                 rules = rules
-                    .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.conv{n}.{{p}}"))
-                    .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.bn{n}.{{p}}"));
+                    .rename(
+                        &format!("{from}.convolution.{{p}}"),
+                        &format!("{to}.conv{n}.{{p}}"),
+                    )
+                    .rename(
+                        &format!("{from}.normalization.{{p}}"),
+                        &format!("{to}.bn{n}.{{p}}"),
+                    );
             }
             let from = format!("{from}.shortcut");
             rules = rules
-                .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.downsample.0.{{p}}"))
-                .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.downsample.1.{{p}}"));
+                .rename(
+                    &format!("{from}.convolution.{{p}}"),
+                    &format!("{to}.downsample.0.{{p}}"),
+                )
+                .rename(
+                    &format!("{from}.normalization.{{p}}"),
+                    &format!("{to}.downsample.1.{{p}}"),
+                );
         }
         rules
     }

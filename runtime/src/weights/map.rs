@@ -262,7 +262,9 @@ impl Mapped {
             let shapes: Vec<&[u64]> = found.iter().map(|part| &*part.shape).collect();
             let others = |shape: &[u64]| {
                 let mut shape = shape.to_vec();
-                (axis < shape.len()).then(|| shape.remove(axis)).map(|_| shape)
+                (axis < shape.len())
+                    .then(|| shape.remove(axis))
+                    .map(|_| shape)
             };
             let first = others(shapes[0]);
             let lengths = parts.iter().zip(&shapes);

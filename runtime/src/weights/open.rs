@@ -380,9 +380,8 @@ fn found_in(folder: &Path) -> io::Result<PathBuf> {
     for entry in fs::read_dir(folder)? {
         names.insert(entry?.file_name().to_string_lossy().into_owned());
     }
-    let ending = |end: &str| -> Vec<&String> {
-        names.iter().filter(|name| name.ends_with(end)).collect()
-    };
+    let ending =
+        |end: &str| -> Vec<&String> { names.iter().filter(|name| name.ends_with(end)).collect() };
     for end in [".safetensors.index.json", ".safetensors"] {
         if let [only] = *ending(end) {
             return Ok(folder.join(only));
@@ -391,7 +390,10 @@ fn found_in(folder: &Path) -> io::Result<PathBuf> {
     let there = match ending(".safetensors").len() {
         0 => {
             let mut said = format!("the folder has neither {WHOLE} nor {INDEX}");
-            if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".pt")) {
+            if names
+                .iter()
+                .any(|n| n.ends_with(".bin") || n.ends_with(".pt"))
+            {
                 said += "; pickled weights are not read, because reading them runs code: \
                          save them again as safetensors";
             }
@@ -425,7 +427,9 @@ fn index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
     let parsed: serde_json::Value = serde_json::from_slice(&text).map_err(said)?;
     header::only_once(&text).map_err(said)?;
     let Some(listed) = parsed.get("weight_map").and_then(|map| map.as_object()) else {
-        return Err(wrong("it has no \"weight_map\" from tensors to files".into()));
+        return Err(wrong(
+            "it has no \"weight_map\" from tensors to files".into(),
+        ));
     };
     let mut files = BTreeMap::new();
     for (name, file) in listed {
@@ -434,7 +438,10 @@ fn index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
             return Err(wrong(detail));
         };
         let mut parts = Path::new(file).components();
-        let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        let plain = matches!(
+            (parts.next(), parts.next()),
+            (Some(Component::Normal(_)), None)
+        );
         if !plain || file.contains(['/', '\\', '\0']) {
             let detail = format!(
                 "the file of `{}` is `{}`, which is not a file of the index's own folder",

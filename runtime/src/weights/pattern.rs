@@ -165,10 +165,7 @@ impl Pattern {
                 before,
                 capture,
                 after,
-            } => format!(
-                "{before}{}{after}",
-                capture.as_ref().map_or("", |_| "{}")
-            ),
+            } => format!("{before}{}{after}", capture.as_ref().map_or("", |_| "{}")),
             Part::Rest(_) => "{*}".to_owned(),
         };
         let parts: Vec<String> = self.parts.iter().map(part).collect();
@@ -251,7 +248,10 @@ mod tests {
             ("{i}.{i}", "the same capture twice"),
         ] {
             let (_, fault) = Pattern::parse(text);
-            assert!(fault.as_ref().is_some_and(|f| f.contains(says)), "{text}: {fault:?}");
+            assert!(
+                fault.as_ref().is_some_and(|f| f.contains(says)),
+                "{text}: {fault:?}"
+            );
         }
     }
 }

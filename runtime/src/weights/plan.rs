@@ -70,7 +70,11 @@ impl<'w> LoadPlan<'w> {
             .iter()
             .zip(&mapped.used)
             .filter(|(rule, used)| {
-                !**used && matches!(rule, Rule::Rename { .. } | Rule::Permute { .. } | Rule::Parts { .. })
+                !**used
+                    && matches!(
+                        rule,
+                        Rule::Rename { .. } | Rule::Permute { .. } | Rule::Parts { .. }
+                    )
             })
             .map(|(rule, _)| rule.to_string())
             .collect();
@@ -120,7 +124,10 @@ impl<'w> LoadPlan<'w> {
             });
             let to = to_format(*dtype);
             let mut types = tensor.pieces.iter().map(|p| self.stored[p.source].1.dtype);
-            if !types.clone().all(|from| convert::is_cast(from, to, permitted)) {
+            if !types
+                .clone()
+                .all(|from| convert::is_cast(from, to, permitted))
+            {
                 let types: BTreeSet<String> = types.map(|from| from.to_string()).collect();
                 let types: Vec<String> = types.into_iter().collect();
                 problems.push(format!(
@@ -165,7 +172,12 @@ impl<'w> LoadPlan<'w> {
             let (name, stored) = self.stored[source];
             let file = self.weights.file_of(stored).file_name();
             let file = file.unwrap_or_default().to_string_lossy();
-            format!("`{}` {} {:?} of {file}", brief(name), stored.dtype, stored.shape)
+            format!(
+                "`{}` {} {:?} of {file}",
+                brief(name),
+                stored.dtype,
+                stored.shape
+            )
         };
         let sources: Vec<String> = sources.iter().map(name).collect();
         let by: Vec<String> = tensor
@@ -285,7 +297,8 @@ impl<'w> LoadPlan<'w> {
         for piece in &assembly.pieces {
             let (_, stored) = self.stored[piece.source];
             // A bool is looked at once more, because kernels rely on 0 and 1.
-            let direct = stored.dtype == to && to != Dtype::BOOL && stored.bytes == target.len() as u64;
+            let direct =
+                stored.dtype == to && to != Dtype::BOOL && stored.bytes == target.len() as u64;
             let read = if direct && assembly.is_whole() {
                 let read = self.weights.read_into(stored, target);
                 read.map_err(Fault::Read)
@@ -346,7 +359,10 @@ fn help(missing: &[String], extra: &[String], unused: &[String]) -> String {
     }
     let ends: BTreeMap<&str, &str> = missing
         .iter()
-        .flat_map(|name| name.match_indices('.').map(move |(at, _)| (&name[at + 1..], &**name)))
+        .flat_map(|name| {
+            name.match_indices('.')
+                .map(move |(at, _)| (&name[at + 1..], &**name))
+        })
         .collect();
     let shorter = extra
         .iter()

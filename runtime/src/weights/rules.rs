@@ -156,13 +156,7 @@ impl Rules {
         self.parts(&lengths(parts), whole, axis, false)
     }
 
-    fn parts(
-        self,
-        parts: &[(&str, Option<u64>)],
-        whole: &str,
-        axis: usize,
-        joins: bool,
-    ) -> Rules {
+    fn parts(self, parts: &[(&str, Option<u64>)], whole: &str, axis: usize, joins: bool) -> Rules {
         self.with(|rules| Rule::Parts {
             whole: rules.pattern(whole),
             parts: parts

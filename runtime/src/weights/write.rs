@@ -145,7 +145,11 @@ pub(crate) fn save_as<E: From<WeightsError>>(
         false => (WHOLE, true),
     };
     if path.join(stays).exists() {
-        let which = if hidden { "would be read instead of" } else { "belongs to other weights than" };
+        let which = if hidden {
+            "would be read instead of"
+        } else {
+            "belongs to other weights than"
+        };
         let said = format!(
             "the folder has {stays}, which {which} the new files: remove it, or choose another folder"
         );
@@ -181,8 +185,8 @@ impl<E: From<WeightsError>> Writer<'_, E> {
             let mut lost = None;
             (self.show)(piece.source, &mut |mut bytes| {
                 let shape = &output.tensor.shape;
-                lost = convert::copy(piece, origin.dtype, output.dtype, shape, &mut bytes, None)
-                    .err();
+                lost =
+                    convert::copy(piece, origin.dtype, output.dtype, shape, &mut bytes, None).err();
             })?;
             if let Some(fault) = lost {
                 let said = match fault {
@@ -253,8 +257,14 @@ impl<E: From<WeightsError>> Writer<'_, E> {
             let mut copied = Ok(());
             show(piece.source, &mut |mut source| {
                 let target = Some(&mut *bytes);
-                copied =
-                    convert::copy(piece, from, output.dtype, &tensor.shape, &mut source, target);
+                copied = convert::copy(
+                    piece,
+                    from,
+                    output.dtype,
+                    &tensor.shape,
+                    &mut source,
+                    target,
+                );
             })?;
             copied.map_err(|fault| match fault {
                 Fault::Read(error) => error,
@@ -286,11 +296,7 @@ impl<E: From<WeightsError>> Writer<'_, E> {
         }
         let mut list = serde_json::Map::new();
         for (number, (_, shard)) in shards.iter().enumerate() {
-            let name = format!(
-                "model-{:05}-of-{:05}.safetensors",
-                number + 1,
-                shards.len()
-            );
+            let name = format!("model-{:05}-of-{:05}.safetensors", number + 1, shards.len());
             self.file(&folder.join(&name), shard.iter().copied())?;
             for output in shard {
                 list.insert(output.name.clone(), name.clone().into());
