@@ -1,5 +1,6 @@
 //! Sessions: weights, one slab, and the programs that share them.
 
+mod any;
 mod checks;
 mod copies;
 mod data_dependent;

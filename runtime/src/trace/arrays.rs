@@ -7,6 +7,7 @@ use slabwise_kernels::dtype::DType;
 
 use super::Trace;
 use crate::buffer::{Buffer, Donated};
+use crate::data::{HostArray, with_array};
 use crate::tensor::Tensor;
 
 /// An array as a constant holds it.
@@ -110,6 +111,16 @@ impl<T: HostNumber, const N: usize> Constant for [T; N] {
 impl<C: Constant + ?Sized> Constant for &C {
     fn hold(&self) -> Result<Held, String> {
         (**self).hold()
+    }
+}
+
+impl Constant for HostArray {
+    fn hold(&self) -> Result<Held, String> {
+        let held = with_array!(self, array => array.hold())?;
+        Ok(Held {
+            dtype: self.dtype(),
+            ..held
+        })
     }
 }
 
