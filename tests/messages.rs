@@ -419,7 +419,7 @@ fn names_of_values() {
         0,
         Model::parse("resnet19"),
         expect![[
-            r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, gpt2, lstm, ode; did you mean "resnet18" or "resnet20" or "resnet50"?"#
+            r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, gpt2, lstm, ode, bert, minilm, vit, diffusion, vae; did you mean "resnet18" or "resnet20" or "resnet50"?"#
         ]],
     );
     says(

@@ -1,14 +1,17 @@
 //! The inputs of a run: host arrays, slices, and buffers that stay on the device.
+//!
+//! Programs compute with 32-bit integers and floats. Arrays of `i64`, as indices and labels often
+//! are, are narrowed to i32, and arrays of `f64` to the nearest f32; a value out of range is an
+//! error that names the input, the element and the value, before anything runs.
+
+use std::fmt;
 
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::Element;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
 use crate::data::{HostArray, with_array};
-use crate::tensor::Tensor;
-use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -17,13 +20,16 @@ pub type Lengths = SmallVec<[usize; 6]>;
 pub enum Source<'a> {
     /// Copied from the host.
     Host {
-        /// The element type.
+        /// The element type, after narrowing.
         dtype: DType,
         /// The lengths of the axes; `None` for a flat slice, which takes the shape of the input.
         lengths: Option<Lengths>,
         /// How many elements.
         elements: usize,
-        /// Writes the elements in row-major order, as bytes.
+        /// The first element that `dtype` does not have.
+        misfit: &'a dyn Fn() -> Option<Misfit>,
+        /// Writes the elements in row-major order, as bytes. Those that do not fit become any
+        /// value.
         copy: &'a dyn Fn(&mut [u8]),
     },
     /// Read where it is.
@@ -32,36 +38,113 @@ pub enum Source<'a> {
     Donated(&'a Donated),
 }
 
+/// An element that is out of the range of the type that its array is narrowed to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Its index in row-major order.
+    pub at: usize,
+    /// Its value, as text.
+    pub value: String,
+}
+
+impl Misfit {
+    /// The message of an error: the element of an array of these lengths, its value, and the type.
+    pub(crate) fn message(&self, dtype: DType, lengths: Option<&[usize]>) -> String {
+        let mut rest = self.at;
+        let mut index: Vec<usize> = lengths
+            .unwrap_or(&[usize::MAX])
+            .iter()
+            .rev()
+            .map(|&n| {
+                let i = rest % n.max(1);
+                rest /= n.max(1);
+                i
+            })
+            .collect();
+        index.reverse();
+        format!(
+            "element {index:?} is {}, which {dtype} cannot hold; programs compute with 32 bits, so shift or scale such values first",
+            self.value
+        )
+    }
+}
+
 /// One input of a run.
 pub trait Input {
     /// Shows the input to `visit`.
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>));
 }
 
-fn write<T: Element + ToBytes>(values: impl Iterator<Item = T>, bytes: &mut [u8]) {
-    for (slot, value) in bytes.chunks_exact_mut(size_of::<T>()).zip(values) {
+fn write<T: ToBytes>(values: impl Iterator<Item = T>, bytes: &mut [u8]) {
+    for (slot, value) in bytes.chunks_exact_mut(T::STORED.bytes()).zip(values) {
         value.put(slot);
     }
 }
 
-/// Native-endian bytes of an element.
-pub trait ToBytes: Copy {
-    /// Writes the element's bytes.
+/// The first element that is out of range.
+fn misfit<T: ToBytes>(values: impl Iterator<Item = T>) -> Option<Misfit> {
+    if !T::NARROWED {
+        return None;
+    }
+    let mut values = values.enumerate();
+    values
+        .find(|(_, value)| !value.fits())
+        .map(|(at, value)| Misfit {
+            at,
+            value: format!("{value:?}"),
+        })
+}
+
+/// An element of a host array: of a type that programs compute with, or of a wider one that is
+/// narrowed to it.
+pub trait ToBytes: Copy + fmt::Debug {
+    /// The type it has in a program.
+    const STORED: DType;
+    /// Whether that is narrower, so that not every value fits.
+    const NARROWED: bool = false;
+    /// Whether the value is within the range of the narrower type.
+    fn fits(&self) -> bool {
+        true
+    }
+    /// Writes the element's native-endian bytes in its type in a program.
     fn put(self, slot: &mut [u8]);
 }
 
 macro_rules! to_bytes {
-    ($($t:ty),*) => {$(
+    ($($t:ty: $stored:ident),*) => {$(
         impl ToBytes for $t {
+            const STORED: DType = DType::$stored;
             fn put(self, slot: &mut [u8]) {
                 slot.copy_from_slice(&self.to_ne_bytes());
             }
         }
     )*};
 }
-to_bytes!(f32, i32, u8, half::f16, half::bf16);
+to_bytes!(f32: F32, i32: I32, u8: U8, half::f16: F16, half::bf16: BF16);
 
-fn visit_array<T: Element + ToBytes, D: Dimension>(
+impl ToBytes for i64 {
+    const STORED: DType = DType::I32;
+    const NARROWED: bool = true;
+    fn fits(&self) -> bool {
+        i32::try_from(*self).is_ok()
+    }
+    fn put(self, slot: &mut [u8]) {
+        (self as i32).put(slot);
+    }
+}
+
+impl ToBytes for f64 {
+    const STORED: DType = DType::F32;
+    const NARROWED: bool = true;
+    fn fits(&self) -> bool {
+        (*self as f32).is_finite() || !self.is_finite()
+    }
+    fn put(self, slot: &mut [u8]) {
+        (self as f32).put(slot);
+    }
+}
+
+fn visit_array<T: ToBytes, D: Dimension>(
     array: &ArrayRef<T, D>,
     dtype: DType,
     visit: &mut dyn FnMut(Source<'_>),
@@ -75,35 +158,37 @@ fn visit_array<T: Element + ToBytes, D: Dimension>(
         dtype,
         lengths: Some(lengths),
         elements: array.len(),
+        misfit: &|| misfit(array.iter().copied()),
         copy: &copy,
     });
 }
 
-impl<T: Element + ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
+impl<T: ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
-        visit_array(self, T::DTYPE, visit);
+        visit_array(self, T::STORED, visit);
     }
 }
 
-impl<T: Element + ToBytes> Input for [T] {
+impl<T: ToBytes> Input for [T] {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         let copy = |bytes: &mut [u8]| write(self.iter().copied(), bytes);
         visit(Source::Host {
-            dtype: T::DTYPE,
+            dtype: T::STORED,
             lengths: None,
             elements: self.len(),
+            misfit: &|| misfit(self.iter().copied()),
             copy: &copy,
         });
     }
 }
 
-impl<T: Element + ToBytes> Input for Vec<T> {
+impl<T: ToBytes> Input for Vec<T> {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         self.as_slice().visit(visit);
     }
 }
 
-impl<T: Element + ToBytes, const N: usize> Input for [T; N] {
+impl<T: ToBytes, const N: usize> Input for [T; N] {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         self.as_slice().visit(visit);
     }
@@ -197,11 +282,11 @@ macro_rules! feed_one {
     )+};
 }
 feed_one!(
-    [T: Element + ToBytes, S: Data<Elem = T>, D: Dimension] ArrayBase<S, D, T>,
-    [T: Element + ToBytes] [T],
-    [T: Element + ToBytes] Vec<T>,
-    [T: Element + ToBytes, const N: usize] [T; N],
     [] HostArray,
+    [T: ToBytes, S: Data<Elem = T>, D: Dimension] ArrayBase<S, D, T>,
+    [T: ToBytes] [T],
+    [T: ToBytes] Vec<T>,
+    [T: ToBytes, const N: usize] [T; N],
     [] Buffer,
     [] Donated,
 );

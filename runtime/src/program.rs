@@ -2,6 +2,7 @@
 
 mod fed;
 pub(crate) mod gaps;
+pub(crate) mod layers;
 mod link;
 #[cfg(feature = "profiles")]
 mod memory_profile;
@@ -23,9 +24,9 @@ use crate::graph::Origin;
 use crate::memory::{Tag, TagId};
 use crate::passes::MicroBatchRange;
 use crate::plan::Plan;
-use crate::session::LayerOutput;
 use crate::shape::Symbols;
 use crate::trace::Debugged;
+use layers::LayerOutput;
 use shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.

@@ -7,6 +7,8 @@ mod activation;
 mod arrange;
 mod assign;
 mod attention;
+mod conv;
+mod dropout;
 mod einsum;
 mod elementwise;
 mod functions;
@@ -16,6 +18,8 @@ mod loss;
 mod norm;
 mod order;
 mod padding;
+mod pool;
+mod position;
 mod product;
 mod reduce;
 mod resize;
@@ -26,6 +30,7 @@ mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
+mod window;
 mod windows;
 
 use std::fmt;
@@ -41,13 +46,16 @@ use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
-pub use attention::{Mask, Tiles};
+pub use attention::{AttentionOptions, Mask, Tiles};
+pub use loss::{CrossEntropy, Reduction};
 pub use order::Running;
-pub use padding::Padding;
+pub use padding::PadMode;
+pub use position::{Rope, RopeLayout, RopeScaling};
 pub use reduce::AxisSet;
 pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
 pub use sample::{Beyond, Sampling};
 pub use scatter::Scatter;
+pub use window::{ConvOptions, Padding, PerAxis, PoolOptions};
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);

@@ -40,6 +40,7 @@ pub(crate) use constants::countable;
 pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::names;
 pub use precision::Precision;
+pub use random::Key;
 pub(crate) use state::RANDOM;
 pub use state::State;
 

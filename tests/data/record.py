@@ -13,6 +13,12 @@ points.safetensors has single operations and losses at special numbers (NaN, inf
 with rows one by one: NAME/x0, x1 the arguments, NAME/value, and NAME/d0, d1 the gradients of Σ (i + 1)·valueᵢ; where
 NAME/value is of no float, there are none.
 
+optimizers.safetensors has the weights of a small model after each of ten steps of an optimizer, and the rates of schedules over
+forty steps. Lion, LAMB and Muon (whose products PyTorch rounds to bf16) follow the formulas of their papers, written out below.
+
+models.safetensors has the same of small transformers, diffusion models and autoencoders, with the weights, inputs and noise of that
+formula. The transformers are those of the transformers library; the image models follow its sister library diffusers.
+
 Of the built-in models as they are, too large to keep, full.safetensors has the losses, logits and gradients; weights, inputs
 and labels are those of a formula (`noise`), and of each tensor it keeps some numbers at equal distances (`some`).
 """
@@ -305,9 +311,20 @@ def noisy(shape, seed, kinds=0):
     return torch.from_numpy((x * np.float32(kinds)).astype(np.int64)) if kinds else torch.from_numpy(x)
 
 
+def hub(name):
+    """A parameter's name in published files, where the transformers library has come to use another."""
+    if not name.startswith("vit."):
+        return name
+    parts = {"vit.layers.": "vit.encoder.layer.", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense", "o_proj": "output.dense"}
+    parts |= {f"{part[0]}_proj": f"attention.{part}" for part in ("query", "key", "value")}
+    for ours, theirs in parts.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def fill(model):
     """First weights: products evenly in ±1/√(inputs), scales 1, shifts evenly in ±0.1."""
-    for seed, (name, p) in enumerate(sorted(model.named_parameters())):
+    for seed, (name, p) in enumerate(sorted((hub(n), p) for n, p in model.named_parameters())):
         with torch.no_grad():
             even = 2 * noisy(tuple(p.shape), seed) - 1
             if p.dim() > 1:
@@ -411,6 +428,400 @@ def record_points():
     save("torch/points.safetensors", kept)
 
 
+class Residual(nn.Module):
+    def __init__(self, i, o, groups, eps, time):
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(groups, i, eps), nn.Conv2d(i, o, 3, padding=1)
+        self.norm2, self.conv2 = nn.GroupNorm(groups, o, eps), nn.Conv2d(o, o, 3, padding=1)
+        if time:
+            self.time_emb_proj = nn.Linear(time, o)
+        if i != o:
+            self.conv_shortcut = nn.Conv2d(i, o, 1)
+        self.same = i == o
+
+    def forward(self, x, time=None):
+        y = self.conv1(F.silu(self.norm1(x)))
+        if time is not None:
+            y = y + self.time_emb_proj(F.silu(time))[:, :, None, None]
+        y = self.conv2(F.silu(self.norm2(y)))
+        return (x if self.same else self.conv_shortcut(x)) + y
+
+
+class Places(nn.Module):
+    def __init__(self, d, groups, eps, heads):
+        super().__init__()
+        self.heads, self.group_norm = heads, nn.GroupNorm(groups, d, eps)
+        self.to_q, self.to_k, self.to_v, self.to_out = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d), nn.ModuleList([nn.Linear(d, d)])
+
+    def forward(self, x):
+        n, d, h, w = x.shape
+        rows = self.group_norm(x).flatten(2).transpose(1, 2)
+        q, k, v = (part(rows).view(n, h * w, self.heads, d // self.heads).transpose(1, 2) for part in (self.to_q, self.to_k, self.to_v))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, h * w, d)
+        return self.to_out[0](y).transpose(1, 2).reshape(n, d, h, w) + x
+
+
+class Conv(nn.Module):
+    def __init__(self, d, stride, padding):
+        super().__init__()
+        self.conv = nn.Conv2d(d, d, 3, stride, padding)
+
+
+class Level(nn.Module):
+    def __init__(self, blocks, groups, eps, time=0, heads=0, down=None, up=None, padding=1):
+        super().__init__()
+        self.resnets = nn.ModuleList([Residual(i, o, groups, eps, time) for i, o in blocks])
+        self.attentions = nn.ModuleList([Places(o, groups, eps, heads) for _, o in blocks] if heads else [])
+        if down:
+            self.downsamplers = nn.ModuleList([Conv(down, 2, padding)])
+        if up:
+            self.upsamplers = nn.ModuleList([Conv(up, 1, 1)])
+
+
+class Middle(nn.Module):
+    def __init__(self, d, groups, eps, time, heads):
+        super().__init__()
+        self.attentions = nn.ModuleList([Places(d, groups, eps, heads)])
+        self.resnets = nn.ModuleList([Residual(d, d, groups, eps, time) for _ in range(2)])
+
+    def forward(self, x, time=None):
+        return self.resnets[1](self.attentions[0](self.resnets[0](x, time)), time)
+
+
+def twice(x):
+    return F.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+class Denoiser(nn.Module):
+    def __init__(self, inputs, width, levels, blocks, attention, heads, groups, classes, steps):
+        super().__init__()
+        time, widths = 4 * width, [width << i for i in range(levels)]
+        self.width, self.steps, self.conv_in = width, steps, nn.Conv2d(inputs, width, 3, padding=1)
+        self.time_embedding = nn.ModuleDict(dict(linear_1=nn.Linear(width, time), linear_2=nn.Linear(time, time)))
+        self.class_embedding = nn.Embedding(classes, time)
+        skips, i, self.down_blocks, self.up_blocks = [width], width, nn.ModuleList(), nn.ModuleList()
+        for l, o in enumerate(widths):
+            pairs = [(i if b == 0 else o, o) for b in range(blocks)]
+            self.down_blocks.append(Level(pairs, groups, 1e-5, time, heads * (l + attention >= levels), down=o if l < levels - 1 else None))
+            skips, i = skips + [o] * blocks + ([o] if l < levels - 1 else []), o
+        self.mid_block = Middle(i, groups, 1e-5, time, heads)
+        for l, o in reversed(list(enumerate(widths))):
+            pairs = []
+            for _ in range(blocks + 1):
+                pairs.append((i + skips.pop(), o))
+                i = o
+            self.up_blocks.append(Level(pairs, groups, 1e-5, time, heads * (l + attention >= levels), up=o if l else None))
+        self.conv_norm_out, self.conv_out = nn.GroupNorm(groups, width), nn.Conv2d(width, inputs, 3, padding=1)
+
+    def forward(self, x, time, label):
+        half = self.width // 2
+        angle = time[:, None].double() * torch.exp(-np.log(10000) * torch.arange(half).double() / half)
+        waves = torch.cat([angle.cos(), angle.sin()], 1).float()
+        time = self.time_embedding["linear_2"](F.silu(self.time_embedding["linear_1"](waves))) + self.class_embedding(label)
+        x = self.conv_in(x)
+        skips = [x]
+        for level in self.down_blocks:
+            for b, block in enumerate(level.resnets):
+                x = block(x, time)
+                if len(level.attentions):
+                    x = level.attentions[b](x)
+                skips.append(x)
+            if hasattr(level, "downsamplers"):
+                x = level.downsamplers[0].conv(x)
+                skips.append(x)
+        x = self.mid_block(x, time)
+        for level in self.up_blocks:
+            for b, block in enumerate(level.resnets):
+                x = block(torch.cat([x, skips.pop()], 1), time)
+                if len(level.attentions):
+                    x = level.attentions[b](x)
+            if hasattr(level, "upsamplers"):
+                x = level.upsamplers[0].conv(twice(x))
+        return self.conv_out(F.silu(self.conv_norm_out(x)))
+
+    def error(self, x, label, time, noise):
+        signal = torch.cumprod(1 - torch.linspace(1e-4, 0.02, self.steps, dtype=torch.float64), 0)[time.long()][:, None, None, None]
+        noisy = (x * signal.sqrt() + noise * (1 - signal).sqrt()).float()
+        out = self(noisy, time, label)
+        return out, F.mse_loss(out, noise)
+
+
+class Coder(nn.Module):
+    """The encoder or decoder of an autoencoder."""
+
+    def __init__(self, inputs, first, outputs, levels, groups, up):
+        super().__init__()
+        lowest, eps = levels[0][-1][1] if up else levels[-1][-1][1], 1e-6
+        self.conv_in, self.mid_block = nn.Conv2d(inputs, first, 3, padding=1), Middle(lowest, groups, eps, 0, 1)
+        last = len(levels) - 1
+        if up:
+            self.up_blocks = nn.ModuleList([Level(b, groups, eps, up=b[-1][1] if l < last else None) for l, b in enumerate(levels)])
+        else:
+            self.down_blocks = nn.ModuleList(
+                [Level(b, groups, eps, down=b[-1][1] if l < last else None, padding=0) for l, b in enumerate(levels)])
+        self.conv_norm_out = nn.GroupNorm(groups, levels[-1][-1][1], eps)
+        self.conv_out = nn.Conv2d(levels[-1][-1][1], outputs, 3, padding=1)
+
+    def forward(self, x):
+        x = self.conv_in(x)
+        if hasattr(self, "up_blocks"):
+            x = self.mid_block(x)
+            for level in self.up_blocks:
+                for block in level.resnets:
+                    x = block(x)
+                if hasattr(level, "upsamplers"):
+                    x = level.upsamplers[0].conv(twice(x))
+        else:
+            for level in self.down_blocks:
+                for block in level.resnets:
+                    x = block(x)
+                if hasattr(level, "downsamplers"):
+                    x = level.downsamplers[0].conv(F.pad(x, (0, 1, 0, 1)))
+            x = self.mid_block(x)
+        return self.conv_out(F.silu(self.conv_norm_out(x)))
+
+
+class Vae(nn.Module):
+    def __init__(self, inputs, width, levels, blocks, latent, groups):
+        super().__init__()
+        widths = [width << i for i in range(levels)]
+        chain = lambda i, o, n: [(i if b == 0 else o, o) for b in range(n)]
+        downs = [chain(widths[max(l - 1, 0)], o, blocks) for l, o in enumerate(widths)]
+        back = widths[::-1]
+        ups = [chain(back[max(l - 1, 0)], o, blocks + 1) for l, o in enumerate(back)]
+        self.encoder = Coder(inputs, width, 2 * latent, downs, groups, False)
+        self.decoder = Coder(latent, back[0], inputs, ups, groups, True)
+        self.quant_conv, self.post_quant_conv = nn.Conv2d(2 * latent, 2 * latent, 1), nn.Conv2d(latent, latent, 1)
+
+    def bound(self, x, noise):
+        mean, logvar = self.quant_conv(self.encoder(x)).chunk(2, 1)
+        logvar = logvar.clamp(-30, 20)
+        out = self.decoder(self.post_quant_conv(mean + (0.5 * logvar).exp() * noise))
+        divergence = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum((1, 2, 3))
+        return out, 0.5 * F.mse_loss(out, x) + divergence.mean() / x[0].numel()
+
+
+def models():
+    """Name, model, and a function of the step that gives output and loss; the optimizer."""
+    import transformers as t
+
+    adam, adamw = lambda ps: torch.optim.Adam(ps, 1e-3), lambda ps: torch.optim.AdamW(ps, 1e-3, weight_decay=0.1)
+
+    def tokens(model, length, vocabulary, batch=3):
+        def run(step):
+            x, y = (noisy((batch, length), at + step, vocabulary) for at in (1000, 2000))
+            logits = model(x).logits
+            return logits, F.cross_entropy(logits.reshape(-1, vocabulary), y.reshape(-1))
+
+        return run
+
+    bert = t.BertForMaskedLM(t.BertConfig(
+        vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=36, max_position_embeddings=16,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    yield "bert", bert, tokens(bert, 9, 40), adamw
+    llama = t.LlamaForCausalLM(t.LlamaConfig(
+        vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=32,
+        max_position_embeddings=64, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
+    yield "llama", llama, tokens(llama, 11, 40), adamw
+    vit = t.ViTForImageClassification(t.ViTConfig(
+        image_size=12, patch_size=4, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=36, num_labels=7,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+
+    def images(step):
+        x, y = noisy((3, 3, 12, 12), 1000 + step), noisy((3,), 2000 + step, 7)
+        logits = vit(x).logits
+        return logits, F.cross_entropy(logits, y)
+
+    yield "vit", vit, images, adamw
+    net = Denoiser(3, 8, 2, 1, 1, 2, 4, 5, 1000)
+
+    def noised(step):
+        x, label = noisy((3, 3, 8, 8), 1000 + step), noisy((3,), 2000 + step, 5)
+        time, noise = noisy((3,), 3000 + step, 1000), 2 * noisy((3, 3, 8, 8), 4000 + step) - 1
+        return net.error(x, label, time, noise)
+
+    yield "diffusion", net, noised, adam
+    vae = Vae(3, 8, 2, 1, 2, 4)
+    yield "vae", vae, lambda step: vae.bound(noisy((3, 3, 8, 8), 1000 + step), 2 * noisy((3, 2, 4, 4), 4000 + step) - 1), adam
+
+
+def record_models():
+    kept = {}
+    for name, model, run, optimizer in models():
+        model.eval()
+        fill(model)
+        update, losses = optimizer(model.parameters()), []
+        for step in range(STEPS):
+            out, loss = run(step)
+            update.zero_grad()
+            loss.backward()
+            if step == 0:
+                kept[f"{name}/logits"] = some(out, 512)
+                kept |= {f"{name}/grad.{hub(n)}": some(p.grad, 32) for n, p in model.named_parameters()}
+            losses.append(loss.item())
+            update.step()
+        kept[f"{name}/losses"] = torch.tensor(losses)
+        print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
+    save("torch/models.safetensors", kept)
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    def step(self):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                update = torch.sign(b1 * m + (1 - b1) * p.grad)
+                p.data -= lr * (update + group["weight_decay"] * p.data)
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al. 2020, algorithm 2, with the norm itself as φ."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        self.t = 0
+
+    def step(self):
+        self.t += 1
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                v = self.state[p].setdefault("v", torch.zeros_like(p))
+                m.mul_(b1).add_(p.grad, alpha=1 - b1)
+                v.mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                u = m / (1 - b1**self.t) / ((v / (1 - b2**self.t)).sqrt() + group["eps"]) + group["weight_decay"] * p.data
+                w, change = p.data.norm(), u.norm()
+                p.data -= group["lr"] * (w / change if w > 0 and change > 0 else 1.0) * u
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan et al. 2024, in f32: matrices alone."""
+
+    def __init__(self, params, lr, momentum=0.95, nesterov=True, weight_decay=0.1, match=False):
+        super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, match=match))
+
+    def step(self):
+        for group in self.param_groups:
+            lr, mu = group["lr"], group["momentum"]
+            for p in group["params"]:
+                b = self.state[p].setdefault("b", torch.zeros_like(p))
+                b.lerp_(p.grad, 1 - mu)
+                x = p.grad.lerp(b, mu) if group["nesterov"] else b.clone()
+                n, m = x.shape
+                x = x.T if n > m else x
+                x = x / x.norm().clamp(min=1e-7)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+                x = x.T if n > m else x
+                p.data *= 1 - lr * group["weight_decay"]
+                p.data -= lr * (0.2 * max(n, m) ** 0.5 if group["match"] else max(1, n / m) ** 0.5) * x
+
+
+class Several:
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def optimizers():
+    """Name, and the optimizer of a list of a matrix, a bias, and a matrix."""
+    o = torch.optim
+    yield "rmsprop", lambda ps: o.RMSprop(ps, 0.01)
+    yield "rmsprop_all", lambda ps: o.RMSprop(ps, 0.01, alpha=0.9, eps=1e-6, weight_decay=0.1, momentum=0.8, centered=True)
+    yield "adagrad", lambda ps: o.Adagrad(ps, 0.05)
+    yield "adagrad_all", lambda ps: o.Adagrad(ps, 0.05, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1, eps=1e-6)
+    yield "adadelta", lambda ps: o.Adadelta(ps, 1.0)
+    yield "adadelta_all", lambda ps: o.Adadelta(ps, 5.0, rho=0.8, eps=1e-4, weight_decay=0.1)
+    yield "adamax", lambda ps: o.Adamax(ps, 0.02)
+    yield "adamax_all", lambda ps: o.Adamax(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    yield "nadam", lambda ps: o.NAdam(ps, 0.02)
+    yield "nadam_all", lambda ps: o.NAdam(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, momentum_decay=0.1)
+    yield "nadam_decoupled", lambda ps: o.NAdam(ps, 0.02, weight_decay=0.1, decoupled_weight_decay=True)
+    yield "radam", lambda ps: o.RAdam(ps, 0.02)
+    yield "radam_all", lambda ps: o.RAdam(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    yield "radam_decoupled", lambda ps: o.RAdam(ps, 0.02, weight_decay=0.1, decoupled_weight_decay=True)
+    yield "radam_short", lambda ps: o.RAdam(ps, 0.02, betas=(0.8, 0.5))
+    yield "adam_amsgrad", lambda ps: o.Adam(ps, 0.05, betas=(0.9, 0.7), amsgrad=True)
+    yield "adamw_amsgrad", lambda ps: o.AdamW(ps, 0.05, betas=(0.9, 0.7), weight_decay=0.1, amsgrad=True)
+    yield "sgd_maximize", lambda ps: o.SGD(ps, 0.05, momentum=0.9, weight_decay=0.1, maximize=True)
+    yield "adam_maximize", lambda ps: o.Adam(ps, 0.05, maximize=True)
+    yield "adafactor", lambda ps: o.Adafactor(ps, 0.1)
+    yield "adafactor_all", lambda ps: o.Adafactor(ps, 0.5, beta2_decay=-0.5, eps=(1e-5, 1e-2), d=1.5, weight_decay=0.1)
+    yield "lion", lambda ps: Lion(ps, 0.01)
+    yield "lion_all", lambda ps: Lion(ps, 0.01, betas=(0.8, 0.95), weight_decay=0.1)
+    yield "lamb", lambda ps: Lamb(ps, 0.05)
+    yield "lamb_all", lambda ps: Lamb(ps, 0.05, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.0)
+    matrices = lambda ps: [p for p in ps if p.dim() == 2]
+    others = lambda ps: o.AdamW([p for p in ps if p.dim() != 2], 0.02)
+    yield "muon", lambda ps: Several(Muon(matrices(ps), 0.02), others(ps))
+    yield "muon_all", lambda ps: Several(Muon(matrices(ps), 0.02, 0.8, False, 0.5, True), others(ps))
+
+
+def schedules():
+    """Name, first rate, and the scheduler of an optimizer."""
+    s = torch.optim.lr_scheduler
+    yield "multistep", 0.1, lambda o: s.MultiStepLR(o, [3, 10, 11], 0.5)
+    yield "exponential", 0.1, lambda o: s.ExponentialLR(o, 0.9)
+    yield "linear", 0.1, lambda o: s.LinearLR(o, 0.25, 0.8, 12)
+    yield "polynomial", 0.1, lambda o: s.PolynomialLR(o, 25, 1.5)
+    yield "one_cycle", 0.1, lambda o: s.OneCycleLR(o, 0.1, 40, cycle_momentum=False)
+    yield "one_cycle_all", 0.1, lambda o: s.OneCycleLR(
+        o, 0.1, 40, pct_start=0.35, anneal_strategy="linear", cycle_momentum=False, div_factor=10, final_div_factor=100, three_phase=True)
+    yield "restarts", 0.1, lambda o: s.CosineAnnealingWarmRestarts(o, 7)
+    yield "restarts_all", 0.1, lambda o: s.CosineAnnealingWarmRestarts(o, 4, 2, 0.01)
+    yield "cyclic", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, 8, "triangular", cycle_momentum=False)
+    yield "cyclic_halving", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, mode="triangular2", cycle_momentum=False)
+    yield "cyclic_shrinking", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, 3, "exp_range", 0.95, cycle_momentum=False)
+    yield "chain", 0.1, lambda o: s.SequentialLR(
+        o, [s.ConstantLR(o, 0.5, 100), s.ExponentialLR(o, 0.9), s.StepLR(o, 4, 0.5)], [6, 20])
+    yield "noam", 1.0, lambda o: s.LambdaLR(o, lambda t: 2.0 * 64**-0.5 * min((t + 1) ** -0.5, (t + 1) * 9**-1.5))
+    yield "plateau", 0.1, lambda o: s.ReduceLROnPlateau(o, "min", 0.5, 2, 0.01, cooldown=1, min_lr=0.01)
+    yield "plateau_larger", 0.1, lambda o: s.ReduceLROnPlateau(o, "max", 0.1, 1)
+
+
+def record_optimizers():
+    torch.manual_seed(11)
+    first = {"first.weight": torch.randn(5, 4) * 0.5, "first.bias": torch.randn(5) * 0.1, "last.weight": torch.randn(2, 5) * 0.5}
+    kept = {"x": torch.randn(STEPS * 6, 4), "y": torch.randn(STEPS * 6, 2)} | {f"start.{n}": w for n, w in first.items()}
+    for name, build in optimizers():
+        weights = [w.clone().requires_grad_() for w in first.values()]
+        optimizer, path = build(weights), []
+        for step in range(STEPS):
+            x, y = (kept[k][6 * step : 6 * step + 6] for k in "xy")
+            loss = (torch.tanh(x @ weights[0].T + weights[1]) @ weights[2].T - y).square().mean()
+            grads = torch.autograd.grad(loss, weights)
+            for w, g in zip(weights, grads):
+                w.grad = g
+            optimizer.step()
+            path.append(torch.cat([w.detach().reshape(-1) for w in weights]))
+        kept[f"optimizer.{name}"] = torch.stack(path)
+    kept["measures"] = torch.tensor([1 / (1 + i) if i < 8 else 2.0 if i == 21 else 0.15 + 0.05 * (i * 7 % 5) - 0.002 * i for i in range(40)])
+    for name, rate, build in schedules():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], rate)
+        schedule, rates = build(optimizer), []
+        for i in range(40):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if name.startswith("plateau"):
+                schedule.step(float(kept["measures"][i]))
+            elif i < 39:
+                schedule.step()
+        kept[f"schedule.{name}"] = torch.tensor(rates)
+    save("torch/optimizers.safetensors", kept)
+
+
 def save(path, tensors):
     header, data = {}, b""
     for name, t in tensors.items():
@@ -456,6 +867,8 @@ def main():
         save(f"torch/{name}.case.safetensors", case)
         print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
     record_full()
+    record_models()
+    record_optimizers()
     record_points()
 
 

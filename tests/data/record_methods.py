@@ -36,6 +36,13 @@ inputs = {
     "theta": normal(1, 2, 3),
     "i": np.array([7, -7, 7, -7, 0, 5, -5, 12, 1, -1, 3, -3], np.int32),
     "j": np.array([2, 2, -2, -2, 3, 3, 4, -5, 1, 7, -1, 2], np.int32),
+    "t": np.array(list(rng.integers(0, 2, 24)), np.float32).reshape(2, 3, 4) * 2 - 1,
+    "sign": np.array([[1, -1, 1], [-1, -1, 1]], np.float32),
+    "classes": np.array([0.5, 2.0, 1.0, 0.25], np.float32),
+    "labels": np.array([[0, 3, 1], [2, 2, 0]], np.int32),
+    "ignored": np.array([[0, -100, 1], [2, -100, 0]], np.int32),
+    "places": np.array([[0, 2, 1, 1], [2, 2, 0, -100]], np.int32),
+    "three": np.array([1.5, 0.5, 1.0], np.float32),
     "k": np.array([0, 1, 2, 3, 4, 5, 6, 2, 3, 1, 0, 2], np.int32),
 }
 
@@ -127,6 +134,52 @@ cases["range"] = ([], lambda: torch.arange(10, 3, -2))
 cases["range_f32"] = ([], lambda: torch.arange(0.5, 2.0, 0.3))
 cases["eye"] = ([], lambda: torch.eye(3, 5))
 cases["meshgrid"] = (["a", "b"], lambda x, y: torch.stack(torch.meshgrid(x, y, indexing="ij")))
+
+R = ["none", "mean", "sum"]
+rows = lambda x: x.movedim(-1, 1)
+for r in R:
+    for s in [0.0, 0.2]:
+        cases[f"cross_entropy_{r}_{s}"] = (["v", "labels"], lambda x, y, r=r, s=s: F.cross_entropy(rows(x), y.long(), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_all_{r}_{s}"] = (["v", "ignored", "classes"], lambda x, y, w, r=r, s=s: F.cross_entropy(rows(x), y.long(), w.detach(), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_ignored_{r}_{s}"] = (["v", "ignored"], lambda x, y, r=r, s=s: F.cross_entropy(rows(x), y.long(), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_weights_{r}_{s}"] = (["v", "labels", "classes"], lambda x, y, w, r=r, s=s: F.cross_entropy(rows(x), y.long(), w.detach(), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_axis_{r}_{s}"] = (["v", "places", "three"], lambda x, y, w, r=r, s=s: F.cross_entropy(x, y.long(), w.detach(), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_soft_{r}_{s}"] = (["v", "u"], lambda x, y, r=r, s=s: F.cross_entropy(rows(x), rows(y), reduction=r, label_smoothing=s))
+        cases[f"cross_entropy_soft_weights_{r}_{s}"] = (["v", "u", "classes"], lambda x, y, w, r=r, s=s: F.cross_entropy(rows(x), rows(y), w.detach(), reduction=r, label_smoothing=s))
+    cases[f"nll_{r}"] = (["v", "ignored", "classes"], lambda x, y, w, r=r: F.nll_loss(rows(x), y.long(), w.detach(), reduction=r))
+    cases[f"mse_{r}"] = (["v", "w"], lambda x, y, r=r: F.mse_loss(x, y, reduction=r))
+    cases[f"l1_{r}"] = (["v", "w"], lambda x, y, r=r: F.l1_loss(x, y, reduction=r))
+    cases[f"huber_{r}"] = (["v", "w"], lambda x, y, r=r: F.huber_loss(x, y, reduction=r, delta=0.8))
+    cases[f"smooth_l1_{r}"] = (["v", "w"], lambda x, y, r=r: F.smooth_l1_loss(x, y, reduction=r, beta=0.8))
+    cases[f"bce_{r}"] = (["u"], lambda x, r=r: F.binary_cross_entropy(x, 1 - x.detach(), reduction=r))
+    cases[f"bce_logits_{r}"] = (["v", "u"], lambda x, y, r=r: F.binary_cross_entropy_with_logits(x, y, reduction=r))
+    cases[f"bce_weighted_{r}"] = (["v", "u", "classes"], lambda x, y, w, r=r: F.binary_cross_entropy_with_logits(x, y, pos_weight=w.detach(), reduction=r))
+    cases[f"kl_{r}"] = (["v", "u"], lambda x, y, r=r: F.kl_div(x, y, reduction=r))
+    cases[f"kl_logs_{r}"] = (["v", "w"], lambda x, y, r=r: F.kl_div(x, y, reduction=r, log_target=True))
+    cases[f"poisson_{r}"] = (["v", "u"], lambda x, y, r=r: F.poisson_nll_loss(x, y, reduction=r))
+    cases[f"gaussian_{r}"] = (["v", "w", "u"], lambda x, y, z, r=r: F.gaussian_nll_loss(x, y, z, full=True, reduction=r))
+    cases[f"hinge_embedding_{r}"] = (["v", "t"], lambda x, y, r=r: F.hinge_embedding_loss(x, y.detach(), 0.7, reduction=r))
+    cases[f"soft_margin_{r}"] = (["v", "t"], lambda x, y, r=r: F.soft_margin_loss(x, y.detach(), reduction=r))
+    cases[f"margin_ranking_{r}"] = (["v", "w", "t"], lambda x, y, z, r=r: F.margin_ranking_loss(x, y, z.detach(), 0.3, reduction=r))
+    cases[f"triplet_{r}"] = (["v", "w", "u"], lambda x, y, z, r=r: F.triplet_margin_loss(x, y, z, 0.5, reduction=r))
+    cases[f"cosine_embedding_{r}"] = (["v", "w", "sign"], lambda x, y, z, r=r: F.cosine_embedding_loss(x.reshape(6, 4), y.reshape(6, 4), z.detach().reshape(6), 0.1, reduction=r))
+cases["kl_batch"] = (["v", "u"], lambda x, y: F.kl_div(x, y, reduction="batchmean"))
+cases["kl_zero"] = (["sign", "zero"], lambda x, y: F.kl_div(x, y.detach()))
+cases["smooth_l1_0"] = (["v", "w"], lambda x, y: F.smooth_l1_loss(x, y, beta=0.0))
+
+
+def focal(x, t, alpha, gamma):
+    # torchvision.ops.sigmoid_focal_loss
+    p, ce = torch.sigmoid(x), F.binary_cross_entropy_with_logits(x, t, reduction="none")
+    loss = ce * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
+    return ((alpha * t + (1 - alpha) * (1 - t)) * loss if alpha >= 0 else loss).mean()
+
+
+cases["focal"] = (["v", "u"], lambda x, t: focal(x, t, 0.25, 2.0))
+cases["focal_plain"] = (["v", "u"], lambda x, t: focal(x, t, -1.0, 1.5))
+cases["dice"] = (["u", "t"], lambda p, t: (1 - (2 * (p * (t + 1) / 2).sum((1, 2)) + 1) / (p.sum((1, 2)) + ((t + 1) / 2).sum((1, 2)) + 1)).mean())
+cases["hinge"] = (["v", "t"], lambda x, t: (1 - t * x).clamp(min=0).mean())
+cases["info_nce"] = (["m"], lambda x: F.cross_entropy(F.normalize(x) @ F.normalize(x.exp().detach()).T / 0.2, torch.arange(4)))
 
 tensors = {f"in/{name}": value for name, value in inputs.items()}
 for name, (of, f) in cases.items():

@@ -1,7 +1,7 @@
 //! Methods composed of other operations, twice differentiated.
 
 use slabwise::prelude::*;
-use slabwise::tensor::{Beyond, Interpolate, Padding, Sampling};
+use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, PadMode, Reduction, Sampling};
 use slabwise_compiler::reference::Array;
 
 use super::composites::check;
@@ -129,13 +129,13 @@ fn arrangements() {
         ("pixel shuffle", |x| x.reshape((4, 2, 4)).pixel_shuffle(2)),
         ("space to depth", |x| x.space_to_depth(2)),
         ("pad by reflection", |x| {
-            x.pad_with([(0, 0), (1, 2), (3, -1)], Padding::Reflect)
+            x.pad_with([(0, 0), (1, 2), (3, -1)], PadMode::Reflect)
         }),
         ("pad by edges", |x| {
-            x.pad_with([(1, 0), (1, 2), (0, 0)], Padding::Replicate)
+            x.pad_with([(1, 0), (1, 2), (0, 0)], PadMode::Replicate)
         }),
         ("pad in a circle", |x| {
-            x.pad_with([(0, 0), (5, 0), (0, 2)], Padding::Circular)
+            x.pad_with([(0, 0), (5, 0), (0, 2)], PadMode::Circular)
         }),
         ("unfold", |x| {
             let geometry = ConvGeometry {
@@ -196,5 +196,65 @@ fn resampling() {
     let theta = floats(rng, &[2, 2, 3]);
     check("affine grid", rng, vec![theta], |_, x| {
         x[0].affine_grid([2, 3], false).square()
+    });
+}
+
+#[test]
+fn losses() {
+    let rng = &mut Rng(25);
+    let x = floats(rng, &[2, 3, 4]);
+    let share = between(rng, &[2, 3, 4], (0.2, 0.8));
+    let labels = array(rng, I32, &[2, 4], (0.0, 0.0), 3);
+    let weights = between(rng, &[3], (0.5, 2.0));
+    for reduction in [Reduction::None, Reduction::Mean] {
+        for ignore in [None, Some(1)] {
+            let arguments = vec![x.clone(), labels.clone(), weights.clone()];
+            check("cross entropy", rng, arguments, |_, x| {
+                let options = CrossEntropy {
+                    class_axis: Some(1),
+                    ignore,
+                    weights: Some(x[2]),
+                    smoothing: 0.1,
+                    reduction,
+                };
+                x[0].cross_entropy_with(x[1], options)
+            });
+        }
+    }
+    let of_two: [(&str, Binary); 9] = [
+        ("soft labels", |x, t| {
+            x.cross_entropy_soft(t, CrossEntropy::default())
+        }),
+        ("kl", |x, t| x.kl_divergence(t, Reduction::BatchMean)),
+        ("kl of logs", |x, t| {
+            x.kl_divergence_of_logs(t.ln(), Reduction::Sum)
+        }),
+        ("poisson", |x, t| x.poisson_nll(t, Reduction::Mean)),
+        ("smooth l1", |x, t| x.smooth_l1(t, 0.7, Reduction::None)),
+        ("gaussian", |x, t| {
+            x.gaussian_nll(t * 0.5, t, 1e-6, Reduction::Mean)
+        }),
+        ("focal", |x, t| x.focal(t, 0.25, 2.0, Reduction::Mean)),
+        ("dice", |x, t| {
+            x.sigmoid().dice(t, 1.0, Reduction::Mean).square()
+        }),
+        ("weighted", |x, t| {
+            x.weighted_binary_cross_entropy_with_logits(t, 3.0, Reduction::Mean)
+        }),
+    ];
+    for (name, f) in of_two {
+        let arguments = vec![x.clone(), share.clone()];
+        check(name, rng, arguments, |_, x| f(x[0], x[1]));
+    }
+    let pairs: Vec<Array> = (0..3).map(|_| floats(rng, &[3, 4])).collect();
+    check("triplet", rng, pairs.clone(), |_, x| {
+        x[0].triplet(x[1], x[2], 5.0, 2.0, Reduction::Mean)
+    });
+    check("info nce", rng, pairs[..2].to_vec(), |_, x| {
+        x[0].info_nce(x[1], 0.5, Reduction::Mean)
+    });
+    check("cosine embedding", rng, pairs[..2].to_vec(), |_, x| {
+        let target = x[0].trace().full(1.0, F32, (3,));
+        x[0].cosine_embedding(x[1], target, 0.1, Reduction::Mean)
     });
 }

@@ -11,7 +11,7 @@ use slabwise_models::{Examples, Model};
 use crate::{Case, STEPS, gradients, input, loss, path};
 
 /// Numbers in 0..1 on a grid of 2⁻²⁴, from the mixing of MurmurHash3.
-fn noise(shape: &[usize], seed: usize) -> ArrayD<f32> {
+pub(super) fn noise(shape: &[usize], seed: usize) -> ArrayD<f32> {
     let mut at = 0u32;
     ArrayD::from_shape_simple_fn(IxDyn(shape), || {
         let mut h = at.wrapping_add((seed as u32).wrapping_mul(0x9E37_79B9));
@@ -23,7 +23,7 @@ fn noise(shape: &[usize], seed: usize) -> ArrayD<f32> {
     })
 }
 
-fn classes(shape: &[usize], seed: usize, kinds: usize) -> ArrayD<i32> {
+pub(super) fn classes(shape: &[usize], seed: usize, kinds: usize) -> ArrayD<i32> {
     noise(shape, seed).mapv(|x| (x * kinds as f32) as i32)
 }
 
@@ -44,7 +44,7 @@ fn batch(model: Model, batch: usize, step: usize) -> (Examples, ArrayD<i32>) {
 }
 
 /// Sets the weights of a compiled model by the formula.
-fn fill(session: &mut Session, declared: &[Param]) {
+pub(super) fn fill(session: &mut Session, declared: &[Param]) {
     let mut trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
     trained.sort_by(|a, b| a.name().cmp(b.name()));
     for (seed, param) in trained.iter().enumerate() {
@@ -65,7 +65,7 @@ fn fill(session: &mut Session, declared: &[Param]) {
 }
 
 /// Elements at equal distances, at most `most`.
-fn some(all: &[f32], most: usize) -> ArrayD<f32> {
+pub(super) fn some(all: &[f32], most: usize) -> ArrayD<f32> {
     let few: Vec<f32> = all
         .iter()
         .step_by(all.len().div_ceil(most))

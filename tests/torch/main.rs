@@ -4,7 +4,10 @@
 //! full size.
 
 mod full;
+mod layers;
 mod methods;
+mod models;
+mod optimizers;
 mod points;
 
 use std::path::PathBuf;
@@ -18,7 +21,7 @@ use slabwise_models::{Examples, Gpt, LstmModel, MobileNetV2, ResNet, UNet, Vgg};
 
 const STEPS: usize = 10;
 /// An array for the gradients of all parameters of a model.
-const PARAMS_MAX: usize = 72;
+const PARAMS_MAX: usize = 160;
 
 fn path(name: &str, part: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

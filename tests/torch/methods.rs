@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use slabwise::prelude::*;
-use slabwise::tensor::{Beyond, Interpolate, Padding, Sampling};
+use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, PadMode, Reduction, Sampling};
 
 use super::Case;
 
@@ -12,6 +12,8 @@ const INF: f32 = f32::INFINITY;
 const NAN: f32 = f32::NAN;
 
 type Build = Box<dyn for<'t> Fn(&'t Trace, &[Tensor<'t>]) -> Tensor<'t>>;
+
+type Loss = for<'t> fn(&[Tensor<'t>], Reduction) -> Tensor<'t>;
 
 struct Methods(Vec<(String, Vec<&'static str>, Build)>);
 
@@ -166,9 +168,9 @@ fn arrangements(m: &mut Methods) {
 
 fn images(m: &mut Methods) {
     for (name, padding) in [
-        ("reflect", Padding::Reflect),
-        ("replicate", Padding::Replicate),
-        ("circular", Padding::Circular),
+        ("reflect", PadMode::Reflect),
+        ("replicate", PadMode::Replicate),
+        ("circular", PadMode::Circular),
     ] {
         m.add(format!("pad_{name}"), &["img"], move |_, x| {
             x[0].pad_with([(0, 0), (0, 0), (3, 4), (2, 1)], padding)
@@ -178,10 +180,10 @@ fn images(m: &mut Methods) {
         });
     }
     m.add("pad_crop", &["img"], |_, x| {
-        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], Padding::Constant(0.5))
+        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], PadMode::Constant(0.5))
     });
     m.add("pad_crop_replicate", &["img"], |_, x| {
-        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], Padding::Replicate)
+        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], PadMode::Replicate)
     });
     m.add("pixel_shuffle", &["img"], |_, x| x[0].pixel_shuffle(2));
     m.add("pixel_unshuffle", &["img"], |_, x| {
@@ -269,6 +271,114 @@ fn images(m: &mut Methods) {
     }
 }
 
+fn losses(m: &mut Methods) {
+    let reductions = [
+        ("none", Reduction::None),
+        ("mean", Reduction::Mean),
+        ("sum", Reduction::Sum),
+    ];
+    for (r, reduction) in reductions {
+        for smoothing in [0.0, 0.2] {
+            let mut add = |name: &str, inputs: &[&'static str], ignore, soft, class_axis| {
+                let name = format!("cross_entropy_{name}{r}_{smoothing:?}");
+                m.add(name, inputs, move |_, x| {
+                    let options = CrossEntropy {
+                        class_axis,
+                        ignore,
+                        weights: x.get(2).copied(),
+                        smoothing,
+                        reduction,
+                    };
+                    if soft {
+                        x[0].cross_entropy_soft(x[1], options)
+                    } else {
+                        x[0].cross_entropy_with(x[1], options)
+                    }
+                });
+            };
+            let hundred = Some(-100);
+            add("", &["v", "labels"], None, false, None);
+            add("all_", &["v", "ignored", "classes"], hundred, false, None);
+            add("ignored_", &["v", "ignored"], hundred, false, Some(2));
+            add("weights_", &["v", "labels", "classes"], None, false, None);
+            add("axis_", &["v", "places", "three"], hundred, false, Some(1));
+            add("soft_", &["v", "u"], None, true, None);
+            add("soft_weights_", &["v", "u", "classes"], None, true, None);
+        }
+        let mut add = |name: &str, inputs: &[&'static str], f: Loss| {
+            m.add(format!("{name}_{r}"), inputs, move |_, x| f(x, reduction));
+        };
+        add("nll", &["v", "ignored", "classes"], |x, reduction| {
+            let options = CrossEntropy {
+                ignore: Some(-100),
+                weights: Some(x[2]),
+                reduction,
+                ..CrossEntropy::default()
+            };
+            x[0].nll(x[1], options)
+        });
+        add("mse", &["v", "w"], |x, r| x[0].mse_by(x[1], r));
+        add("l1", &["v", "w"], |x, r| x[0].l1_by(x[1], r));
+        add("huber", &["v", "w"], |x, r| x[0].huber_by(x[1], 0.8, r));
+        add("smooth_l1", &["v", "w"], |x, r| {
+            x[0].smooth_l1(x[1], 0.8, r)
+        });
+        add("bce", &["u"], |x, r| {
+            x[0].binary_cross_entropy_by(1.0 - x[0].detach(), r)
+        });
+        add("bce_logits", &["v", "u"], |x, r| {
+            x[0].binary_cross_entropy_with_logits_by(x[1], r)
+        });
+        add("bce_weighted", &["v", "u", "classes"], |x, r| {
+            x[0].weighted_binary_cross_entropy_with_logits(x[1], x[2], r)
+        });
+        add("kl", &["v", "u"], |x, r| x[0].kl_divergence(x[1], r));
+        add("kl_logs", &["v", "w"], |x, r| {
+            x[0].kl_divergence_of_logs(x[1], r)
+        });
+        add("poisson", &["v", "u"], |x, r| x[0].poisson_nll(x[1], r));
+        add("gaussian", &["v", "w", "u"], |x, r| {
+            x[0].gaussian_nll(x[1], x[2], 1e-6, r)
+        });
+        add("hinge_embedding", &["v", "t"], |x, r| {
+            x[0].hinge_embedding(x[1], 0.7, r)
+        });
+        add("soft_margin", &["v", "t"], |x, r| x[0].soft_margin(x[1], r));
+        add("margin_ranking", &["v", "w", "t"], |x, r| {
+            x[0].margin_ranking(x[1], x[2], 0.3, r)
+        });
+        add("triplet", &["v", "w", "u"], |x, r| {
+            x[0].triplet(x[1], x[2], 0.5, 2.0, r)
+        });
+        add("cosine_embedding", &["v", "w", "sign"], |x, r| {
+            x[0].cosine_embedding(x[1], x[2], 0.1, r)
+        });
+    }
+    let mean = Reduction::Mean;
+    m.add("kl_batch", &["v", "u"], |_, x| {
+        x[0].kl_divergence(x[1], Reduction::BatchMean)
+    });
+    m.add("kl_zero", &["sign", "zero"], move |_, x| {
+        x[0].kl_divergence(x[1], mean)
+    });
+    m.add("smooth_l1_0", &["v", "w"], move |_, x| {
+        x[0].smooth_l1(x[1], 0.0, mean)
+    });
+    m.add("focal", &["v", "u"], move |_, x| {
+        x[0].focal(x[1], 0.25, 2.0, mean)
+    });
+    m.add("focal_plain", &["v", "u"], move |_, x| {
+        x[0].focal(x[1], -1.0, 1.5, mean)
+    });
+    m.add("dice", &["u", "t"], move |_, x| {
+        x[0].dice((x[1] + 1.0) / 2.0, 1.0, mean)
+    });
+    m.add("hinge", &["v", "t"], move |_, x| x[0].hinge(x[1], mean));
+    m.add("info_nce", &["m"], move |_, x| {
+        x[0].info_nce(x[0].exp().detach(), 0.2, mean)
+    });
+}
+
 /// Differences from PyTorch: case, part, position, and the result of this library.
 #[rustfmt::skip]
 const OTHERWISE: &[(&str, &str, usize, f32)] = &[
@@ -315,6 +425,7 @@ fn methods_are_as_in_pytorch() {
     functions(&mut methods);
     arrangements(&mut methods);
     images(&mut methods);
+    losses(&mut methods);
     let (mut wrong, mut used, mut met) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     for (name, inputs, build) in &methods.0 {
         let trace = Trace::training();

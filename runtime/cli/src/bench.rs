@@ -33,7 +33,8 @@ pub struct Args {
     /// Examples in a training step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// sgd, adam or adamw; the model's own unless given
+    /// sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, radam, lion, lamb, adafactor or
+    /// muon; the model's own unless given
     #[arg(long)]
     optimizer: Option<OptimizerKind>,
     #[command(flatten)]

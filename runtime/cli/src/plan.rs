@@ -37,7 +37,8 @@ pub struct Args {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: Device,
-    /// sgd, adam or adamw; the model's own unless given
+    /// sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, radam, lion, lamb, adafactor or
+    /// muon; the model's own unless given
     #[arg(long)]
     pub optimizer: Option<OptimizerKind>,
     #[command(flatten)]

@@ -2,6 +2,10 @@
 //! benchmarks share.
 #![forbid(unsafe_code)]
 
+mod attention;
+mod bert;
+mod blocks;
+mod diffusion;
 mod gpt;
 mod lstm;
 mod mobilenet;
@@ -9,8 +13,12 @@ mod ode;
 mod resnet;
 mod table;
 mod unet;
+mod vae;
 mod vgg;
+mod vit;
 
+pub use bert::{Bert, BertEncoder, Encoded};
+pub use diffusion::{Denoiser, Diffusion};
 pub use gpt::Gpt;
 pub use lstm::LstmModel;
 pub use mobilenet::MobileNetV2;
@@ -18,7 +26,9 @@ pub use ode::Ode;
 pub use resnet::ResNet;
 pub use table::Sizes;
 pub use unet::UNet;
+pub use vae::{Autoencoder, Latent, Vae};
 pub use vgg::Vgg;
+pub use vit::Vit;
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +38,10 @@ use slabwise::data::epoch_seed;
 use slabwise::error::{Error, Result};
 use slabwise::feed::{Input, Source};
 use slabwise::nn::{Conv2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
-use slabwise::optim::{Adam, AdamW, Sgd};
+use slabwise::optim::{
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, Muon, NAdam, Optimizer, RAdam,
+    RmsProp, Sgd,
+};
 use slabwise::params::{Params, Scope};
 use slabwise::shape::{Dim, Shape};
 use slabwise::tensor::Tensor;
@@ -36,7 +49,7 @@ use slabwise::trace::{Precision, Trace};
 use slabwise::{Plan, Program, Session};
 use slabwise_kernels::dtype::DType::{F32, I32};
 use slabwise_kernels::spec::Window;
-use table::Labelled;
+use table::{Labelled, Layers};
 
 /// A 3×3 window with stride 2 and padding 1.
 const POOL_3_2: Window = Window {
@@ -69,8 +82,8 @@ pub enum Model {
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one that exists only for its unrolled length ([`Ode`]), as
-    /// [`Model::parse`] reads it.
+    /// One of these in other sizes, or one of the table only ([`Ode`], [`Bert`], [`Vit`],
+    /// [`Diffusion`], [`Vae`]), as [`Model::parse`] reads it.
     Sized(Sizes),
 }
 
@@ -279,8 +292,14 @@ pub fn noise(seed: u64) -> impl FnMut() -> f32 {
 /// A built-in model with its weights declared.
 pub struct Network {
     model: Model,
-    layers: Box<dyn Module>,
+    layers: Layers,
     precision: Precision,
+}
+
+/// A model with a loss of its own.
+trait Learner: Module {
+    /// The loss for examples and the label of each, an f32 scalar.
+    fn loss<'t>(&self, x: Tensor<'t>, labels: Tensor<'t>) -> Tensor<'t>;
 }
 
 impl Network {
@@ -333,19 +352,17 @@ impl Network {
     /// Any error of [`Session::compile`].
     pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
         let trace = Trace::inference().with_precision(self.precision);
-        let logits = self.logits(&trace, batch.into());
+        let logits = self.examples(&trace, batch.into()).apply(self);
         session.compile(&trace, [logits])
     }
 
-    fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
+    fn examples<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
         let (name, dtype) = if self.model.reads_tokens() {
             ("tokens", I32)
         } else {
             ("images", F32)
         };
-        trace
-            .input(name, dtype, shape(batch, &self.model.example()))
-            .apply(&*self.layers)
+        trace.input(name, dtype, shape(batch, &self.model.example()))
     }
 
     /// Traces a training step; gives its loss.
@@ -355,13 +372,18 @@ impl Network {
         if let Some(head) = self.model.sizes().head() {
             trace.freeze(move |weight| !weight.name.starts_with(head));
         }
-        optimizer.minimize(trace, loss);
+        trace.minimize(loss, optimizer.optimizer());
         loss
     }
 
     fn loss<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
-        let logits = self.logits(trace, batch);
-        let labels = trace.input("labels", I32, shape(batch, &self.model.label()));
+        let x = self.examples(trace, batch);
+        let labels = || trace.input("labels", I32, shape(batch, &self.model.label()));
+        let layers = match &self.layers {
+            Layers::Own(layers) => return layers.loss(x, labels()),
+            Layers::Labelled(layers) => layers,
+        };
+        let (logits, labels) = (x.apply(&**layers), labels());
         // Classes last.
         let logits = if self.model.sizes().row().labelled == Labelled::Pixel {
             logits.permute([0, 2, 3, 1])
@@ -373,8 +395,12 @@ impl Network {
 }
 
 impl Module for Network {
+    #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        self.layers.forward(x)
+        match &self.layers {
+            Layers::Labelled(layers) => x.apply(&**layers),
+            Layers::Own(layers) => x.apply(&**layers),
+        }
     }
 }
 
@@ -396,6 +422,26 @@ pub enum OptimizerKind {
     Adam,
     /// Rate 0.0003, weight decay 0.1.
     AdamW,
+    /// Rate 0.001.
+    RmsProp,
+    /// Rate 0.01.
+    Adagrad,
+    /// Rate 1.
+    Adadelta,
+    /// Rate 0.002.
+    Adamax,
+    /// Rate 0.002.
+    NAdam,
+    /// Rate 0.001.
+    RAdam,
+    /// Rate 0.0001, weight decay 0.1.
+    Lion,
+    /// Rate 0.001, weight decay 0.01.
+    Lamb,
+    /// Rate 0.01.
+    Adafactor,
+    /// Rate 0.02 for matrices; [`OptimizerKind::AdamW`] for all other weights.
+    Muon,
 }
 
 impl OptimizerKind {
@@ -404,6 +450,16 @@ impl OptimizerKind {
         OptimizerKind::Sgd,
         OptimizerKind::Adam,
         OptimizerKind::AdamW,
+        OptimizerKind::RmsProp,
+        OptimizerKind::Adagrad,
+        OptimizerKind::Adadelta,
+        OptimizerKind::Adamax,
+        OptimizerKind::NAdam,
+        OptimizerKind::RAdam,
+        OptimizerKind::Lion,
+        OptimizerKind::Lamb,
+        OptimizerKind::Adafactor,
+        OptimizerKind::Muon,
     ];
 
     /// The name that [`OptimizerKind::parse`] reads.
@@ -412,6 +468,36 @@ impl OptimizerKind {
             OptimizerKind::Sgd => "sgd",
             OptimizerKind::Adam => "adam",
             OptimizerKind::AdamW => "adamw",
+            OptimizerKind::RmsProp => "rmsprop",
+            OptimizerKind::Adagrad => "adagrad",
+            OptimizerKind::Adadelta => "adadelta",
+            OptimizerKind::Adamax => "adamax",
+            OptimizerKind::NAdam => "nadam",
+            OptimizerKind::RAdam => "radam",
+            OptimizerKind::Lion => "lion",
+            OptimizerKind::Lamb => "lamb",
+            OptimizerKind::Adafactor => "adafactor",
+            OptimizerKind::Muon => "muon",
+        }
+    }
+
+    /// The optimizer, at its rate.
+    pub fn optimizer(self) -> Box<dyn Optimizer> {
+        let adamw = || AdamW::new(3e-4).weight_decay(0.1);
+        match self {
+            OptimizerKind::Sgd => Box::new(Sgd::new(0.01).momentum(0.9)),
+            OptimizerKind::Adam => Box::new(Adam::new(1e-3)),
+            OptimizerKind::AdamW => Box::new(adamw()),
+            OptimizerKind::RmsProp => Box::new(RmsProp::new(1e-3)),
+            OptimizerKind::Adagrad => Box::new(Adagrad::new(0.01)),
+            OptimizerKind::Adadelta => Box::new(Adadelta::new(1.0)),
+            OptimizerKind::Adamax => Box::new(Adamax::new(2e-3)),
+            OptimizerKind::NAdam => Box::new(NAdam::new(2e-3)),
+            OptimizerKind::RAdam => Box::new(RAdam::new(1e-3)),
+            OptimizerKind::Lion => Box::new(Lion::new(1e-4).weight_decay(0.1)),
+            OptimizerKind::Lamb => Box::new(Lamb::new(1e-3).weight_decay(0.01)),
+            OptimizerKind::Adafactor => Box::new(Adafactor::new(0.01)),
+            OptimizerKind::Muon => Box::new(Muon::new(0.02).using(|w| w.rank() != 2, adamw())),
         }
     }
 
@@ -432,14 +518,6 @@ impl OptimizerKind {
                     known.join(", ")
                 ))
             })
-    }
-
-    fn minimize<'t>(self, trace: &'t Trace, loss: Tensor<'t>) {
-        match self {
-            OptimizerKind::Sgd => trace.minimize(loss, Sgd::new(0.01).momentum(0.9)),
-            OptimizerKind::Adam => trace.minimize(loss, Adam::new(1e-3)),
-            OptimizerKind::AdamW => trace.minimize(loss, AdamW::new(3e-4).weight_decay(0.1)),
-        }
     }
 }
 

@@ -3,7 +3,10 @@
 
 use std::fmt;
 
-use super::{Gpt, LstmModel, MobileNetV2, Ode, OptimizerKind, ResNet, UNet, Vgg, cnn, mlp};
+use super::{
+    Bert, Diffusion, Gpt, Learner, LstmModel, MobileNetV2, Ode, OptimizerKind, ResNet, UNet, Vae,
+    Vgg, Vit, cnn, mlp,
+};
 use slabwise::error::{Error, Result};
 use slabwise::nn::Module;
 use slabwise::params::Scope;
@@ -74,8 +77,17 @@ pub(super) struct Row {
     example: fn(&Values) -> Vec<usize>,
     classes: fn(&Values) -> usize,
     layers: fn(&Values, &Scope) -> Box<dyn Module>,
+    /// The layers of a model with a loss of its own.
+    own: Option<fn(&Values, &Scope) -> Box<dyn Learner>>,
     /// The mistake in sizes that are each within their bounds.
     fault: fn(&Values) -> Option<String>,
+}
+
+/// The layers of a built-in model.
+pub(super) enum Layers {
+    /// With logits for the labels.
+    Labelled(Box<dyn Module>),
+    Own(Box<dyn Learner>),
 }
 
 /// Sizes of a built-in model, as [`Model::parse`](super::Model::parse) reads them.
@@ -142,6 +154,118 @@ fn ode(&[width, hidden, steps, classes, ..]: &Values) -> Ode {
     }
 }
 
+const fn bert_keys(b: &Bert) -> [Key; 6] {
+    [
+        key("layers", b.layers, 1000),
+        key("width", b.width, WIDTH_MAX),
+        key("heads", b.heads, WIDTH_MAX),
+        key("inner", b.inner, WIDTH_MAX),
+        key("length", b.length, PLACES_MAX / 4),
+        key("vocabulary", b.vocabulary, CLASSES_MAX),
+    ]
+}
+
+fn bert(&[layers, width, heads, inner, length, vocabulary, ..]: &Values) -> Bert {
+    Bert {
+        layers,
+        width,
+        heads,
+        inner,
+        length,
+        vocabulary,
+        positions: length.max(Bert::BASE.positions),
+        ..Bert::BASE
+    }
+}
+
+fn vit(&[size, patch, layers, width, heads, inner, classes, ..]: &Values) -> Vit {
+    Vit {
+        size,
+        patch,
+        layers,
+        width,
+        heads,
+        inner,
+        classes,
+        ..Vit::BASE
+    }
+}
+
+/// The most groups, up to 32, that divide a number of channels.
+fn groups(channels: usize) -> usize {
+    1 << channels.trailing_zeros().min(5)
+}
+
+fn diffusion(
+    &[
+        size,
+        inputs,
+        width,
+        levels,
+        blocks,
+        attention,
+        heads,
+        classes,
+    ]: &Values,
+) -> Diffusion {
+    Diffusion {
+        size,
+        inputs,
+        width,
+        levels,
+        blocks,
+        attention,
+        heads,
+        classes,
+        groups: groups(width),
+        ..Diffusion::CIFAR
+    }
+}
+
+fn vae(&[size, inputs, width, levels, blocks, latent, ..]: &Values) -> Vae {
+    Vae {
+        size,
+        inputs,
+        width,
+        levels,
+        blocks,
+        latent,
+        groups: groups(width),
+    }
+}
+
+/// The mistake in a width that heads divide.
+fn undivided(width: usize, heads: usize) -> Option<String> {
+    (!width.is_multiple_of(heads))
+        .then(|| format!("a width of {width} does not divide into {heads} heads"))
+}
+
+fn unhalved(size: usize, levels: usize) -> Option<String> {
+    (!size.is_multiple_of(1 << (levels - 1)))
+        .then(|| format!("a size of {size} is not halved {} times", levels - 1))
+}
+
+fn crowded(layers: usize, length: usize) -> Option<String> {
+    (layers * length > PLACES_MAX).then(|| {
+        format!("{layers} layers over a length of {length} are more than {PLACES_MAX} places")
+    })
+}
+
+const BERT: Row = Row {
+    name: "bert",
+    keys: &bert_keys(&Bert::BASE),
+    labelled: Labelled::Token,
+    optimizer: OptimizerKind::AdamW,
+    example: |v| vec![bert(v).length],
+    classes: |v| bert(v).vocabulary,
+    layers: |v, at| Box::new(bert(v).layers(at)),
+    own: None,
+    fault: |v| {
+        let b = bert(v);
+        undivided(b.width, b.heads).or_else(|| crowded(b.layers, b.length))
+    },
+};
+
 fn none(_: &Values) -> Option<String> {
     None
 }
@@ -158,6 +282,7 @@ const GPT: Row = Row {
     example: |v| vec![gpt(v).length],
     classes: |v| gpt(v).vocabulary,
     layers: |v, at| Box::new(gpt(v).layers(at)),
+    own: None,
     fault: |v| {
         let Gpt {
             width,
@@ -166,14 +291,7 @@ const GPT: Row = Row {
             length,
             ..
         } = gpt(v);
-        if !width.is_multiple_of(heads) {
-            return Some(format!(
-                "a width of {width} does not divide into {heads} heads"
-            ));
-        }
-        (layers * length > PLACES_MAX).then(|| {
-            format!("{layers} layers over a length of {length} are more than {PLACES_MAX} places")
-        })
+        undivided(width, heads).or_else(|| crowded(layers, length))
     },
 };
 
@@ -191,6 +309,7 @@ const fn resnet(
         example: |&[size, ..]| vec![3, size, size],
         classes: |v| v[1],
         layers,
+        own: None,
         fault: none,
     }
 }
@@ -211,6 +330,7 @@ const TABLE: &[Row] = &[
         layers: |&[inputs, hidden1, hidden2, classes, ..], at| {
             Box::new(mlp(at, [inputs, hidden1, hidden2, classes]))
         },
+        own: None,
         fault: none,
     },
     Row {
@@ -228,6 +348,7 @@ const TABLE: &[Row] = &[
         layers: |&[size, width, hidden, classes, ..], at| {
             Box::new(cnn(at, [size, width, hidden, classes]))
         },
+        own: None,
         fault: |&[size, ..]| {
             (!size.is_multiple_of(4)).then(|| format!("a size of {size} is not halved twice"))
         },
@@ -323,6 +444,7 @@ const TABLE: &[Row] = &[
                 .layers(at),
             )
         },
+        own: None,
         fault: none,
     },
     Row {
@@ -339,6 +461,7 @@ const TABLE: &[Row] = &[
         example: |&[inputs, _, _, _, size, ..]| vec![inputs, size, size],
         classes: |v| unet(v).classes,
         layers: |v, at| Box::new(unet(v).layers(at)),
+        own: None,
         fault: |&[_, _, levels, _, size, ..]| {
             (!size.is_multiple_of(1 << levels))
                 .then(|| format!("a size of {size} is not halved {levels} times"))
@@ -376,6 +499,7 @@ const TABLE: &[Row] = &[
                 .layers(at),
             )
         },
+        own: None,
         fault: |&[size, ..]| {
             (size < 32).then(|| format!("a size of {size} is not halved five times"))
         },
@@ -401,6 +525,7 @@ const TABLE: &[Row] = &[
         example: |v| vec![lstm(v).length],
         classes: |v| lstm(v).vocabulary,
         layers: |v, at| Box::new(lstm(v).layers(at)),
+        own: None,
         fault: |v| {
             let LstmModel { length, layers, .. } = lstm(v);
             unrolled(
@@ -422,7 +547,89 @@ const TABLE: &[Row] = &[
         example: |&[width, ..]| vec![width],
         classes: |v| ode(v).classes,
         layers: |v, at| Box::new(ode(v).layers(at)),
+        own: None,
         fault: none,
+    },
+    BERT,
+    Row {
+        name: "minilm",
+        keys: &bert_keys(&Bert::MINI_LM),
+        ..BERT
+    },
+    Row {
+        name: "vit",
+        keys: &[
+            key("size", Vit::BASE.size, PIXELS_MAX),
+            key("patch", Vit::BASE.patch, 1 << 8),
+            key("layers", Vit::BASE.layers, 1000),
+            key("width", Vit::BASE.width, WIDTH_MAX),
+            key("heads", Vit::BASE.heads, WIDTH_MAX),
+            key("inner", Vit::BASE.inner, WIDTH_MAX),
+            key("classes", Vit::BASE.classes, CLASSES_MAX),
+        ],
+        labelled: Labelled::Example,
+        optimizer: OptimizerKind::AdamW,
+        example: |v| vec![vit(v).inputs, vit(v).size, vit(v).size],
+        classes: |v| vit(v).classes,
+        layers: |v, at| Box::new(vit(v).layers(at)),
+        own: None,
+        fault: |v| {
+            let v = vit(v);
+            if !v.size.is_multiple_of(v.patch) {
+                return Some(format!(
+                    "a size of {} does not divide into patches of {}",
+                    v.size, v.patch
+                ));
+            }
+            let places = (v.size / v.patch).pow(2) + 1;
+            undivided(v.width, v.heads).or_else(|| crowded(v.layers, places))
+        },
+    },
+    Row {
+        name: "diffusion",
+        keys: &[
+            key("size", Diffusion::CIFAR.size, PIXELS_MAX),
+            key("inputs", Diffusion::CIFAR.inputs, CHANNELS_MAX),
+            key("width", Diffusion::CIFAR.width, CHANNELS_MAX),
+            key("levels", Diffusion::CIFAR.levels, 8),
+            key("blocks", Diffusion::CIFAR.blocks, 1 << 5),
+            key("attention", Diffusion::CIFAR.attention, 8),
+            key("heads", Diffusion::CIFAR.heads, CHANNELS_MAX),
+            key("classes", Diffusion::CIFAR.classes, CLASSES_MAX),
+        ],
+        labelled: Labelled::Example,
+        optimizer: OptimizerKind::AdamW,
+        example: |v| vec![diffusion(v).inputs, diffusion(v).size, diffusion(v).size],
+        classes: |v| diffusion(v).classes,
+        layers: |v, at| Box::new(diffusion(v).layers(at)),
+        own: Some(|v, at| Box::new(diffusion(v).layers(at))),
+        fault: |v| {
+            let d = diffusion(v);
+            // Heads that divide the narrowest level with attention divide those below it.
+            let first = d.levels - d.attention.min(d.levels);
+            if d.width % 2 == 1 {
+                return Some(format!("a width of {} has no half for the time", d.width));
+            }
+            undivided(d.width << first, d.heads).or_else(|| unhalved(d.size, d.levels))
+        },
+    },
+    Row {
+        name: "vae",
+        keys: &[
+            key("size", Vae::SMALL.size, PIXELS_MAX),
+            key("inputs", Vae::SMALL.inputs, CHANNELS_MAX),
+            key("width", Vae::SMALL.width, CHANNELS_MAX),
+            key("levels", Vae::SMALL.levels, 8),
+            key("blocks", Vae::SMALL.blocks, 1 << 5),
+            key("latent", Vae::SMALL.latent, CHANNELS_MAX),
+        ],
+        labelled: Labelled::Example,
+        optimizer: OptimizerKind::AdamW,
+        example: |v| vec![vae(v).inputs, vae(v).size, vae(v).size],
+        classes: |_| 1,
+        layers: |v, at| Box::new(vae(v).layers(at)),
+        own: Some(|v, at| Box::new(vae(v).layers(at))),
+        fault: |v| unhalved(vae(v).size, vae(v).levels),
     },
 ];
 
@@ -538,8 +745,11 @@ impl Sizes {
             .then_some(HEAD)
     }
 
-    pub(super) fn layers(&self, at: &Scope) -> Box<dyn Module> {
-        (self.row().layers)(&self.values, at)
+    pub(super) fn layers(&self, at: &Scope) -> Layers {
+        match self.row().own {
+            Some(own) => Layers::Own(own(&self.values, at)),
+            None => Layers::Labelled((self.row().layers)(&self.values, at)),
+        }
     }
 }
 

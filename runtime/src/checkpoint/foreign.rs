@@ -92,6 +92,11 @@ impl Session {
         rules: &Rules,
         options: &SaveOptions,
     ) -> Result<()> {
+        let declared = self.variables.params.declared();
+        for weight in &declared {
+            // One without a value would be left out.
+            self.variables.find(weight.name())?;
+        }
         let saved: Vec<&Variable> = self
             .variables
             .list

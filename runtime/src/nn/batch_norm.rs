@@ -19,6 +19,9 @@ use crate::tensor::Tensor;
 /// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Clone, Debug)]
 pub struct BatchNorm<const PLACES: usize> {
+    at: Scope,
+    affine: bool,
+    tracked: bool,
     channels: usize,
     eps: f32,
     momentum: f32,
@@ -32,6 +35,8 @@ pub struct BatchNorm<const PLACES: usize> {
 pub type BatchNorm1d = BatchNorm<1>;
 /// [`BatchNorm`] of `[n, channels, h, w]`.
 pub type BatchNorm2d = BatchNorm<2>;
+/// [`BatchNorm`] of `[n, channels, depth, h, w]`.
+pub type BatchNorm3d = BatchNorm<3>;
 
 impl<const PLACES: usize> BatchNorm<PLACES> {
     /// Declares `weight` (ones at first), `bias` (zeros), `running_mean` (zeros) and `running_var`
@@ -40,6 +45,8 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
     pub fn new(at: Scope, channels: usize) -> Self {
         let [one, zero] = [1.0, 0.0].map(Init::Constant);
         BatchNorm {
+            affine: true,
+            tracked: true,
             channels,
             eps: 1e-5,
             momentum: 0.1,
@@ -47,6 +54,7 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
             bias: at.param("bias", (channels,), zero),
             running_mean: at.statistic("running_mean", (channels,), zero),
             running_var: at.statistic("running_var", (channels,), one),
+            at,
         }
     }
 
@@ -62,12 +70,28 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         self
     }
 
-    /// The weight, `[channels]`.
+    /// Without weight and bias.
+    pub fn without_affine(mut self) -> Self {
+        self.affine = false;
+        self.at.retract(&self.weight);
+        self.at.retract(&self.bias);
+        self
+    }
+
+    /// Without running statistics: every trace uses those of its batch.
+    pub fn without_statistics(mut self) -> Self {
+        self.tracked = false;
+        self.at.retract(&self.running_mean);
+        self.at.retract(&self.running_var);
+        self
+    }
+
+    /// The weight, `[channels]`; no parameter of the model where the layer has none.
     pub fn weight(&self) -> &Param {
         &self.weight
     }
 
-    /// The bias, `[channels]`.
+    /// The bias, `[channels]`; no parameter of the model where the layer has none.
     pub fn bias(&self) -> &Param {
         &self.bias
     }
@@ -90,20 +114,26 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
     }
 
     #[track_caller]
-    fn train<'t>(&self, x: Tensor<'t>, weight: Tensor<'t>, bias: Tensor<'t>) -> Tensor<'t> {
+    fn of_batch<'t>(&self, x: Tensor<'t>, affine: Option<[Tensor<'t>; 2]>) -> Tensor<'t> {
         let batch = x.batch_statistics();
-        // A single element has no unbiased variance; the biased one is used.
-        let unbiased = batch.variance * (batch.count / (batch.count - 1.0).maximum(1.0));
-        for (running, of_batch) in [
-            (&self.running_mean, batch.mean),
-            (&self.running_var, unbiased),
-        ] {
-            let state = x.trace().statistic(running);
-            state.advance(|old| {
-                old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum
-            });
+        if self.tracked && x.trace().is_training() {
+            // A single element has no unbiased variance; the biased one is used.
+            let unbiased = batch.variance * (batch.count / (batch.count - 1.0).maximum(1.0));
+            for (running, of_batch) in [
+                (&self.running_mean, batch.mean),
+                (&self.running_var, unbiased),
+            ] {
+                let state = x.trace().statistic(running);
+                state.advance(|old| {
+                    old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum
+                });
+            }
         }
-        batch.scaled(batch.variance.inverse_deviation(self.eps) * weight) + bias
+        let scale = batch.variance.inverse_deviation(self.eps);
+        match affine {
+            Some([weight, bias]) => batch.scaled(scale * weight) + bias,
+            None => batch.scaled(scale),
+        }
     }
 }
 
@@ -116,16 +146,17 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
             .into_iter()
             .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))
             .collect();
-        let [weight, bias] = [&self.weight, &self.bias].map(|p| trace.param(p));
-        if trace.is_training() {
-            return self.train(
-                x,
-                weight.reshape(lengths.as_slice()),
-                bias.reshape(lengths.as_slice()),
-            );
+        let along = |p: Tensor<'t>| p.reshape(lengths.as_slice());
+        let affine = self
+            .affine
+            .then(|| [&self.weight, &self.bias].map(|p| trace.param(p)));
+        if trace.is_training() || !self.tracked {
+            return self.of_batch(x, affine.map(|pair| pair.map(along)));
         }
-        let scale = weight * trace.param(&self.running_var).inverse_deviation(self.eps);
-        let shift = bias - trace.param(&self.running_mean) * scale;
-        x * scale.reshape(lengths.as_slice()) + shift.reshape(lengths.as_slice())
+        let deviation = trace.param(&self.running_var).inverse_deviation(self.eps);
+        let scale = affine.map_or(deviation, |[weight, _]| weight * deviation);
+        let shift = trace.param(&self.running_mean) * scale;
+        let shift = affine.map_or(-shift, |[_, bias]| bias - shift);
+        x * along(scale) + along(shift)
     }
 }

@@ -1,163 +1,313 @@
-//! The convolution layer.
+//! Convolution layers.
 
 use super::Module;
-use crate::ops::ConvGeometry;
 use crate::params::{Init, Param, Scope};
-use crate::tensor::Tensor;
+use crate::tensor::{ConvOptions, Padding, PerAxis, Tensor};
 
-/// Convolution with bias: `[n, inputs, h, w] → [n, outputs, oh, ow]`. Weight `[outputs,
-/// inputs/groups, k, k]`, bias `[outputs]`.
+/// Weight, bias and options of a convolution over `N` axes.
 #[derive(Clone, Debug)]
-pub struct Conv2d {
+struct Kernel<const N: usize> {
     at: Scope,
+    name: &'static str,
+    /// Whether the weight is that of a transposed convolution: `[inputs, outputs/groups, k…]`
+    /// instead of `[outputs, inputs/groups, k…]`.
+    transposed: bool,
     inputs: usize,
     outputs: usize,
-    k: usize,
-    geometry: ConvGeometry,
+    k: [usize; N],
+    options: ConvOptions<N>,
     weight: Param,
     bias: Option<Param>,
 }
 
-impl Conv2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·k²) at first. Stride 1, no
-    /// padding.
+impl<const N: usize> Kernel<N> {
     #[track_caller]
-    pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
-        let (fan_in, dims) = weight(inputs, outputs, k);
-        let weight = at.param("weight", dims, Init::kaiming_uniform(fan_in));
+    fn new(
+        at: Scope,
+        name: &'static str,
+        transposed: bool,
+        inputs: usize,
+        outputs: usize,
+        k: [usize; N],
+    ) -> Self {
+        let (fan_in, dims) = weight(transposed, inputs, outputs, 1, k);
+        let weight = at.param("weight", dims.as_slice(), Init::kaiming_uniform(fan_in));
         let bias = Some(at.param("bias", (outputs,), Init::kaiming_uniform(fan_in)));
-        Conv2d {
+        Kernel {
             at,
+            name,
+            transposed,
             inputs,
             outputs,
             k,
-            geometry: ConvGeometry::default(),
+            options: ConvOptions::new(),
             weight,
             bias,
         }
     }
 
-    /// With so many zeros as padding on each side.
-    pub fn padding(mut self, pad: usize) -> Self {
-        self.geometry.pad = [pad, pad];
-        self
-    }
-
-    /// With this distance between results.
-    pub fn stride(mut self, stride: usize) -> Self {
-        self.geometry.stride = [stride, stride];
-        self
-    }
-
-    /// With this distance between kernel elements.
-    pub fn dilation(mut self, dilation: usize) -> Self {
-        self.geometry.dilation = [dilation, dilation];
-        self
-    }
-
-    /// With channels in so many groups that do not mix: the weight becomes `[outputs,
-    /// inputs/groups, k, k]`.
     #[track_caller]
-    pub fn groups(mut self, groups: usize) -> Self {
+    fn set_groups(&mut self, groups: usize) {
         if groups == 0
             || !self.inputs.is_multiple_of(groups)
             || !self.outputs.is_multiple_of(groups)
         {
             self.at.mistake(format!(
-                "conv2d: {} and {} channels do not divide into {groups} groups",
-                self.inputs, self.outputs
+                "{}: {} and {} channels do not divide into {groups} groups",
+                self.name, self.inputs, self.outputs
             ));
-            return self;
+            return;
         }
-        self.geometry.groups = groups;
-        let (fan_in, dims) = weight(self.inputs / groups, self.outputs, self.k);
-        self.weight = self
-            .at
-            .redeclare("weight", dims, Init::kaiming_uniform(fan_in));
+        self.options.groups = groups;
+        let (fan_in, dims) = weight(self.transposed, self.inputs, self.outputs, groups, self.k);
+        let init = Init::kaiming_uniform(fan_in);
+        self.weight = self.at.redeclare("weight", dims.as_slice(), init);
         if self.bias.is_some() {
-            self.bias = Some(self.at.redeclare(
-                "bias",
-                (self.outputs,),
-                Init::kaiming_uniform(fan_in),
-            ));
+            self.bias = Some(self.at.redeclare("bias", (self.outputs,), init));
         }
-        self
     }
 
-    /// Without the bias.
-    pub fn without_bias(mut self) -> Self {
+    fn retract_bias(&mut self) {
         if let Some(bias) = self.bias.take() {
             self.at.retract(&bias);
         }
-        self
     }
 
-    /// The weight, `[outputs, inputs/groups, k, k]`.
-    pub fn weight(&self) -> &Param {
-        &self.weight
-    }
-
-    /// The bias, `[outputs]`.
-    pub fn bias(&self) -> Option<&Param> {
-        self.bias.as_ref()
+    #[track_caller]
+    fn with_bias<'t>(&self, y: Tensor<'t>) -> Tensor<'t> {
+        let Some(bias) = &self.bias else {
+            return y;
+        };
+        let mut lengths = vec![1; N + 1];
+        lengths[0] = self.outputs;
+        y + y.trace().param(bias).reshape(lengths.as_slice())
     }
 }
 
-/// The number of inputs that each result sums over, and the weight's shape. Saturates: an absurd
-/// size is refused where it is used.
-fn weight(per_group: usize, outputs: usize, k: usize) -> (usize, [usize; 4]) {
-    (
-        per_group.saturating_mul(k).saturating_mul(k),
-        [outputs, per_group, k, k],
-    )
+/// The number of inputs that each result sums over, as PyTorch counts it, and the weight's shape.
+/// Saturates: an absurd size is refused where it is used.
+fn weight<const N: usize>(
+    transposed: bool,
+    inputs: usize,
+    outputs: usize,
+    groups: usize,
+    k: [usize; N],
+) -> (usize, Vec<usize>) {
+    let [first, second] = if transposed {
+        [inputs, outputs / groups]
+    } else {
+        [outputs, inputs / groups]
+    };
+    let fan_in = k.iter().fold(second, |n, &k| n.saturating_mul(k));
+    (fan_in, [first, second].into_iter().chain(k).collect())
 }
+
+/// The methods that all these layers have.
+macro_rules! options {
+    ($name:ident, $axes:literal) => {
+        impl $name {
+            /// With this distance between neighbouring results (of a transposed convolution, between
+            /// the positions that neighbours of the input write to): one number, or one per axis.
+            pub fn stride(mut self, stride: impl PerAxis<$axes>) -> Self {
+                self.0.options = self.0.options.stride(stride);
+                self
+            }
+
+            /// With this distance between kernel elements: one number, or one per axis.
+            pub fn dilation(mut self, dilation: impl PerAxis<$axes>) -> Self {
+                self.0.options = self.0.options.dilation(dilation);
+                self
+            }
+
+            /// With this padding: so many zeros on each side, an array with a number or a pair for
+            /// each axis, or a [`Padding`].
+            pub fn padding(mut self, padding: impl Into<Padding<$axes>>) -> Self {
+                self.0.options = self.0.options.padding(padding);
+                self
+            }
+
+            /// With channels in so many groups that do not mix, which makes the weight smaller.
+            #[track_caller]
+            pub fn groups(mut self, groups: usize) -> Self {
+                self.0.set_groups(groups);
+                self
+            }
+
+            /// Without the bias.
+            pub fn without_bias(mut self) -> Self {
+                self.0.retract_bias();
+                self
+            }
+
+            /// The weight.
+            pub fn weight(&self) -> &Param {
+                &self.0.weight
+            }
+
+            /// The bias, `[outputs]`.
+            pub fn bias(&self) -> Option<&Param> {
+                self.0.bias.as_ref()
+            }
+        }
+    };
+}
+
+/// Convolution with bias: `[n, inputs, h, w] → [n, outputs, oh, ow]`. Weight `[outputs,
+/// inputs/groups, kh, kw]`, bias `[outputs]`.
+///
+/// ```
+/// use slabwise::nn::Conv2d;
+/// use slabwise::tensor::Padding;
+/// # use slabwise::prelude::*;
+/// # let params = Params::seeded(0);
+/// # let trace = Trace::inference();
+/// # let x = trace.input("x", F32, (1, 8, 20, 30));
+/// let conv = Conv2d::new(&params.root() / "conv", 8, 16, [1, 7])
+///     .stride([1, 2])
+///     .padding(Padding::Same);
+/// assert_eq!(x.apply(&conv).len(3), Some(15));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Conv2d(Kernel<2>);
+
+impl Conv2d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·kh·kw) at first, for a kernel of
+    /// `k` rows and columns or of `[kh, kw]`. Stride 1, no padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<2>) -> Self {
+        Conv2d(Kernel::new(
+            at,
+            "conv2d",
+            false,
+            inputs,
+            outputs,
+            k.per_axis(),
+        ))
+    }
+}
+
+options!(Conv2d, 2);
 
 impl Module for Conv2d {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let result = x.conv2d_with(&self.weight, self.geometry);
-        match &self.bias {
-            Some(bias) => result + x.trace().param(bias).reshape((self.outputs, 1, 1)),
-            None => result,
-        }
+        self.0
+            .with_bias(x.conv2d_with(&self.0.weight, self.0.options))
     }
 }
 
-/// The transpose of a convolution, which enlarges images: `[n, inputs, h, w] → [n, outputs, (h −
-/// 1)·stride + k, …]`. Weight `[inputs, outputs, k, k]`, bias `[outputs]`.
+/// Convolution of sequences with bias: `[n, inputs, length] → [n, outputs, …]`. Weight `[outputs,
+/// inputs/groups, k]`, bias `[outputs]`. Causal with [`Padding::Causal`].
 #[derive(Clone, Debug)]
-pub struct ConvTranspose2d {
-    geometry: ConvGeometry,
-    weight: Param,
-    bias: Param,
-}
+pub struct Conv1d(Kernel<1>);
 
-impl ConvTranspose2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k²) at first. Stride 1, no
-    /// padding.
+impl Conv1d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·k) at first. Stride 1, no padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
-        let (fan_in, dims) = weight(outputs, inputs, k);
-        let weight = at.param("weight", dims, Init::kaiming_uniform(fan_in));
-        let bias = at.param("bias", (outputs,), Init::kaiming_uniform(fan_in));
-        ConvTranspose2d {
-            geometry: ConvGeometry::default(),
-            weight,
-            bias,
-        }
+        Conv1d(Kernel::new(at, "conv1d", false, inputs, outputs, [k]))
+    }
+}
+
+options!(Conv1d, 1);
+
+impl Module for Conv1d {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.0
+            .with_bias(x.conv1d_with(&self.0.weight, self.0.options))
+    }
+}
+
+/// Convolution of volumes with bias: `[n, inputs, depth, h, w] → [n, outputs, …]`. Weight `[outputs,
+/// inputs/groups, kd, kh, kw]`, bias `[outputs]`. See [`Tensor::conv3d_with`] for its cost.
+#[derive(Clone, Debug)]
+pub struct Conv3d(Kernel<3>);
+
+impl Conv3d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·kd·kh·kw) at first. Stride 1, no
+    /// padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<3>) -> Self {
+        Conv3d(Kernel::new(
+            at,
+            "conv3d",
+            false,
+            inputs,
+            outputs,
+            k.per_axis(),
+        ))
+    }
+}
+
+options!(Conv3d, 3);
+
+impl Module for Conv3d {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.0
+            .with_bias(x.conv3d_with(&self.0.weight, self.0.options))
+    }
+}
+
+/// The transpose of a convolution, which enlarges images: `[n, inputs, h, w] → [n, outputs, …]`, as
+/// large as [`Tensor::conv_transpose2d`] says. Weight `[inputs, outputs/groups, kh, kw]`, bias
+/// `[outputs]`.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose2d(Kernel<2>);
+
+impl ConvTranspose2d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·kh·kw) at first, for a kernel of
+    /// `k` rows and columns or of `[kh, kw]`. Stride 1, no padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<2>) -> Self {
+        let name = "conv_transpose2d";
+        ConvTranspose2d(Kernel::new(at, name, true, inputs, outputs, k.per_axis()))
     }
 
-    /// With this distance between the positions that neighbours of the input write to.
-    pub fn stride(mut self, stride: usize) -> Self {
-        self.geometry.stride = [stride, stride];
+    /// With so many rows and columns more at the end: see [`ConvOptions::output_padding`].
+    pub fn output_padding(mut self, more: impl PerAxis<2>) -> Self {
+        self.0.options = self.0.options.output_padding(more);
         self
     }
 }
 
+options!(ConvTranspose2d, 2);
+
 impl Module for ConvTranspose2d {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let bias = x.trace().param(&self.bias);
-        x.conv_transpose2d(&self.weight, self.geometry) + bias.reshape((self.bias.dims()[0], 1, 1))
+        self.0
+            .with_bias(x.conv_transpose2d(&self.0.weight, self.0.options))
+    }
+}
+
+/// The transpose of a convolution of sequences: `[n, inputs, length] → [n, outputs, …]`. Weight
+/// `[inputs, outputs/groups, k]`, bias `[outputs]`.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose1d(Kernel<1>);
+
+impl ConvTranspose1d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k) at first. Stride 1, no padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
+        let name = "conv_transpose1d";
+        ConvTranspose1d(Kernel::new(at, name, true, inputs, outputs, [k]))
+    }
+
+    /// With so many elements more at the end: see [`ConvOptions::output_padding`].
+    pub fn output_padding(mut self, more: usize) -> Self {
+        self.0.options = self.0.options.output_padding(more);
+        self
+    }
+}
+
+options!(ConvTranspose1d, 1);
+
+impl Module for ConvTranspose1d {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.0
+            .with_bias(x.conv_transpose1d(&self.0.weight, self.0.options))
     }
 }

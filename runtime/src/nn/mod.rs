@@ -6,26 +6,35 @@
 
 mod attention;
 mod batch_norm;
+mod children;
 mod conv;
 mod embedding;
 mod linear;
 mod lstm;
 mod norm;
 mod plain;
+mod pool;
 mod sequential;
+mod transformer;
 
-pub use attention::MultiHeadAttention;
-pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
-pub use conv::{Conv2d, ConvTranspose2d};
+pub use attention::{GroupedQueryAttention, MultiHeadAttention};
+pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d};
+pub use children::{ModuleDict, ModuleList};
+pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d};
 pub use embedding::{Embedding, LearnedPositions};
 pub use linear::Linear;
 pub use lstm::Lstm;
-pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use norm::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 pub use plain::{
-    AdaptiveAvgPool2d, AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Relu6,
+    DropPath, Dropout, DropoutChannels, Flatten, Gelu, GlobalAvgPool, GlobalMaxPool, Relu, Relu6,
     Sigmoid, Silu, Tanh,
 };
+pub use pool::{
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AvgPool1d,
+    AvgPool2d, AvgPool2dWith, MaxPool1d, MaxPool2d, MaxPool2dWith,
+};
 pub use sequential::Sequential;
+pub use transformer::{SinusoidalPositions, TransformerDecoderLayer, TransformerEncoderLayer};
 
 use std::panic::Location;
 

@@ -4,19 +4,23 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// The tensor, if its last axis is as long as the weight, and that axis.
+/// The tensor, if its last axes are as long as those of a weight, and these axes.
 #[track_caller]
-fn last_axis<'t>(x: Tensor<'t>, what: &str, weight: &Param) -> (Tensor<'t>, usize) {
-    let last = x.rank().saturating_sub(1);
-    (x.require_len(what, last, weight.dims()[0]), last)
+fn last_axes<'t>(x: Tensor<'t>, what: &str, lengths: &[usize]) -> (Tensor<'t>, Vec<usize>) {
+    let first = x.rank().saturating_sub(lengths.len());
+    let axes: Vec<usize> = (first..first + lengths.len()).collect();
+    let fits = |x: Tensor<'t>, (&axis, &len)| x.require_len(what, axis, len);
+    (axes.iter().zip(lengths).fold(x, fits), axes)
 }
 
-/// (x − mean)/√(variance + ε)·weight + bias over the last axis (Ba, Kiros & Hinton 2016): `[…, n] →
-/// […, n]`. Weight and bias `[n]`.
+/// (x − mean)/√(variance + ε)·weight + bias over the last axis or axes (Ba, Kiros & Hinton 2016):
+/// `[…, n] → […, n]`. Weight and bias have the lengths of these axes.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
+    at: Scope,
     eps: f32,
-    weight: Param,
+    lengths: Vec<usize>,
+    weight: Option<Param>,
     bias: Option<Param>,
 }
 
@@ -24,21 +28,42 @@ impl LayerNorm {
     /// Declares `weight`, ones at first, and `bias`, zeros at first. ε is 10⁻⁵.
     #[track_caller]
     pub fn new(at: Scope, n: usize) -> Self {
-        let bias = Some(at.param("bias", (n,), Init::Constant(0.0)));
+        LayerNorm::over(at, &[n])
+    }
+
+    /// Normalizes over as many last axes as there are lengths. Declares `weight`, ones at first, and
+    /// `bias`, zeros at first. ε is 10⁻⁵.
+    #[track_caller]
+    pub fn over(at: Scope, lengths: &[usize]) -> Self {
+        let bias = Some(at.param("bias", lengths, Init::Constant(0.0)));
         LayerNorm {
             bias,
-            ..LayerNorm::without_bias(at, n)
+            ..LayerNorm::with_weight(at, lengths)
         }
     }
 
     /// Declares `weight` only.
     #[track_caller]
     pub fn without_bias(at: Scope, n: usize) -> Self {
+        LayerNorm::with_weight(at, &[n])
+    }
+
+    #[track_caller]
+    fn with_weight(at: Scope, lengths: &[usize]) -> Self {
         LayerNorm {
             eps: 1e-5,
-            weight: at.param("weight", (n,), Init::Constant(1.0)),
+            lengths: lengths.to_vec(),
+            weight: Some(at.param("weight", lengths, Init::Constant(1.0))),
             bias: None,
+            at,
         }
+    }
+
+    /// Without weight and bias.
+    pub fn without_affine(mut self) -> Self {
+        let declared = self.weight.take().into_iter().chain(self.bias.take());
+        declared.for_each(|param| self.at.retract(&param));
+        self
     }
 
     /// With this ε.
@@ -51,8 +76,12 @@ impl LayerNorm {
 impl Module for LayerNorm {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let (x, last) = last_axis(x, "layer norm", &self.weight);
-        let y = x.normalize(last, self.eps) * &self.weight;
+        let (x, axes) = last_axes(x, "layer norm", &self.lengths);
+        let y = x.normalize(axes.as_slice(), self.eps);
+        let y = match &self.weight {
+            Some(weight) => y * weight,
+            None => y,
+        };
         match &self.bias {
             Some(bias) => y + bias,
             None => y,
@@ -88,8 +117,12 @@ impl RmsNorm {
 impl Module for RmsNorm {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let (x, last) = last_axis(x, "rms norm", &self.weight);
-        x * x.square().mean_keep(last).inverse_deviation(self.eps) * &self.weight
+        let (x, last) = last_axes(x, "rms norm", &self.weight.dims());
+        x * x
+            .square()
+            .mean_keep(last.as_slice())
+            .inverse_deviation(self.eps)
+            * &self.weight
     }
 }
 
@@ -137,13 +170,114 @@ impl Module for GroupNorm {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let x = x.require_len("group norm", 1, self.channels);
         let y = x.group_normalize(self.groups, self.eps);
-        // One weight per channel, repeated over the places.
-        let lengths: Vec<usize> = [self.channels]
-            .into_iter()
-            .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))
-            .collect();
-        let [weight, bias] =
-            [&self.weight, &self.bias].map(|p| x.trace().param(p).reshape(lengths.as_slice()));
+        let [weight, bias] = [&self.weight, &self.bias].map(|p| per_channel(p, x));
         y * weight + bias
+    }
+}
+
+/// A parameter `[channels]` as one number per channel of `x`, repeated over the places.
+#[track_caller]
+pub(super) fn per_channel<'t>(param: &Param, x: Tensor<'t>) -> Tensor<'t> {
+    let lengths: Vec<usize> = [param.dims()[0]]
+        .into_iter()
+        .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))
+        .collect();
+    x.trace().param(param).reshape(lengths.as_slice())
+}
+
+/// (x − mean)/√(variance + ε), mean and variance over the places of each channel of each example
+/// (Ulyanov, Vedaldi & Lempitsky 2016): `[n, channels, …] → [n, channels, …]`.
+#[derive(Clone, Debug)]
+pub struct InstanceNorm {
+    at: Scope,
+    channels: usize,
+    eps: f32,
+    affine: Option<[Param; 2]>,
+}
+
+impl InstanceNorm {
+    /// Declares nothing. ε is 10⁻⁵.
+    pub fn new(at: Scope, channels: usize) -> Self {
+        InstanceNorm {
+            at,
+            channels,
+            eps: 1e-5,
+            affine: None,
+        }
+    }
+
+    /// With `weight` `[channels]`, ones at first, and `bias` `[channels]`, zeros at first.
+    #[track_caller]
+    pub fn affine(mut self) -> Self {
+        self.affine = Some([
+            self.at
+                .param("weight", (self.channels,), Init::Constant(1.0)),
+            self.at.param("bias", (self.channels,), Init::Constant(0.0)),
+        ]);
+        self
+    }
+
+    /// With this ε.
+    pub fn eps(mut self, eps: f32) -> Self {
+        self.eps = eps;
+        self
+    }
+}
+
+impl Module for InstanceNorm {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = x.require_len("instance norm", 1, self.channels);
+        let y = x.group_normalize(self.channels, self.eps);
+        match &self.affine {
+            Some([weight, bias]) => y * per_channel(weight, x) + per_channel(bias, x),
+            None => y,
+        }
+    }
+}
+
+/// Local response normalization; see [`Tensor::local_response_norm`].
+#[derive(Clone, Copy, Debug)]
+pub struct LocalResponseNorm {
+    size: usize,
+    alpha: f32,
+    beta: f32,
+    k: f32,
+}
+
+impl LocalResponseNorm {
+    /// Over so many neighbouring channels, with α = 10⁻⁴, β = ¾ and k = 1.
+    pub fn new(size: usize) -> Self {
+        LocalResponseNorm {
+            size,
+            alpha: 1e-4,
+            beta: 0.75,
+            k: 1.0,
+        }
+    }
+
+    /// With this factor of the mean square.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// With this exponent.
+    pub fn beta(mut self, beta: f32) -> Self {
+        self.beta = beta;
+        self
+    }
+
+    /// With this number added to the mean square.
+    pub fn k(mut self, k: f32) -> Self {
+        self.k = k;
+        self
+    }
+}
+
+impl Module for LocalResponseNorm {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        x.local_response_norm(self.size, self.alpha, self.beta, self.k)
     }
 }

@@ -34,15 +34,14 @@ plain! {
     Sigmoid |x| x.sigmoid();
     /// See [`Tensor::global_avg_pool`].
     GlobalAvgPool |x| x.global_avg_pool();
-    /// Windows that divide the image into so many rows and columns; see
-    /// [`Tensor::adaptive_avg_pool2d`].
-    AdaptiveAvgPool2d([usize; 2]) |x, size| x.adaptive_avg_pool2d(size);
+    /// See [`Tensor::global_max_pool`].
+    GlobalMaxPool |x| x.global_max_pool();
     /// Joins the axes from the given one on; see [`Tensor::flatten`].
     Flatten(usize) |x, from| x.flatten(from);
     /// Drops with the given probability; see [`Tensor::dropout`].
     Dropout(f32) |x, p| x.dropout(p);
-    /// Windows of the given size, side by side; see [`Tensor::max_pool2d`].
-    MaxPool2d(usize) |x, k| x.max_pool2d(k);
-    /// Windows of the given size, side by side; see [`Tensor::avg_pool2d`].
-    AvgPool2d(usize) |x, k| x.avg_pool2d(k);
+    /// Drops whole channels with the given probability; see [`Tensor::dropout_channels`].
+    DropoutChannels(f32) |x, p| x.dropout_channels(p);
+    /// Drops whole examples with the given probability; see [`Tensor::drop_path`].
+    DropPath(f32) |x, p| x.drop_path(p);
 }

@@ -2,7 +2,7 @@
 
 use slabwise_kernels::dtype::DType;
 
-use super::{Optimizer, Schedule, Weight, at_least_zero, below_one};
+use super::{Optimizer, Schedule, Weight, at_least_zero, below_one, correction};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -31,6 +31,7 @@ struct Moments {
     eps: f64,
     /// `None` for an optimizer without decay.
     weight_decay: Option<f64>,
+    amsgrad: bool,
 }
 
 impl Adam {
@@ -42,6 +43,7 @@ impl Adam {
             betas: [0.9, 0.999],
             eps: 1e-8,
             weight_decay: None,
+            amsgrad: false,
         })
     }
 }
@@ -55,6 +57,7 @@ impl AdamW {
             betas: [0.9, 0.999],
             eps: 1e-8,
             weight_decay: Some(0.01),
+            amsgrad: false,
         })
     }
 
@@ -77,6 +80,13 @@ macro_rules! moments {
             /// With this ε.
             pub fn eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
+                self
+            }
+
+            /// With the largest v so far in place of v (Reddi, Kale & Kumar 2018), a third state
+            /// `largest` beside `m` and `v`.
+            pub fn amsgrad(mut self) -> Self {
+                self.0.amsgrad = true;
                 self
             }
         }
@@ -136,31 +146,17 @@ impl Moments {
                 factors(weight.scaled(rate), decay)
             };
             let (w, g) = (weight.value(), weight.gradient());
-            let m = self.average(weight, "m", self.betas[0], g);
-            let v = self.average(weight, "v", self.betas[1], g.square());
+            let slot = |slot: &str| format!("{}.{slot}", self.name);
+            let m = weight.average(&slot("m"), self.betas[0], g);
+            let mut v = weight.average(&slot("v"), self.betas[1], g.square());
+            if self.amsgrad {
+                let largest = weight.state(&slot("largest"));
+                v = largest.value().maximum(v);
+                largest.set(v);
+            }
             let change = m / (v.sqrt() / root + self.eps as f32) * step;
             let w = kept.map_or(w, |kept| w * kept);
             weight.set(w - change);
         }
     }
-
-    /// average ← β·average + (1 − β)·value
-    fn average<'t>(
-        &self,
-        weight: &Weight<'t>,
-        slot: &str,
-        beta: f64,
-        value: Tensor<'t>,
-    ) -> Tensor<'t> {
-        let state = weight.state(&format!("{}.{slot}", self.name));
-        let next = state.value() * beta as f32 + value * (1.0 - beta) as f32;
-        state.set(next);
-        next
-    }
-}
-
-/// 1 − βᵗ. For β close to 1 this is a small difference of large numbers, hence −(e^{t·ln β} − 1),
-/// with ln β taken in f64.
-fn correction(t: Tensor<'_>, beta: f64) -> Tensor<'_> {
-    -(t * beta.ln() as f32).expm1()
 }

@@ -2,27 +2,45 @@
 //! any other operation, so that it runs as soon as its gradient exists, and the gradient's bytes
 //! are free after it.
 
+mod adafactor;
+mod adagrad;
 mod adam;
+mod adamax;
 mod average;
 mod clip;
+mod combine;
 mod group;
+mod lion;
+mod muon;
 mod named;
+mod rmsprop;
 mod schedule;
 mod sgd;
 #[cfg(test)]
 mod tests;
 
+pub use adafactor::Adafactor;
+pub use adagrad::{Adadelta, Adagrad};
 pub use adam::{Adam, AdamW};
+pub use adamax::{Adamax, NAdam, RAdam};
 pub use average::Ema;
 pub use clip::{ClipNorm, ClipValue};
+pub use combine::{Maximize, Using};
 pub use group::{Group, Grouped};
+pub use lion::{Lamb, Lion};
+pub use muon::Muon;
 pub use named::Named;
-pub use schedule::Schedule;
+pub use rmsprop::RmsProp;
+pub use schedule::{Clock, Cyclic, OneCycle, Plateau, Rate, Schedule, WarmRestarts};
 pub use sgd::Sgd;
 
 use std::panic::Location;
 
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+
 use crate::graph::VariableInfo;
+use crate::params::Init;
 use crate::tensor::Tensor;
 use crate::trace::{State, Trace};
 
@@ -71,6 +89,38 @@ pub trait Optimizer {
         Grouped::new(self, chosen, group)
     }
 
+    /// The same with another optimizer for the weights for which `chosen` is true, among those that
+    /// learn. A rule that chooses no weight is a mistake.
+    ///
+    /// ```
+    /// # use slabwise::optim::{Adam, Optimizer, Sgd};
+    /// // The head is learned by Adam, everything before it by descent.
+    /// let optimizer = Sgd::new(0.01).using(|w| w.name.starts_with("head."), Adam::new(1e-3));
+    /// # optimizer.check().unwrap();
+    /// ```
+    fn using<F: Fn(&VariableInfo) -> bool, P: Optimizer>(
+        self,
+        chosen: F,
+        other: P,
+    ) -> Using<Self, F, P>
+    where
+        Self: Sized,
+    {
+        Using {
+            inner: self,
+            chosen,
+            other,
+        }
+    }
+
+    /// The same on negated gradients, which increases the loss.
+    fn maximize(self) -> Maximize<Self>
+    where
+        Self: Sized,
+    {
+        Maximize(self)
+    }
+
     /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`:
     /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts with the
     /// weight's first value, even if that is read by
@@ -92,6 +142,16 @@ pub trait Optimizer {
         Self: Sized,
     {
         Named::new(self, name)
+    }
+}
+
+impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
+    fn check(&self) -> Result<(), String> {
+        (**self).check()
+    }
+
+    fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
+        (**self).update(trace, weights);
     }
 }
 
@@ -154,7 +214,72 @@ impl<'t> Weight<'t> {
     #[track_caller]
     pub fn state(&self, slot: &str) -> State<'t> {
         let trace = self.value.trace();
-        trace.beside_variable(Location::caller(), self.variable, slot)
+        trace.beside_variable(
+            Location::caller(),
+            self.variable,
+            slot,
+            Some,
+            Init::Constant(0.0),
+        )
+    }
+
+    /// A [state](Weight::state) with another first value.
+    #[track_caller]
+    pub fn state_from(&self, slot: &str, first: Init) -> State<'t> {
+        let trace = self.value.trace();
+        trace.beside_variable(Location::caller(), self.variable, slot, Some, first)
+    }
+
+    /// A scalar [state](Weight::state) with a first value.
+    #[track_caller]
+    pub fn scalar_state(&self, slot: &str, first: Init) -> State<'t> {
+        let trace = self.value.trace();
+        let scalar = |_| Some(Dims::new());
+        trace.beside_variable(Location::caller(), self.variable, slot, scalar, first)
+    }
+
+    /// A [state](Weight::state) of length 1 along an axis of the weight: a number for each row or
+    /// column of a matrix. An axis that the weight does not have is a mistake.
+    #[track_caller]
+    pub fn state_along(&self, slot: &str, axis: usize) -> State<'t> {
+        let trace = self.value.trace();
+        let reduced = |mut dims: Dims| {
+            *dims.get_mut(axis)? = Size::ONE;
+            Some(dims)
+        };
+        trace.beside_variable(
+            Location::caller(),
+            self.variable,
+            slot,
+            reduced,
+            Init::Constant(0.0),
+        )
+    }
+
+    /// The [state](Weight::state) `slot` as an exponential moving average, after this step:
+    /// average ← `decay`·average + (1 − `decay`)·`value`.
+    #[track_caller]
+    pub fn average(&self, slot: &str, decay: f64, value: Tensor<'t>) -> Tensor<'t> {
+        let state = self.state(slot);
+        let next = state.value() * decay as f32 + value * (1.0 - decay) as f32;
+        state.set(next);
+        next
+    }
+
+    /// The gradient with λ times the weight added, λ the decay of its group, else `usual`.
+    fn decayed_gradient(&self, usual: f64) -> Tensor<'t> {
+        match self.weight_decay().unwrap_or(usual) {
+            0.0 => self.gradient,
+            decay => self.gradient + self.value * decay as f32,
+        }
+    }
+
+    /// The weight without λ times the rate of it, λ the decay of its group, else `usual`.
+    fn decayed_value(&self, usual: f64, rate: Tensor<'t>) -> Tensor<'t> {
+        match self.weight_decay().unwrap_or(usual) {
+            0.0 => self.value,
+            decay => self.value * (1.0 - rate * decay as f32),
+        }
     }
 
     /// Makes `value` the weight's value after the step.
@@ -164,6 +289,12 @@ impl<'t> Weight<'t> {
             .trace()
             .assign(Location::caller(), self.variable, value);
     }
+}
+
+/// 1 − βᵗ. For β close to 1 this is a small difference of large numbers, hence −(e^{t·ln β} − 1),
+/// with ln β taken in f64.
+fn correction(t: Tensor<'_>, beta: f64) -> Tensor<'_> {
+    -(t * beta.ln() as f32).expm1()
 }
 
 /// A number that must be finite and at least 0.

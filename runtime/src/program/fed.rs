@@ -77,6 +77,15 @@ impl Compiled {
             if result.is_ok() {
                 result = self.fit(at, &FedShape::of(&source), &mut known);
             }
+            if let (Ok(()), Source::Host { dtype, misfit, .. }) = (&result, &source)
+                && let Some(misfit) = misfit()
+            {
+                let lengths = FedShape::of(&source).lengths;
+                result = Err(Error::Input {
+                    name: self.inputs[at].name.to_string(),
+                    message: misfit.message(*dtype, lengths.as_deref()),
+                });
+            }
         });
         result.map_err(|error| self.swapped(feed, error))?;
         if shown != self.inputs.len() {

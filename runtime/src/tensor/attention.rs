@@ -60,6 +60,119 @@ impl Tiles {
     }
 }
 
+/// The options of attention beyond queries, keys and values.
+///
+/// ```
+/// use slabwise::tensor::AttentionOptions;
+/// # use slabwise::prelude::*;
+/// # let trace = Trace::inference();
+/// # let q = trace.input("q", F32, (1, 8, 16, 64));
+/// # let k = trace.input("k", F32, (1, 2, 16, 64));
+/// # let v = trace.input("v", F32, (1, 2, 16, 64));
+/// // Eight heads of queries share two of keys and values; each query sees four positions.
+/// let y = q.attention_with(k, v, AttentionOptions::new().causal().window(4));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOptions<'t> {
+    mask: Mask<'t>,
+    causal: bool,
+    past: usize,
+    past_of_run: Option<Tensor<'t>>,
+    window: Option<usize>,
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
+    tiles: Tiles,
+}
+
+impl Default for AttentionOptions<'_> {
+    fn default() -> Self {
+        AttentionOptions {
+            mask: Mask::None,
+            causal: false,
+            past: 0,
+            past_of_run: None,
+            window: None,
+            scale: None,
+            soft_cap: None,
+            tiles: Tiles::Auto,
+        }
+    }
+}
+
+impl<'t> AttentionOptions<'t> {
+    /// Every query sees every key; scores are scaled by 1/√width.
+    pub fn new() -> Self {
+        AttentionOptions::default()
+    }
+
+    /// With a mask, on top of the other conditions.
+    pub fn mask(mut self, mask: Mask<'t>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The query at position i sees only keys 0 to i.
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    /// The first query is at position `keys`, because so many keys precede the first new one.
+    pub fn past(mut self, keys: usize) -> Self {
+        self.past = keys;
+        self
+    }
+
+    /// [`past`](AttentionOptions::past) as a number of the run: an i32 scalar, or one that
+    /// broadcasts to `[batch…, queries, keys]`.
+    pub fn past_of_run(mut self, keys: Tensor<'t>) -> Self {
+        self.past_of_run = Some(keys);
+        self
+    }
+
+    /// Each query sees only keys less than `positions` away, itself included.
+    pub fn window(mut self, positions: usize) -> Self {
+        self.window = Some(positions);
+        self
+    }
+
+    /// With this factor of the scores instead of 1/√width.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// With scores s limited to ±`cap`, as cap·tanh(s/cap), before the mask.
+    pub fn soft_cap(mut self, cap: f32) -> Self {
+        self.soft_cap = Some(cap);
+        self
+    }
+
+    /// With tiles of the caller's choice.
+    pub fn tiles(mut self, tiles: Tiles) -> Self {
+        self.tiles = tiles;
+        self
+    }
+
+    /// With mask and past changed in the same way.
+    fn map(self, change: impl Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
+        AttentionOptions {
+            mask: self.mask.map(&change),
+            past_of_run: self.past_of_run.map(&change),
+            ..self
+        }
+    }
+}
+
+/// Where the rows of scores are among the keys.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// The position of the first row, counted from the first column.
+    first: usize,
+    /// Positions from row to row: 1, or 0 where the rows are heads.
+    step: i64,
+}
+
 impl<'t> Tensor<'t> {
     /// softmax(Q·Kᵀ/√width + mask)·V for queries `[batch…, queries, width]` (this tensor), keys
     /// `[batch…, keys, width]` and values `[batch…, keys, any]`. If `causal`, query i sees only
@@ -67,7 +180,7 @@ impl<'t> Tensor<'t> {
     ///
     /// Scores are `queries × keys` numbers, which is large for long sequences: [`Tiles::Auto`]
     /// decides how much of that is in memory at once; [`attention_in`](Tensor::attention_in) leaves
-    /// the choice to the caller.
+    /// the choice to the caller. For other options see [`attention_with`](Tensor::attention_with).
     #[track_caller]
     pub fn attention(
         self,
@@ -90,8 +203,26 @@ impl<'t> Tensor<'t> {
         causal: bool,
         mask: Mask<'t>,
     ) -> Tensor<'t> {
+        let options = AttentionOptions::new().tiles(tiles).mask(mask);
+        self.attention_with(keys, values, AttentionOptions { causal, ..options })
+    }
+
+    /// [`attention`](Tensor::attention) with other [options](AttentionOptions).
+    ///
+    /// Of queries `[batch…, heads, queries, width]`, the keys and values may have fewer heads that
+    /// divide them: each is then shared by neighbouring heads of the queries, without a copy
+    /// (grouped-query attention, Ainslie et al. 2023; with one head multi-query attention, Shazeer
+    /// 2019).
+    #[track_caller]
+    pub fn attention_with(
+        self,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        options: AttentionOptions<'t>,
+    ) -> Tensor<'t> {
         let at = Location::caller();
         let mut width = Size::ONE;
+        let mut shared = None;
         let q = self.trace.record(at, &[self, keys, values], |g, ids| {
             let dims = [0, 1, 2].map(|i| g.dims(ids[i]).as_slice());
             let say = |why: &str| {
@@ -107,37 +238,155 @@ impl<'t> Tensor<'t> {
             if w != wk || of_keys != of_values {
                 return say("queries and keys must be equally wide, keys and values equally many");
             }
-            if tiles == Tiles::Queries(0) {
+            if options.tiles == Tiles::Queries(0) {
                 return say("a tile must have one query at least");
             }
+            if options.window == Some(0) {
+                return say("a window of 0 positions shows no key");
+            }
+            if let Some(cap) = options.soft_cap.filter(|&cap| cap <= 0.0 || !cap.is_finite()) {
+                return say(&format!("scores cannot be limited to ±{cap}"));
+            }
             width = *w;
+            let heads = |d: &[Size]| {
+                let axis = d.len().checked_sub(3)?;
+                usize::try_from(d[axis].as_fixed()?).ok()
+            };
+            if let [Some(q), Some(k), Some(v)] = dims.map(heads)
+                && q != k
+                && k > 1
+            {
+                if k != v || !q.is_multiple_of(k) || dims[0].len() != dims[1].len() {
+                    return say(&format!(
+                        "{k} heads of keys and {v} of values cannot be shared by {q} heads of queries"
+                    ));
+                }
+                shared = Some((k, q / k));
+            }
             Ok(ids[0])
         });
-        let Some(fixed) = width.as_fixed() else {
+        let Some(fixed) = width
+            .as_fixed()
+            .filter(|_| !q.is_poisoned())
+            .or(options.scale.map(|_| 1))
+        else {
             return self.require(at, |_, _| {
                 Err("attention: queries and keys must be of fixed width".into())
             });
         };
         // (Products of width 0 are 0, whichever factor scales them.)
-        let scale = (1.0 / (fixed.max(1) as f64).sqrt()) as f32;
+        let scale = options
+            .scale
+            .unwrap_or((1.0 / (fixed.max(1) as f64).sqrt()) as f32);
+        let options = AttentionOptions {
+            scale: Some(scale),
+            ..options
+        };
+        match shared {
+            Some(heads) => self
+                .trace
+                .on_behalf(at, || q.grouped(heads, keys, values, options)),
+            None => q.tiled(at, keys, values, options),
+        }
+    }
+
+    /// Attention of `heads · each` heads of queries to `heads` of keys and values.
+    #[track_caller]
+    fn grouped(
+        self,
+        (heads, each): (usize, usize),
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        options: AttentionOptions<'t>,
+    ) -> Tensor<'t> {
+        let axis = self.rank() - 3;
+        let q = self.unflatten(axis, (heads, each));
+        let of_heads = |x: Tensor<'t>| match x.rank().checked_sub(3) {
+            Some(axis) if x.len(axis) == Some(heads * each) => x.unflatten(axis, (heads, each)),
+            Some(axis) => x.unsqueeze(axis + 1),
+            None => x,
+        };
+        let options = options.map(of_heads);
+        if self.len(axis + 1) != Some(1) {
+            return q
+                .tiled(
+                    Location::caller(),
+                    keys.unsqueeze(axis + 1),
+                    values.unsqueeze(axis + 1),
+                    options,
+                )
+                .unite(axis);
+        }
+        // One query for each head: the heads of a group are the rows of one product, which reads
+        // the keys once.
+        let options = options.map(|x| match x.rank().checked_sub(2) {
+            Some(rows) if rows > 0 => x.squeeze(rows),
+            _ => x,
+        });
+        let rows = Rows {
+            first: options.past,
+            step: 0,
+        };
+        q.squeeze(axis + 2)
+            .attend(keys, values, options, rows)
+            .unsqueeze(axis + 2)
+            .unite(axis)
+    }
+
+    /// Two neighbouring axes as one.
+    #[track_caller]
+    fn unite(self, axis: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let mut dims = g.dims(ids[0]).clone();
+            let next = dims.remove(axis + 1);
+            dims[axis] = dims[axis]
+                .checked_mul(next)
+                .ok_or("attention: the number of heads has no form as one size")?;
+            Ok(g.reshape(ids[0], &dims))
+        })
+    }
+
+    /// Attention in tiles, if there are to be tiles.
+    fn tiled(
+        self,
+        at: &'static Location<'static>,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        options: AttentionOptions<'t>,
+    ) -> Tensor<'t> {
+        let q = self;
         let Some(axis) = q.rank().checked_sub(2) else {
             return q;
         };
         let all = q.len(axis);
-        let (Some(rows), Some(all)) = (tiles.queries(all), all) else {
-            return q.attend(keys, values, scale, causal.then_some(0), mask);
+        let (Some(rows), Some(all)) = (options.tiles.queries(all), all) else {
+            let first = options.past;
+            return self.trace.on_behalf(at, || {
+                q.attend(keys, values, options, Rows { first, step: 1 })
+            });
         };
         let tile = |first: usize| {
             let range = first..all.min(first + rows);
-            // Only the keys visible to the last query of the tile. With a backward pass, all keys:
-            // their gradient is then one sum that each tile adds to.
-            let fewer = causal && !self.trace.is_training();
-            let seen = keys
-                .len(axis_of_keys(keys))
-                .filter(|&keys| fewer && range.end < keys)
-                .map(|_| range.end);
-            let cut = |x: Tensor<'t>| seen.map_or(x, |seen| x.slice(axis_of_keys(x), ..seen));
-            let mask = mask.map(|mask| {
+            // Only the keys visible to a query of the tile. With a backward pass, all keys: their
+            // gradient is then one sum that each tile adds to.
+            let of_keys = keys.len(axis_of_keys(keys));
+            let known = !self.trace.is_training() && options.past_of_run.is_none();
+            let seen = of_keys.filter(|_| known).map(|all| {
+                let past = options.past;
+                let window = options.window.unwrap_or(usize::MAX);
+                let from = (range.start + past + 1).saturating_sub(window).min(all);
+                let to = match options.causal {
+                    true => range.end + past,
+                    false => (range.end - 1 + past).saturating_add(window),
+                };
+                from..to.min(all).max(from)
+            });
+            let seen = seen.filter(|seen| Some(seen.len()) != of_keys && !seen.is_empty());
+            let cut = |x: Tensor<'t>| {
+                seen.clone()
+                    .map_or(x, |seen| x.slice(axis_of_keys(x), seen))
+            };
+            let options = options.map(|mask| {
                 let own = |axis: usize, all: usize| mask.len(axis) == Some(all) && all > 1;
                 let queries = mask.rank().checked_sub(2).filter(|&axis| own(axis, all));
                 let mask = queries.map_or(mask, |axis| mask.slice(axis, range.clone()));
@@ -145,11 +394,16 @@ impl<'t> Tensor<'t> {
                     .rank()
                     .checked_sub(1)
                     .filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
-                seen.zip(of_keys)
-                    .map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
+                seen.clone()
+                    .zip(of_keys)
+                    .map_or(mask, |(seen, axis)| mask.slice(axis, seen))
             });
+            let rows = Rows {
+                first: first + options.past - seen.as_ref().map_or(0, |seen| seen.start),
+                step: 1,
+            };
             let (q, keys, values) = (q.slice(axis, range.clone()), cut(keys), cut(values));
-            q.checkpoint(|q| q.attend(keys, values, scale, causal.then_some(first), mask))
+            q.checkpoint(|q| q.attend(keys, values, options, rows))
         };
         let mut tiles: Vec<Tensor<'t>> = Vec::new();
         for first in (0..all).step_by(rows) {
@@ -160,28 +414,30 @@ impl<'t> Tensor<'t> {
             }
             tiles.push(tile);
         }
-        self.trace.concat(&tiles, axis)
+        self.trace.on_behalf(at, || self.trace.concat(&tiles, axis))
     }
 
-    /// Attention of all queries at once; if causal, of queries that begin at this position.
+    /// Attention of all queries at once.
     #[track_caller]
     fn attend(
         self,
         keys: Tensor<'t>,
         values: Tensor<'t>,
-        scale: f32,
-        causal: Option<usize>,
-        mask: Mask<'t>,
+        options: AttentionOptions<'t>,
+        rows: Rows,
     ) -> Tensor<'t> {
-        let mut scores = self.matmul(keys.t()) * scale;
-        match mask {
+        let mut scores = self.matmul(keys.t()) * options.scale.unwrap_or(1.0);
+        if let Some(cap) = options.soft_cap {
+            scores = (scores / cap).tanh() * cap;
+        }
+        match options.mask {
             Mask::None => {}
             Mask::Seen(seen) => scores = seen.select(scores, f32::NEG_INFINITY),
             Mask::Added(bias) => scores = scores + bias,
         }
-        if let Some(first) = causal {
+        if options.causal || options.window.is_some() {
             scores = scores
-                .until_diagonal(first)
+                .visible(rows, &options)
                 .select(scores, f32::NEG_INFINITY);
         }
         // The exponentials are divided by their sum after the product, where there are fewer
@@ -221,25 +477,101 @@ impl<'t> Tensor<'t> {
             .flatten(last)
     }
 
-    /// Whether the coordinate along the last axis is at most that along the axis before, counted
-    /// from `first`: of this tensor's shape.
+    /// `[…, length, heads·width]` → `[…, heads, length, width]`.
     #[track_caller]
-    fn until_diagonal(self, first: usize) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| {
-            let dims = g.dims(ids[0]).clone();
-            let rank = dims.len();
-            let mut along = |axis: usize| {
-                let mut strides: Dims = SmallVec::from_elem(Size::ZERO, rank);
-                strides[axis] = Size::ONE;
-                g.emit(Op::Index(strides), &[], DType::I32, dims.clone())
-            };
-            let (row, column) = (along(rank - 2), along(rank - 1));
-            // As a float, a position is exact up to 2²⁴; no machine has memory for the scores of
-            // more.
-            let first = g.full(first as f32, DType::I32, &dims);
-            let row = g.scalar(ScalarOp::Add, &[row, first]);
-            Ok(g.scalar(ScalarOp::Le, &[column, row]))
+    pub(crate) fn split_heads(self, heads: usize) -> Tensor<'t> {
+        let Some(last) = self.rank().checked_sub(1).filter(|&last| last > 0) else {
+            return self;
+        };
+        let heads = i64::try_from(heads).unwrap_or(i64::MAX);
+        self.unflatten(last, [heads, -1]).transpose(last - 1, last)
+    }
+
+    /// The inverse of [`split_heads`](Tensor::split_heads).
+    #[track_caller]
+    pub(crate) fn join_heads(self) -> Tensor<'t> {
+        match self.rank().checked_sub(2) {
+            Some(axis) if axis > 0 => self.transpose(axis - 1, axis).flatten(axis),
+            _ => self,
+        }
+    }
+
+    /// This tensor if it has so many axes; `what` is the layer that needs it.
+    #[track_caller]
+    pub(crate) fn require_rank(self, what: &str, rank: usize) -> Tensor<'t> {
+        self.require(Location::caller(), |g, x| match g.dims(x).len() {
+            is if is == rank => Ok(()),
+            is => Err(format!(
+                "{what} of {}: {rank} axes are needed, not {is}",
+                g.symbols.show(g.dims(x))
+            )),
         })
+    }
+
+    /// This tensor if it is a sequence `[…, length, width]` of a fixed width; `what` is the layer
+    /// that needs it.
+    #[track_caller]
+    pub(crate) fn require_sequence(self, what: &str) -> Tensor<'t> {
+        self.require(Location::caller(), |g, x| match *g.dims(x).as_slice() {
+            [.., _, width] if width.as_fixed().is_some() => Ok(()),
+            _ => Err(format!(
+                "{what} of {}: […, length, width] of a fixed width is needed",
+                g.symbols.show(g.dims(x))
+            )),
+        })
+    }
+
+    /// 0, 1, … along an axis: i32 of one axis; `None` after a mistake.
+    #[track_caller]
+    pub(crate) fn positions_along(self, axis: usize) -> Option<Tensor<'t>> {
+        let positions = self.trace.record(Location::caller(), &[self], |g, ids| {
+            let dims = g.dims(ids[0]);
+            let length = *dims.get(axis).ok_or("a sequence is needed")?;
+            let strides = Dims::from_slice(&[Size::ONE]);
+            Ok(g.emit(
+                Op::Index(strides),
+                &[],
+                DType::I32,
+                Dims::from_slice(&[length]),
+            ))
+        });
+        (!positions.is_poisoned()).then_some(positions)
+    }
+
+    /// Whether the key of a column is visible to the query of a row: of this tensor's shape.
+    #[track_caller]
+    fn visible(self, rows: Rows, options: &AttentionOptions<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let along = |axis: usize, step: i64| {
+            self.trace.record(at, &[self], |g, ids| {
+                let dims = g.dims(ids[0]).clone();
+                let mut strides: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+                strides[axis] = Size::fixed(step);
+                Ok(g.emit(Op::Index(strides), &[], DType::I32, dims))
+            })
+        };
+        let rank = self.rank();
+        if rank < 2 {
+            return self;
+        }
+        let (row, column) = (along(rank - 2, rows.step), along(rank - 1, 1));
+        // As a float, a position is exact up to 2²⁴; no machine has memory for the scores of more.
+        let row = self.trace.record(at, &[row], |g, ids| {
+            let dims = g.dims(ids[0]).clone();
+            let first = g.full(rows.first as f32, DType::I32, &dims);
+            Ok(g.scalar(ScalarOp::Add, &[ids[0], first]))
+        });
+        let row = options.past_of_run.map_or(row, |past| row + past);
+        let causal = options.causal.then(|| column.le(row));
+        let Some(window) = options.window else {
+            return causal.unwrap_or(row);
+        };
+        let window = i32::try_from(window)
+            .unwrap_or(i32::MAX / 2)
+            .min(i32::MAX / 2);
+        let near = (column + window).gt(row);
+        let other = causal.unwrap_or_else(|| column.lt(row + window));
+        other.and(near)
     }
 }
 

@@ -1,8 +1,12 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
 //!
-//! A loss is a mean over all elements. Over no elements it is NaN, as in PyTorch; but a training
-//! trace refuses them: a fixed length of 0 in `compile`, another one in the run that has it, before
-//! a weight is changed.
+//! A loss is a mean over all elements, unless a [`Reduction`] says otherwise. Over no elements a
+//! mean is NaN, as in PyTorch; but a training trace refuses them: a fixed length of 0 in `compile`,
+//! another one in the run that has it, before a weight is changed.
+
+mod classes;
+mod elements;
+mod vectors;
 
 use std::panic::Location;
 
@@ -13,11 +17,53 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use super::index::{matches_position, require_index};
 use super::{Operand, Tensor, check_index};
 use crate::graph::Graph;
-use crate::ops::{GraphBuilder, NodeId};
+use crate::ops::{Axes, GraphBuilder, NodeId};
 use crate::shape::elements;
 use crate::trace::Line;
 
+pub use classes::CrossEntropy;
+
+/// How the losses of single elements become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// Not at all: a loss for each element.
+    None,
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by the length of the first axis.
+    BatchMean,
+}
+
 impl<'t> Tensor<'t> {
+    /// The losses of single elements as one; `what` is the loss.
+    #[track_caller]
+    fn reduced(self, what: &str, reduction: Reduction) -> Tensor<'t> {
+        match reduction {
+            Reduction::None => self,
+            Reduction::Mean => self.mean_loss(what),
+            Reduction::Sum => self.sum(),
+            Reduction::BatchMean => {
+                let at = Location::caller();
+                let x = self.require(at, |g, x| match g.dims(x).len() {
+                    0 => Err(format!("{what}: a mean over the batch of a scalar")),
+                    _ => Ok(()),
+                });
+                if x.is_poisoned() {
+                    return x;
+                }
+                let first: &[usize] = if self.trace.is_training() { &[0] } else { &[] };
+                let x = x.with_elements(at, what, first, "has a mean to learn from");
+                let n = self.trace.record(at, &[x], |g, ids| {
+                    super::reduce::count(g, ids[0], &Axes::from_slice(&[0]))
+                });
+                x.sum() / n
+            }
+        }
+    }
+
     /// The mean of a loss over all elements. A training trace refuses a run without any: their mean
     /// is NaN, and a step by it would put NaN into every weight. Other traces give NaN.
     #[track_caller]
@@ -135,6 +181,12 @@ impl<'t> Tensor<'t> {
     /// training trace refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
+        self.binary_cross_entropy_by(target, Reduction::Mean)
+    }
+
+    /// [`Tensor::binary_cross_entropy`] of each element, reduced in a given way.
+    #[track_caller]
+    pub fn binary_cross_entropy_by(self, target: Tensor<'t>, reduction: Reduction) -> Tensor<'t> {
         let (p, t) = self.beside_target("binary_cross_entropy", target, Location::caller());
         let (hit, miss) = (p.ln(), (-p).log1p());
         let loss = (t - 1.0) * miss.maximum(-100.0) - t * hit.maximum(-100.0);
@@ -142,7 +194,7 @@ impl<'t> Tensor<'t> {
         loss.detach()
             .with_slope(p, slope)
             .with_slope(t, miss - hit)
-            .mean_loss("binary_cross_entropy")
+            .reduced("binary_cross_entropy", reduction)
     }
 
     /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in
@@ -151,6 +203,16 @@ impl<'t> Tensor<'t> {
     /// refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
+        self.binary_cross_entropy_with_logits_by(target, Reduction::Mean)
+    }
+
+    /// [`Tensor::binary_cross_entropy_with_logits`] of each element, reduced in a given way.
+    #[track_caller]
+    pub fn binary_cross_entropy_with_logits_by(
+        self,
+        target: Tensor<'t>,
+        reduction: Reduction,
+    ) -> Tensor<'t> {
         let (x, t) = self.beside_target(
             "binary_cross_entropy_with_logits",
             target,
@@ -163,7 +225,7 @@ impl<'t> Tensor<'t> {
             .detach()
             .with_slope(x, x.sigmoid() - t)
             .with_slope(t, -x);
-        loss.mean_loss("binary_cross_entropy_with_logits")
+        loss.reduced("binary_cross_entropy_with_logits", reduction)
     }
 
     /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on
@@ -171,6 +233,17 @@ impl<'t> Tensor<'t> {
     /// NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
+        self.huber_by(target, delta, Reduction::Mean)
+    }
+
+    /// [`Tensor::huber`] of each element, reduced in a given way.
+    #[track_caller]
+    pub fn huber_by(
+        self,
+        target: impl Operand<'t>,
+        delta: f32,
+        reduction: Reduction,
+    ) -> Tensor<'t> {
         let x = self.require(Location::caller(), |_, _| match delta {
             delta if delta > 0.0 && delta.is_finite() => Ok(()),
             _ => Err(format!("huber: the loss cannot become a line at {delta}")),
@@ -179,7 +252,7 @@ impl<'t> Tensor<'t> {
         let d = x - target;
         let far = d.abs();
         let near = far.minimum(delta);
-        (near * (far - near * 0.5)).mean_loss("huber")
+        (near * (far - near * 0.5)).reduced("huber", reduction)
     }
 
     /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type;
@@ -187,15 +260,27 @@ impl<'t> Tensor<'t> {
     /// trace refuses a run of them.
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
+        self.mse_by(target, Reduction::Mean)
+    }
+
+    /// [`Tensor::mse`] of each element, reduced in a given way.
+    #[track_caller]
+    pub fn mse_by(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
         let (x, target) = self.beside_target("mse", target, Location::caller());
-        (x - target).square().mean_loss("mse")
+        (x - target).square().reduced("mse", reduction)
     }
 
     /// The mean of |x − target|, for a target as of [`Tensor::mse`].
     #[track_caller]
     pub fn l1(self, target: impl Operand<'t>) -> Tensor<'t> {
+        self.l1_by(target, Reduction::Mean)
+    }
+
+    /// [`Tensor::l1`] of each element, reduced in a given way.
+    #[track_caller]
+    pub fn l1_by(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
         let (x, target) = self.beside_target("l1", target, Location::caller());
-        (x - target).abs().mean_loss("l1")
+        (x - target).abs().reduced("l1", reduction)
     }
 
     /// This tensor and the target that a loss compares it with element by element: a number, or a

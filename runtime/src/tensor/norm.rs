@@ -8,7 +8,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::reduce::count;
-use super::{AxisSet, Tensor};
+use super::{AxisSet, PoolOptions, Tensor};
 use crate::ops::{Axes, GraphBuilder, Op};
 
 /// Statistics of a batch for each channel, and the factors that normalise by them.
@@ -80,6 +80,70 @@ impl<'t> Tensor<'t> {
         // root; its own slope likewise.
         let slope = |root: Tensor<'t>| root / raised * -0.5;
         value.with_slope(self, slope(value.with_slope(self, slope(raised.rsqrt()))))
+    }
+
+    /// (x − mean)/standard deviation over the given axes, 0 where all elements are equal
+    /// (`MeanVarianceNormalization` of ONNX).
+    #[track_caller]
+    pub fn mean_variance_norm(self, axes: impl AxisSet) -> Tensor<'t> {
+        // The root of ε is 10⁻⁹, which no deviation of f32 elements of usual size is near to.
+        self.normalize(axes, 1e-18)
+    }
+
+    /// x/max(‖x‖₂, ε), with the Euclidean norm over the given axes. The gradient of a norm below ε
+    /// is 0.
+    #[track_caller]
+    pub fn l2_normalize(self, axes: impl AxisSet, eps: f32) -> Tensor<'t> {
+        let x = self.require(Location::caller(), |_, _| {
+            // Its square must not vanish, because a root has no slope at 0.
+            (eps >= 1e-18 && eps.is_finite())
+                .then_some(())
+                .ok_or_else(|| {
+                    format!("l2_normalize: ε is {eps}; 10⁻¹² is usual, and 10⁻¹⁸ the least")
+                })
+        });
+        let axes = axes.axes(x.rank());
+        let squares = x.square().sum_keep(axes.as_slice());
+        x / squares.maximum(eps * eps).sqrt()
+    }
+
+    /// Local response normalization (Krizhevsky et al. 2012) of `[n, channels, …]`: x/(k + alpha·m)^beta
+    /// with the mean m of the squares over `size` neighbouring channels, ⌊size/2⌋ of them before;
+    /// channels that do not exist count as 0.
+    #[track_caller]
+    pub fn local_response_norm(self, size: usize, alpha: f32, beta: f32, k: f32) -> Tensor<'t> {
+        let x = self.require(Location::caller(), |g, x| {
+            let dims = g.dims(x);
+            let fixed = dims.get(1).is_some_and(|d| d.as_fixed().is_some());
+            (dims.len() > 2 && fixed && size > 0).then_some(()).ok_or_else(|| {
+                format!("local_response_norm of {} over {size} channels: [n, channels, …] with a fixed number of channels, and one at least, are needed", g.symbols.show(dims))
+            })
+        });
+        if x.is_poisoned() {
+            return x;
+        }
+        // Channels as rows of an image: [n, 1, channels, places].
+        let squares = x.square().flatten(2).unsqueeze(1);
+        if squares.len(3).is_none() {
+            return x.require(Location::caller(), |g, x| {
+                Err(format!(
+                    "local_response_norm of {}: fixed lengths after the channels are needed",
+                    g.symbols.show(g.dims(x))
+                ))
+            });
+        }
+        let options = PoolOptions::new([size, 1])
+            .stride(1)
+            .padding([(size / 2, (size - 1) / 2), (0, 0)]);
+        let mean = squares.avg_pool2d_with(options);
+        let scale = (mean * alpha + k).pow(-beta);
+        let scale = self
+            .trace
+            .record(Location::caller(), &[scale, x], |g, ids| {
+                let dims = g.dims(ids[1]).clone();
+                Ok(g.reshape(ids[0], &dims))
+            });
+        x * scale
     }
 
     /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and

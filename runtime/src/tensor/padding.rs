@@ -16,7 +16,7 @@ use crate::words::count;
 
 /// The values that [`Tensor::pad_with`] adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Padding {
+pub enum PadMode {
     /// One number.
     Constant(f32),
     /// The elements mirrored at the first and last one, which are not repeated: `c b | a b c | b a`.
@@ -34,14 +34,14 @@ impl<'t> Tensor<'t> {
     ///
     /// ```
     /// # use slabwise::prelude::*;
-    /// # use slabwise::tensor::Padding;
+    /// # use slabwise::tensor::PadMode;
     /// # let trace = Trace::inference();
     /// # let x = trace.input("x", F32, (2, 3, 8, 8));
-    /// let y = x.pad_with([(0, 0), (0, 0), (1, 1), (2, -1)], Padding::Reflect);
+    /// let y = x.pad_with([(0, 0), (0, 0), (1, 1), (2, -1)], PadMode::Reflect);
     /// assert_eq!(y.len(3), Some(9));
     /// ```
     #[track_caller]
-    pub fn pad_with(self, pads: impl AsRef<[(i64, i64)]>, padding: Padding) -> Tensor<'t> {
+    pub fn pad_with(self, pads: impl AsRef<[(i64, i64)]>, padding: PadMode) -> Tensor<'t> {
         let pads = pads.as_ref();
         self.trace.record(Location::caller(), &[self], |g, ids| {
             if pads.len() != g.dims(ids[0]).len() {
@@ -53,7 +53,7 @@ impl<'t> Tensor<'t> {
                 ));
             }
             let mut x = crop(g, ids[0], pads)?;
-            if let Padding::Constant(value) = padding {
+            if let PadMode::Constant(value) = padding {
                 return constant(g, x, pads, value);
             }
             for (axis, &(before, after)) in pads.iter().enumerate() {
@@ -127,7 +127,7 @@ fn pad_axis(
     axis: usize,
     before: i64,
     after: i64,
-    padding: Padding,
+    padding: PadMode,
 ) -> Result<NodeId, String> {
     let n = g.dims(x)[axis];
     let long = changed(g, x, axis, before, after)?;
@@ -148,7 +148,7 @@ fn pad_axis(
     let last = g.scalar(ScalarOp::Sub, &[n, one]);
     let place = g.scalar(ScalarOp::Sub, &[place, first]);
     let index = match padding {
-        Padding::Reflect => {
+        PadMode::Reflect => {
             // A walk of period 2(n − 1); of one element it stays where it is.
             let period = g.add(last, last);
             let walked = floor_mod(g, place, period, zero);
@@ -156,7 +156,7 @@ fn pad_axis(
             let back = g.scalar(ScalarOp::Abs, &[back]);
             g.scalar(ScalarOp::Sub, &[last, back])
         }
-        Padding::Circular => floor_mod(g, place, n, zero),
+        PadMode::Circular => floor_mod(g, place, n, zero),
         _ => g.scalar(ScalarOp::Clamp, &[place, zero, last]),
     };
     debug_assert_eq!(g.dtype(index), DType::I32);

@@ -77,61 +77,6 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The largest elements of windows that divide an image `[n, channels, h, w]` into the given
-    /// rows and columns, as those of [`Tensor::adaptive_avg_pool2d`].
-    #[track_caller]
-    pub fn adaptive_max_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
-        let at = Location::caller();
-        let mut lengths = [0; 2];
-        let image = self.require(at, |g, x| {
-            let fixed = |axis: usize| {
-                let n = g.dims(x).get(axis).and_then(|d| d.as_fixed());
-                n.and_then(|n| usize::try_from(n).ok())
-            };
-            match (g.dims(x).len(), fixed(2), fixed(3)) {
-                (4, Some(h), Some(w))
-                    if (1..=h).contains(&size[0]) && (1..=w).contains(&size[1]) =>
-                {
-                    lengths = [h, w];
-                    Ok(())
-                }
-                _ => Err(format!(
-                    "adaptive_max_pool2d of {} to {}×{}: an image [n, channels, h, w] of fixed and \
-                     no smaller height and width is needed",
-                    g.symbols.show(g.dims(x)),
-                    size[0],
-                    size[1]
-                )),
-            }
-        });
-        if image.is_poisoned() || lengths == size {
-            return image;
-        }
-        let whole = |i: usize| lengths[i].is_multiple_of(size[i]);
-        if size == [1, 1] {
-            return image.max_keep([2, 3]);
-        }
-        if whole(0) && whole(1) {
-            let k = [lengths[0] / size[0], lengths[1] / size[1]];
-            return image.max_pool2d_with(Window {
-                k,
-                stride: k,
-                pad: [0, 0],
-            });
-        }
-        self.trace.on_behalf(at, || {
-            (0..2).fold(image, |x, i| {
-                let (axis, n, parts) = (i + 2, lengths[i], size[i]);
-                let part = |p: usize| {
-                    x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts))
-                        .max_keep(axis)
-                };
-                let largest: Vec<Tensor<'t>> = (0..parts).map(part).collect();
-                self.trace.concat(&largest, axis)
-            })
-        })
-    }
-
     /// The length (Σ|x|ᵖ)^(1/p) of each window of an image `[n, channels, h, w]`, for p above 0.
     #[track_caller]
     pub fn lp_pool2d(self, p: f32, window: Window) -> Tensor<'t> {

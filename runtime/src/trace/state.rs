@@ -222,8 +222,16 @@ impl Trace {
         }
     }
 
-    /// The state `slot.name` beside a variable: of its type, shape and layer, zeros at first.
-    pub(crate) fn beside_variable(&self, at: Line, variable: u32, slot: &str) -> State<'_> {
+    /// The state `slot.name` beside a variable: of its type and layer, of a shape made from its
+    /// shape.
+    pub(crate) fn beside_variable(
+        &self,
+        at: Line,
+        variable: u32,
+        slot: &str,
+        shape: impl FnOnce(Dims) -> Option<Dims>,
+        first: Init,
+    ) -> State<'_> {
         let (layer, info) = {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
@@ -232,13 +240,17 @@ impl Trace {
                 .origin(building.variables[variable as usize].node)
                 .layer
                 .clone();
-            let name = building.owned(&format!("{slot}.{}", of.name)).into();
-            (
-                layer,
-                self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false),
-            )
+            let name: Arc<str> = building.owned(&format!("{slot}.{}", of.name)).into();
+            let rank = of.dims.len();
+            let info = shape(of.dims.clone())
+                .ok_or_else(|| format!("\"{name}\": \"{}\" has {rank} axes", of.name))
+                .map(|dims| self::variable(name.clone(), of.dtype, dims, first, false));
+            (layer, info)
         };
-        self.declare(at, &layer, info)
+        match info {
+            Ok(info) => self.declare(at, &layer, info),
+            Err(why) => State::mistaken(self.fail(at, &layer, why)),
+        }
     }
 
     /// Makes `value` a variable's value after the step.
@@ -407,7 +419,19 @@ impl Trace {
     /// A scalar state of the current optimizer.
     #[track_caller]
     pub(crate) fn owned_state(&self, name: &str, dtype: DType, init: Init) -> State<'_> {
+        self.owned_state_of(name, dtype, (), init)
+    }
+
+    /// A state of the current optimizer.
+    #[track_caller]
+    pub(crate) fn owned_state_of(
+        &self,
+        name: &str,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        init: Init,
+    ) -> State<'_> {
         let name = self.building.borrow().owned(name);
-        self.state(&name, dtype, (), init)
+        self.state(&name, dtype, shape, init)
     }
 }

@@ -65,8 +65,8 @@ impl Header {
     /// A text that names the defect.
     pub(super) fn parse(text: &[u8], data: u64) -> Result<Header, String> {
         let said = |error: &dyn fmt::Display| shortened(&error.to_string(), DETAIL_MAX);
-        let parsed: Metadata = serde_json::from_slice(text).map_err(|e| said(&e))?;
         only_once(text).map_err(|e| said(&e))?;
+        let parsed: Metadata = serde_json::from_slice(text).map_err(|e| said(&e))?;
         if parsed.data_len() as u64 != data {
             return Err(format!(
                 "its tensors take {} bytes, but {data} follow the header",

@@ -46,29 +46,20 @@ impl Rules {
     /// `bert.pooler.dense.weight`, each with its `bias`; heads are `cls.predictions.…` (whose
     /// `decoder.weight` may be tied to the words) and `classifier.weight`.
     pub fn bert() -> Rules {
-        BERT_PARTS
-            .iter()
-            .fold(Rules::new(), |rules, part| {
-                rules.alias(
-                    &format!("{part}.{{*rest}}"),
-                    &format!("bert.{part}.{{*rest}}"),
-                )
-            })
-            .then(bert_layers())
+        bert_parts("", "bert.").tied(
+            "cls.predictions.decoder.weight",
+            "bert.embeddings.word_embeddings.weight",
+        )
     }
 
     /// MiniLM and other sentence encoders in the layout of Hugging Face's `BertModel`: as
-    /// [`Rules::bert`], and saved without the prefix `bert.`. The model's names have it.
+    /// [`Rules::bert`], without the prefix `bert.` in the names of the model and of saved files
+    /// (`embeddings.word_embeddings.weight`). Files with the prefix load as well.
     pub fn minilm() -> Rules {
-        BERT_PARTS
-            .iter()
-            .fold(Rules::new(), |rules, part| {
-                rules.rename(
-                    &format!("{part}.{{*rest}}"),
-                    &format!("bert.{part}.{{*rest}}"),
-                )
-            })
-            .then(bert_layers())
+        bert_parts("bert.", "").tied(
+            "cls.predictions.decoder.weight",
+            "embeddings.word_embeddings.weight",
+        )
     }
 
     /// Llama, Mistral, Qwen and other decoders in the layout of Hugging Face's `LlamaForCausalLM`,
@@ -203,19 +194,20 @@ fn gpt2_layers() -> Rules {
     .tied("lm_head.weight", "transformer.wte.weight")
 }
 
-/// The parts of a BERT below `bert.`.
-const BERT_PARTS: [&str; 3] = ["embeddings", "encoder", "pooler"];
-
-fn bert_layers() -> Rules {
-    Rules::new()
+/// A BERT whose names begin with `prefix`, and in some files with `other` instead.
+fn bert_parts(other: &str, prefix: &str) -> Rules {
+    ["embeddings", "encoder", "pooler"]
+        .iter()
+        .fold(Rules::new(), |rules, part| {
+            rules.alias(
+                &format!("{other}{part}.{{*rest}}"),
+                &format!("{prefix}{part}.{{*rest}}"),
+            )
+        })
         .alias("{*layer}.LayerNorm.gamma", "{*layer}.LayerNorm.weight")
         .alias("{*layer}.LayerNorm.beta", "{*layer}.LayerNorm.bias")
-        .ignore("bert.embeddings.position_ids")
-        .tied(
-            "cls.predictions.decoder.weight",
-            "bert.embeddings.word_embeddings.weight",
-        )
+        .ignore(&format!("{prefix}embeddings.position_ids"))
         .tied("cls.predictions.decoder.bias", "cls.predictions.bias")
-        .ignore_extra("bert.pooler.{*rest}")
+        .ignore_extra(&format!("{prefix}pooler.{{*rest}}"))
         .ignore_extra("cls.{*rest}")
 }

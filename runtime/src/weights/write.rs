@@ -236,7 +236,7 @@ impl<E: From<WeightsError>> Writer<'_, E> {
         file: &mut dyn Write,
         failed: &RefCell<Option<E>>,
     ) -> io::Result<()> {
-        let mut show = |source: usize, look: &mut dyn FnMut(&[u8])| {
+        let show = |source: usize, look: &mut dyn FnMut(&[u8])| {
             (self.show)(source, look).map_err(|error| {
                 *failed.borrow_mut() = Some(error);
                 io::Error::other("the device failed")

@@ -103,6 +103,48 @@ SLABWISE_INLINE float box_overlap(const Box& a, const Box& b) {
 
 // ---- Scans ------------------------------------------------------------------------------------
 
+SLABWISE_INLINE float add_wrapping(float a, float b) { return a + b; }
+SLABWISE_INLINE int add_wrapping(int a, int b) { return int(unsigned(a) + unsigned(b)); }
+
+/// A sum.
+template <class T>
+struct ScanSum {
+    T sum;
+};
+/// The logarithm of a sum of exponentials: the sum, relative to the largest.
+struct ScanExponentials {
+    float largest, sum;
+};
+/// The last position of the highest rank; −1 of none.
+struct ScanRank {
+    int rank, position;
+};
+
+SLABWISE_INLINE ScanSum<float> scan_sum(float x, int) { return {x}; }
+SLABWISE_INLINE ScanSum<int> scan_sum(int x, int) { return {x}; }
+SLABWISE_INLINE ScanExponentials scan_exponential(float x, int) { return {x, 1.0f}; }
+template <class T>
+SLABWISE_INLINE ScanRank scan_largest(T x, int position) { return {rank_largest(x), position}; }
+template <class T>
+SLABWISE_INLINE ScanRank scan_smallest(T x, int position) { return {rank_smallest(x), position}; }
+
+template <class T>
+SLABWISE_INLINE ScanSum<T> scan_join(ScanSum<T> a, ScanSum<T> b) { return {add_wrapping(a.sum, b.sum)}; }
+SLABWISE_INLINE ScanExponentials scan_join(ScanExponentials a, ScanExponentials b) {
+    if (a.largest == b.largest) return {a.largest, a.sum + b.sum};
+    if (a.largest != a.largest) return a;
+    if (b.largest < a.largest) return {a.largest, a.sum + b.sum * expf(b.largest - a.largest)};
+    return {b.largest, b.sum + a.sum * expf(a.largest - b.largest)};
+}
+SLABWISE_INLINE ScanRank scan_join(ScanRank a, ScanRank b) {
+    return b.position < 0 || (a.position >= 0 && b.rank < a.rank) ? a : b;
+}
+
+template <class T>
+SLABWISE_INLINE T scan_result(ScanSum<T> a) { return a.sum; }
+SLABWISE_INLINE float scan_result(ScanExponentials a) { return a.largest + logf(a.sum); }
+SLABWISE_INLINE int scan_result(ScanRank a) { return a.position; }
+
 /// Replaces the state of each thread of a block by those up to it joined in their order. Called by
 /// all THREADS threads.
 template <int THREADS, class S>
@@ -110,15 +152,12 @@ SLABWISE_INLINE void scan_states(S* states) {
     const int t = threadIdx.x;
     __syncthreads();
     for (int o = 1; o < THREADS; o <<= 1) {
-        const S joined = t >= o ? S::join(states[t - o], states[t]) : states[t];
+        const S joined = t >= o ? scan_join(states[t - o], states[t]) : states[t];
         __syncthreads();
         states[t] = joined;
         __syncthreads();
     }
 }
-
-SLABWISE_INLINE float add_wrapping(float a, float b) { return a + b; }
-SLABWISE_INLINE int add_wrapping(int a, int b) { return int(unsigned(a) + unsigned(b)); }
 
 /// The state of a linear recurrence behind an element. The product is rounded before the sum.
 SLABWISE_INLINE float step_linear(float state, float factor, float x) {
@@ -127,45 +166,3 @@ SLABWISE_INLINE float step_linear(float state, float factor, float x) {
 SLABWISE_INLINE int step_linear(int state, int factor, int x) {
     return int(unsigned(factor) * unsigned(state) + unsigned(x));
 }
-
-/// A sum.
-template <class T>
-struct ScanSum {
-    T sum;
-    static SLABWISE_INLINE ScanSum none() { return {T(0)}; }
-    static SLABWISE_INLINE ScanSum of(T x, int) { return {x}; }
-    static SLABWISE_INLINE ScanSum join(ScanSum a, ScanSum b) { return {add_wrapping(a.sum, b.sum)}; }
-    SLABWISE_INLINE T result() const { return sum; }
-};
-
-/// The logarithm of a sum of exponentials: the sum, relative to the largest.
-struct ScanExponentials {
-    float largest, sum;
-    static SLABWISE_INLINE ScanExponentials none() { return {__int_as_float(0xff800000), 0.0f}; }
-    static SLABWISE_INLINE ScanExponentials of(float x, int) { return {x, 1.0f}; }
-    static SLABWISE_INLINE ScanExponentials join(ScanExponentials a, ScanExponentials b) {
-        if (a.largest == b.largest) return {a.largest, a.sum + b.sum};
-        if (a.largest != a.largest) return a;
-        if (b.largest < a.largest) return {a.largest, a.sum + b.sum * expf(b.largest - a.largest)};
-        return {b.largest, b.sum + a.sum * expf(a.largest - b.largest)};
-    }
-    SLABWISE_INLINE float result() const { return largest + logf(sum); }
-};
-
-/// The last position of the highest rank.
-struct ScanRank {
-    int rank, position;
-    static SLABWISE_INLINE ScanRank none() { return {0, -1}; }
-    static SLABWISE_INLINE ScanRank join(ScanRank a, ScanRank b) {
-        return b.position < 0 || (a.position >= 0 && b.rank < a.rank) ? a : b;
-    }
-    SLABWISE_INLINE int result() const { return position; }
-};
-struct ScanLargest : ScanRank {
-    template <class T>
-    static SLABWISE_INLINE ScanRank of(T x, int position) { return {rank_largest(x), position}; }
-};
-struct ScanSmallest : ScanRank {
-    template <class T>
-    static SLABWISE_INLINE ScanRank of(T x, int position) { return {rank_smallest(x), position}; }
-};

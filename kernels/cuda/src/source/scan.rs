@@ -72,16 +72,20 @@ pub fn lower(
             if scan.exclusive { "state" } else { "next" }
         );
     } else {
-        let (state, of) = match (scan.op, scan.source.dtype.lane()) {
-            (ScanOp::LogSumExp, _) => ("ScanExponentials", "ScanExponentials"),
-            (ScanOp::ArgMax, _) => ("ScanRank", "ScanLargest"),
-            (ScanOp::ArgMin, _) => ("ScanRank", "ScanSmallest"),
-            (_, Lane::F32) => ("ScanSum<float>", "ScanSum<float>"),
-            _ => ("ScanSum<int>", "ScanSum<int>"),
+        let (state, none, of) = match (scan.op, scan.source.dtype.lane()) {
+            (ScanOp::LogSumExp, _) => (
+                "ScanExponentials",
+                "__int_as_float(0xff800000), 0.0f",
+                "scan_exponential",
+            ),
+            (ScanOp::ArgMax, _) => ("ScanRank", "0, -1", "scan_largest"),
+            (ScanOp::ArgMin, _) => ("ScanRank", "0, -1", "scan_smallest"),
+            (_, Lane::F32) => ("ScanSum<float>", "0.0f", "scan_sum"),
+            _ => ("ScanSum<int>", "0", "scan_sum"),
         };
         let (kept, before) = if scan.exclusive {
             let before = format!(
-                "const {state} before = t == 0 ? carried : {state}::join(carried, states[t - 1]);\n"
+                "const {state} before = t == 0 ? carried : scan_join(carried, states[t - 1]);\n"
             );
             ("before", before)
         } else {
@@ -91,14 +95,15 @@ pub fn lower(
             body,
             "__shared__ {state} states[{THREADS}];\nconst int t = threadIdx.x;\n\
              for (idx row = blockIdx.x; row < rows; row += gridDim.x) {{\n{text}\
-             {state} carried = {state}::none();\n\
+             {state} carried = {{{none}}};\n\
              for (idx base = 0; base < len; base += {THREADS}) {{\n\
              const idx k = base + t, at = {at};\n\
-             states[t] = k < len ? {of}::of({x}, int(at)) : {state}::none();\n\
+             if (k < len) states[t] = {of}({x}, int(at));\n\
+             else states[t] = {state}{{{none}}};\n\
              scan_states<{THREADS}>(states);\n\
-             const {state} own = {state}::join(carried, states[t]);\n\
-             {before}carried = {state}::join(carried, states[{THREADS} - 1]);\n\
-             if (k < len) {to} = {kept}.result();\n__syncthreads();\n}}\n}}"
+             const {state} own = scan_join(carried, states[t]);\n\
+             {before}carried = scan_join(carried, states[{THREADS} - 1]);\n\
+             if (k < len) {to} = scan_result({kept});\n__syncthreads();\n}}\n}}"
         );
     }
     let function = params.function("scan", THREADS, &body);

@@ -17,7 +17,8 @@ use crate::words::count;
 pub struct ConvGeometry {
     /// Distance between neighbouring results.
     pub stride: [usize; 2],
-    /// Zeros on each side.
+    /// Zeros before the first row and column; as many follow the last, unless the shape of a node
+    /// says otherwise.
     pub pad: [usize; 2],
     /// Distance between kernel elements.
     pub dilation: [usize; 2],
@@ -57,19 +58,77 @@ impl ConvGeometry {
 }
 
 /// The length of a windowed axis: windows of `k` elements `dilation` apart, every `stride`, over
-/// `n` elements with `pad` zeros on both sides; `None` if no window fits or the numbers overflow.
-pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<i64> {
+/// `n` elements with `pad` zeros before and after them; `None` if no window fits or the numbers
+/// overflow.
+pub(super) fn windows(
+    n: i64,
+    k: usize,
+    stride: usize,
+    (before, after): (usize, usize),
+    dilation: usize,
+) -> Option<i64> {
     let int = |n: usize| i64::try_from(n).ok();
-    let span = int(dilation)?
-        .checked_mul(int(k)?.checked_sub(1)?)?
-        .checked_add(1)?;
     let room = n
-        .checked_add(int(pad)?.checked_mul(2)?)?
-        .checked_sub(span)?;
+        .checked_add(int(before)?)?
+        .checked_add(int(after)?)?
+        .checked_sub(span(k, dilation)?)?;
     (k > 0 && room >= 0 && stride > 0).then(|| room / int(stride).unwrap_or(i64::MAX) + 1)
 }
 
-pub(super) fn infer(c: &ConvGeometry, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
+/// The positions from the first to the last of `k` elements `dilation` apart.
+fn span(k: usize, dilation: usize) -> Option<i64> {
+    let int = |n: usize| i64::try_from(n).ok();
+    int(dilation)?
+        .checked_mul(int(k)?.checked_sub(1)?)?
+        .checked_add(1)
+}
+
+/// The shape of a convolution's result. A node may declare another height and width than those of
+/// equal padding on both sides: the padding after the last row and column follows from them.
+pub(super) fn infer(
+    c: &ConvGeometry,
+    given: &[TensorType<'_>],
+    declared: &[Size],
+    symbols: &Symbols,
+) -> Rule {
+    let &[_, _, oh, ow] = declared else {
+        return convolved(c, None, given, symbols);
+    };
+    let after = |result: Size, axis: usize| {
+        let fixed = |operand: usize| given[operand].dims.get(2 + axis)?.as_fixed();
+        let last = result
+            .as_fixed()?
+            .checked_sub(1)
+            .filter(|&last| last >= 0)?;
+        let end = last
+            .checked_mul(i64::try_from(c.stride[axis]).ok()?)?
+            .checked_add(span(usize::try_from(fixed(1)?).ok()?, c.dilation[axis])?)?
+            .checked_sub(i64::try_from(c.pad[axis]).ok()?)?;
+        usize::try_from(end.checked_sub(fixed(0)?)?.max(0)).ok()
+    };
+    let (Some(bottom), Some(right)) = (after(oh, 0), after(ow, 1)) else {
+        return convolved(c, None, given, symbols);
+    };
+    let (dtype, dims) = convolved(c, Some([bottom, right]), given, symbols)?;
+    let same = declared[..2] == dims[..2];
+    Ok((
+        dtype,
+        if same {
+            Dims::from_slice(declared)
+        } else {
+            dims
+        },
+    ))
+}
+
+/// The shape of a convolution's result with so many zeros after the last row and column; as many as
+/// before the first, if not given.
+pub fn convolved(
+    c: &ConvGeometry,
+    after: Option<[usize; 2]>,
+    given: &[TensorType<'_>],
+    symbols: &Symbols,
+) -> Rule {
     let (x, w) = (given[0], given[1]);
     let say = |why: String| {
         Err(format!(
@@ -106,12 +165,18 @@ pub(super) fn infer(c: &ConvGeometry, given: &[TensorType<'_>], symbols: &Symbol
             count(c.groups, "group")
         ));
     }
+    let after = after.unwrap_or(c.pad);
+    if let Some(n) = after.iter().find(|&&n| n > STEP_MAX) {
+        return say(format!(
+            "{n} is more than stride, padding and dilation can be, which is {STEP_MAX}"
+        ));
+    }
     let axis = |n: i64, k: i64, i: usize| {
         windows(
             n,
             usize::try_from(k).unwrap_or(0),
             c.stride[i],
-            c.pad[i],
+            (c.pad[i], after[i]),
             c.dilation[i],
         )
     };
@@ -128,8 +193,16 @@ pub(super) fn infer(c: &ConvGeometry, given: &[TensorType<'_>], symbols: &Symbol
 }
 
 /// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape
-/// of `x`, `[n, in, h, w]`: the smallest, where a stride leaves a choice.
-pub fn transposed(c: &ConvGeometry, [x, w]: [TensorType<'_>; 2], symbols: &Symbols) -> Rule {
+/// of `x`, `[n, in, h, w]`: the smallest, where a stride leaves a choice. `after` is the padding
+/// after the last row and column (as many as before the first, if not given), `more` the rows and
+/// columns to add at the end.
+pub fn transposed(
+    c: &ConvGeometry,
+    after: Option<[usize; 2]>,
+    more: [usize; 2],
+    [x, w]: [TensorType<'_>; 2],
+    symbols: &Symbols,
+) -> Rule {
     let say = |why: String| {
         Err(format!(
             "conv_transpose2d {} with weight {}: {why}",
@@ -172,13 +245,29 @@ pub fn transposed(c: &ConvGeometry, [x, w]: [TensorType<'_>; 2], symbols: &Symbo
     if h == 0 || wd == 0 || kh == 0 || kw == 0 {
         return say("image and weight need a pixel".into());
     }
+    let after = after.unwrap_or(c.pad);
+    for (axis, &n) in more.iter().enumerate() {
+        let most = c.stride[axis].max(c.dilation[axis]);
+        if n >= most {
+            return say(format!(
+                "output padding {}×{} is not less than the stride or the dilation: {n} rows or columns would not depend on the image",
+                more[0], more[1]
+            ));
+        }
+    }
+    if let Some(n) = after.iter().find(|&&n| n > STEP_MAX) {
+        return say(format!(
+            "{n} is more than stride, padding and dilation can be, which is {STEP_MAX}"
+        ));
+    }
     let int = |n: usize| i64::try_from(n).ok();
     let axis = |n: i64, k: i64, i: usize| {
-        let span = int(c.dilation[i])?
-            .checked_mul(k.checked_sub(1)?)?
-            .checked_add(1)?;
+        let span = span(usize::try_from(k).ok()?, c.dilation[i])?;
         let reach = (n - 1).checked_mul(int(c.stride[i])?)?.checked_add(span)?;
-        reach.checked_sub(int(c.pad[i])?.checked_mul(2)?)
+        reach
+            .checked_add(int(more[i])?)?
+            .checked_sub(int(c.pad[i])?)?
+            .checked_sub(int(after[i])?)
     };
     let lengths = int(c.groups)
         .and_then(|g| per_group.checked_mul(g))

@@ -27,7 +27,7 @@ use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, ScanOp, Window};
 use smallvec::SmallVec;
 
 pub use builder::{GraphBuilder, NodeId};
-pub use conv::{ConvGeometry, transposed as transposed_conv};
+pub use conv::{ConvGeometry, convolved, transposed as transposed_conv};
 pub use matmul::floats;
 pub use rules::{Gradients, Rule, TensorType, gradient, infer};
 
@@ -73,13 +73,14 @@ pub enum Op {
     Reduce(ReduceOp, Axes),
     /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`.
     Matmul,
-    /// Image `[n, ci, h, w]`, weight `[co, ci/groups, kh, kw]` → `[n, co, oh, ow]`.
+    /// Image `[n, ci, h, w]`, weight `[co, ci/groups, kh, kw]` → `[n, co, oh, ow]`; the padding after
+    /// the last row and column follows from oh and ow.
     Conv2d(ConvGeometry),
     /// Gradient of the result, weight → gradient of the image, whose shape is part of the node.
     Conv2dInputGrad(ConvGeometry),
     /// Image, gradient of the result → gradient of the weight, whose shape is part of the node.
     Conv2dWeightGrad(ConvGeometry),
-    /// `[n, c, h, w] → [n, c, oh, ow]`.
+    /// `[n, c, h, w] → [n, c, oh, ow]`; how far windows reach past the image follows from oh and ow.
     Pool2d(PoolKind, Window),
     /// Gradient of the result (and, for `Max`, the positions of `Pool2d(ArgMax)`) → gradient of the
     /// image.

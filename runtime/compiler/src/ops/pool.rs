@@ -18,10 +18,14 @@ pub(super) fn position_type(window: &Window) -> DType {
     }
 }
 
+/// The shape of a pooling's result. A node may declare another height and width than those of equal
+/// padding on both sides, with which every window that begins in the padded image is whole: any
+/// windows that have an element of the image.
 pub(super) fn infer(
     kind: PoolKind,
     window: &Window,
     given: TensorType<'_>,
+    declared: &[Size],
     symbols: &Symbols,
 ) -> Rule {
     let name = Op::Pool2d(kind, *window).name();
@@ -42,6 +46,32 @@ pub(super) fn infer(
             conv::STEP_MAX
         ));
     }
+    let dtype = if kind == PoolKind::ArgMax {
+        position_type(window)
+    } else {
+        DType::F32
+    };
+    if let [n, c, oh, ow] = *declared {
+        let holds = |result: Size, image: i64, i: usize| {
+            let int = |n: usize| i64::try_from(n).ok();
+            let last = result
+                .as_fixed()?
+                .checked_sub(1)
+                .filter(|&last| last >= 0)?;
+            let begin = last
+                .checked_mul(int(window.stride[i])?)?
+                .checked_sub(int(window.pad[i])?)?;
+            (window.pad[i] < window.k[i] && begin < image).then_some(())
+        };
+        let same = [n, c] == given.dims[..2] && window.stride.iter().all(|&s| s > 0);
+        if !same || holds(oh, h, 0).and(holds(ow, w, 1)).is_none() {
+            return say(format!(
+                "a result {} has windows without an element of the image",
+                symbols.show(declared)
+            ));
+        }
+        return Ok((dtype, Dims::from_slice(declared)));
+    }
     if window
         .pad
         .iter()
@@ -53,17 +83,15 @@ pub(super) fn infer(
             window.pad[0], window.pad[1], window.k[0], window.k[1]
         ));
     }
-    let axis = |n: i64, i: usize| conv::windows(n, window.k[i], window.stride[i], window.pad[i], 1);
+    let axis = |n: i64, i: usize| {
+        let pad = window.pad[i];
+        conv::windows(n, window.k[i], window.stride[i], (pad, pad), 1)
+    };
     let (Some(oh), Some(ow)) = (axis(h, 0), axis(w, 1)) else {
         return say(format!(
             "a {}×{} window with stride {}×{} does not fit",
             window.k[0], window.k[1], window.stride[0], window.stride[1]
         ));
-    };
-    let dtype = if kind == PoolKind::ArgMax {
-        position_type(window)
-    } else {
-        DType::F32
     };
     Ok((
         dtype,

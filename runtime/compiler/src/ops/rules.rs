@@ -52,9 +52,9 @@ pub fn infer(
         Op::Copy => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
         Op::Reduce(op, axes) => reduce::infer(*op, axes, given[0]),
         Op::Matmul => matmul::infer(given, symbols),
-        Op::Conv2d(geometry) => conv::infer(geometry, given, symbols),
+        Op::Conv2d(geometry) => conv::infer(geometry, given, dims, symbols),
         Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) | Op::Pool2dGrad(..) => as_declared(),
-        Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], symbols),
+        Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], dims, symbols),
         Op::Gather { axis } => index::infer_gather(*axis, given, symbols),
         Op::Scatter { axis, reduce } => index::infer_scatter(*axis, *reduce, given, dims, symbols),
         Op::SliceAssign { start, step, axis } => {

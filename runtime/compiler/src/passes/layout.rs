@@ -194,6 +194,8 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
                     };
                     views.view(&out, *input).and_then(strides).is_none()
                 }
+                // The three words of a key are read by their address.
+                Op::Uniform { .. } => k == 0 && graph.node(source).op.is_view(),
                 _ => false,
             };
             let pointwise = needs_own

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::super::layout::Views;
 use super::clusters::Edge;
 use crate::graph::{Graph, Node};
-use crate::ops::NodeId;
+use crate::ops::{NodeId, Op};
 
 /// The operands of each node, views skipped; views have none.
 pub(in super::super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
@@ -18,7 +18,17 @@ pub(in super::super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
         if node.op.is_view() {
             SmallVec::new()
         } else {
-            node.inputs.iter().map(seen).collect()
+            let mut edges: SmallVec<[Edge; 3]> = node.inputs.iter().map(seen).collect();
+            // A computed key of random numbers is read whole, from memory.
+            if matches!(node.op, Op::Uniform { .. })
+                && !matches!(
+                    graph.node(edges[0].source).op,
+                    Op::Input(_) | Op::Variable(_)
+                )
+            {
+                edges[0].axes = None;
+            }
+            edges
         }
     };
     graph.nodes.iter().map(of).collect()

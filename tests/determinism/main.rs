@@ -1,6 +1,8 @@
 //! The same seed gives the same bits: on any number of threads, planned or dynamic, run again, or
 //! resumed from a file.
 
+mod random;
+
 use ndarray::{Array2, ArrayD};
 use slabwise::nn::{Dropout, Linear, Relu, Sequential};
 use slabwise::optim::{Adam, Schedule};

@@ -1,0 +1,106 @@
+//! Layers of one kind by number or by name.
+
+use std::panic::Location;
+
+use super::Module;
+use crate::params::Scope;
+use crate::tensor::Tensor;
+
+/// Layers of one kind under their numbers: their parameters are `0.…`, `1.…` and so on below a
+/// scope, as those of PyTorch's `ModuleList`.
+///
+/// ```
+/// use slabwise::nn::{Linear, ModuleList};
+/// # use slabwise::prelude::*;
+/// # let params = Params::seeded(0);
+/// let layers = ModuleList::new(&params.root() / "layers", 3, |at, _| Linear::new(at, 8, 8));
+/// assert_eq!(params.declared()[2].name(), "layers.1.weight");
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModuleList<M> {
+    layers: Vec<M>,
+}
+
+impl<M> ModuleList<M> {
+    /// So many layers, each made in its scope with its number.
+    pub fn new(at: Scope, count: usize, make: impl Fn(Scope, usize) -> M) -> Self {
+        ModuleList {
+            layers: (0..count)
+                .map(|i| make(&at / i.to_string().as_str(), i))
+                .collect(),
+        }
+    }
+
+    /// The layers in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, M> {
+        self.layers.iter()
+    }
+
+    /// The layer of this number.
+    pub fn get(&self, number: usize) -> Option<&M> {
+        self.layers.get(number)
+    }
+
+    /// The number of layers.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there is no layer.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+}
+
+impl<'a, M> IntoIterator for &'a ModuleList<M> {
+    type Item = &'a M;
+    type IntoIter = std::slice::Iter<'a, M>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.layers.iter()
+    }
+}
+
+impl<M: Module> Module for ModuleList<M> {
+    /// One layer after the other.
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        x.trace().on_behalf(Location::caller(), || {
+            self.layers.iter().fold(x, |x, layer| layer.forward(x))
+        })
+    }
+}
+
+/// Layers of one kind under their names, as PyTorch's `ModuleDict`.
+#[derive(Clone, Debug)]
+pub struct ModuleDict<M> {
+    layers: Vec<(String, M)>,
+}
+
+impl<M> ModuleDict<M> {
+    /// A layer for each name, made in the scope of that name.
+    pub fn new<'n>(
+        at: Scope,
+        names: impl IntoIterator<Item = &'n str>,
+        make: impl Fn(Scope, &str) -> M,
+    ) -> Self {
+        let layer = |name: &'n str| (name.to_string(), make(&at / name, name));
+        ModuleDict {
+            layers: names.into_iter().map(layer).collect(),
+        }
+    }
+
+    /// The layer of this name.
+    pub fn get(&self, name: &str) -> Option<&M> {
+        self.layers
+            .iter()
+            .find(|(own, _)| own == name)
+            .map(|(_, layer)| layer)
+    }
+
+    /// Names and layers in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &M)> {
+        self.layers
+            .iter()
+            .map(|(name, layer)| (name.as_str(), layer))
+    }
+}

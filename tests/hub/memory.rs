@@ -1,0 +1,122 @@
+//! The memory that loading takes: that of the weights, and hardly more.
+
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::process::Command;
+
+use super::*;
+
+/// The environment variable that tells the process of its own to load this folder.
+const FOLDER: &str = "WEIGHTS_TEST_FOLDER";
+
+const ROWS: usize = 1024;
+const COLUMNS: usize = 2048;
+const TENSORS: usize = 16;
+
+/// A number of kilobytes in the status of this process, in bytes.
+fn status(field: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with(field));
+    let number = line
+        .and_then(|line| line.split_whitespace().nth(1))
+        .expect("a number");
+    number.parse::<u64>().expect("a number") * 1024
+}
+
+/// 128 MiB of weights: as they are, turned around, and cast from bf16 in shards.
+#[test]
+#[cfg(target_os = "linux")]
+fn loading_takes_the_memory_of_the_weights() {
+    if let Some(path) = std::env::var_os(FOLDER) {
+        return measure(Path::new(&path));
+    }
+    let at = tempfile::tempdir().expect("a folder");
+    for (name, dtype, bytes) in [
+        ("whole", "F32", 4),
+        ("turned", "F32", 4),
+        ("cast", "BF16", 2),
+    ] {
+        let folder = at.path().join(name);
+        fs::create_dir(&folder).expect("it is made");
+        write(&folder.join("model.safetensors"), dtype, bytes);
+        // A process of its own, because the most memory that one had in use counts all its tests.
+        let output = Command::new(std::env::current_exe().expect("this program"))
+            .args([
+                "memory::loading_takes_the_memory_of_the_weights",
+                "--exact",
+                "--nocapture",
+            ])
+            .env(FOLDER, &folder)
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("of the weights"),
+            "{name}: {said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        print!("{name}: {said}");
+    }
+}
+
+/// A file of matrices of zeros and ones.
+fn write(path: &Path, dtype: &str, bytes: usize) {
+    let size = ROWS * COLUMNS * bytes;
+    let tensors: Vec<String> = (0..TENSORS)
+        .map(|i| {
+            format!(
+                "\"w.{i}\":{{\"dtype\":\"{dtype}\",\"shape\":[{ROWS},{COLUMNS}],\"data_offsets\":[{},{}]}}",
+                i * size,
+                (i + 1) * size
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    let mut file = BufWriter::new(fs::File::create(path).expect("it is made"));
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .expect("room");
+    file.write_all(header.as_bytes()).expect("room");
+    let one: &[u8] = if bytes == 4 {
+        &[0, 0, 0x80, 0x3f]
+    } else {
+        &[0x80, 0x3f]
+    };
+    let row: Vec<u8> = one.repeat(COLUMNS);
+    for _ in 0..TENSORS * ROWS {
+        file.write_all(&row).expect("room");
+    }
+    file.flush().expect("room");
+}
+
+fn measure(folder: &Path) {
+    let turned = folder.ends_with("turned");
+    let shape = if turned {
+        vec![COLUMNS, ROWS]
+    } else {
+        vec![ROWS, COLUMNS]
+    };
+    let shapes: Vec<(String, Vec<usize>)> = (0..TENSORS)
+        .map(|i| (format!("w.{i}"), shape.clone()))
+        .collect();
+    let rules = if turned {
+        Rules::new().transpose("w.{i}")
+    } else {
+        Rules::new()
+    };
+    let mut session = session(&declare(&shapes));
+    let before = status("VmRSS");
+    let loaded = load(&mut session, folder, &rules).expect("it fits");
+    assert_eq!(loaded, TENSORS);
+    let taken = status("VmHWM").saturating_sub(before);
+    let weights = (TENSORS * ROWS * COLUMNS * 4) as u64;
+    assert!(value(&session, "w.3").iter().all(|&x| x == 1.0));
+    assert!(
+        taken >= weights,
+        "{taken} of {weights} bytes: it was not measured"
+    );
+    assert!(
+        taken <= weights / 10 * 11,
+        "{taken} bytes at most in use for {weights} bytes of weights"
+    );
+    println!("{:.3} of the weights", taken as f64 / weights as f64);
+}
