@@ -1,0 +1,5 @@
+//! Operators of attention.
+
+use super::Run;
+
+pub const OPERATORS: &[(&str, Run)] = &[];

@@ -1,0 +1,5 @@
+//! Operators of loss.
+
+use super::Run;
+
+pub const OPERATORS: &[(&str, Run)] = &[];

@@ -1,0 +1,5 @@
+//! Operators of random.
+
+use super::Run;
+
+pub const OPERATORS: &[(&str, Run)] = &[];

@@ -1,0 +1,5 @@
+//! Operators of recurrent.
+
+use super::Run;
+
+pub const OPERATORS: &[(&str, Run)] = &[];

@@ -1,0 +1,5 @@
+//! Operators of signal.
+
+use super::Run;
+
+pub const OPERATORS: &[(&str, Run)] = &[];
