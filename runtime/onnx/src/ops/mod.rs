@@ -11,6 +11,7 @@ mod product;
 mod random;
 mod recurrent;
 mod reduce;
+mod refused;
 mod scatter;
 mod shape;
 mod signal;
@@ -33,6 +34,7 @@ const TABLES: &[&[(&str, Run)]] = &[
     random::OPERATORS,
     recurrent::OPERATORS,
     reduce::OPERATORS,
+    refused::OPERATORS,
     scatter::OPERATORS,
     shape::OPERATORS,
     signal::OPERATORS,
