@@ -12,8 +12,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, thread};
 
-use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
 use slabwise_onnx::Error;
+use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
 
 /// The folder of the cases, which are made if they are missing; `None` where they cannot be.
 fn cases() -> Option<PathBuf> {
@@ -44,7 +44,13 @@ fn cases() -> Option<PathBuf> {
 /// The folders that have a model, by name.
 fn all(root: &Path) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for kind in ["node", "pytorch-converted", "pytorch-operator", "simple", "light"] {
+    for kind in [
+        "node",
+        "pytorch-converted",
+        "pytorch-operator",
+        "simple",
+        "light",
+    ] {
         let entries = fs::read_dir(root.join(kind)).expect("the folder was made");
         for entry in entries {
             let path = entry.expect("it can be listed").path();
@@ -77,7 +83,11 @@ fn verdict(folder: &Path) -> String {
             Ok(Ok(Verdict::Differ(lines))) => return format!("WRONG: {}", lines.join("; ")),
             Ok(Err(Error::Refused(refusals))) => {
                 let first = &refusals[0];
-                return format!("refused: {}: {}", first.operator, first.reason);
+                return format!(
+                    "refused: {}: {}",
+                    first.operator,
+                    first.reason.replace('\n', " ")
+                );
             }
             Ok(Err(error)) => {
                 let text = error.to_string().replace(&*set.to_string_lossy(), "…");
@@ -108,7 +118,10 @@ fn cases_of_the_package() {
             scope.spawn(|| {
                 while let Some((name, folder)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let line = verdict(folder);
-                    verdicts.lock().expect("no panic").insert(name.clone(), line);
+                    verdicts
+                        .lock()
+                        .expect("no panic")
+                        .insert(name.clone(), line);
                 }
             });
         }
@@ -137,7 +150,12 @@ fn cases_of_the_package() {
         .lines()
         .filter(|line| line.contains(": WRONG") || line.contains(": PANIC"))
         .collect();
-    assert!(bad.is_empty(), "{} cases fail:\n{}", bad.len(), bad.join("\n"));
+    assert!(
+        bad.is_empty(),
+        "{} cases fail:\n{}",
+        bad.len(),
+        bad.join("\n")
+    );
     let expected = fs::read_to_string(&table).unwrap_or_default();
     let listed: BTreeMap<&str, &str> = expected
         .lines()
@@ -148,6 +166,14 @@ fn cases_of_the_package() {
         .filter(|(name, line)| listed.get(name.as_str()) != Some(&line.as_str()))
         .map(|(name, line)| format!("{name}: {line}"))
         .collect();
-    assert!(changed.is_empty(), "cases.txt says otherwise of:\n{}", changed.join("\n"));
-    assert_eq!(listed.len(), verdicts.len(), "cases.txt lists cases that are gone");
+    assert!(
+        changed.is_empty(),
+        "cases.txt says otherwise of:\n{}",
+        changed.join("\n")
+    );
+    assert_eq!(
+        listed.len(),
+        verdicts.len(),
+        "cases.txt lists cases that are gone"
+    );
 }

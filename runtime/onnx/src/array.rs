@@ -157,14 +157,22 @@ impl Array {
     /// The array as the runtime holds it.
     ///
     /// # Errors
-    /// An integer that does not fit 32 bits.
+    /// A number that does not fit 32 bits.
     pub fn to_host(&self) -> Result<HostArray, String> {
         let shape = IxDyn(&self.shape);
         let made = |e: ndarray::ShapeError| e.to_string();
         let floats = || self.to_floats();
         Ok(match self.element.dtype() {
             DType::F32 => {
-                let values = floats().into_iter().map(|v| v as f32).collect();
+                let far = |v: &f64| v.is_finite() && (*v as f32).is_infinite();
+                let values = floats();
+                if let Some(v) = values.iter().find(|v| far(v)) {
+                    return Err(format!(
+                        "{} holds {v:e}, which float does not",
+                        self.element
+                    ));
+                }
+                let values = values.into_iter().map(|v| v as f32).collect();
                 HostArray::F32(ArrayD::from_shape_vec(shape, values).map_err(made)?)
             }
             DType::F16 => {
@@ -284,12 +292,12 @@ fn of_fields(element: Element, tensor: &TensorProto) -> Data {
     match element {
         Element::F32 => Data::Float(tensor.float_data.iter().map(|&v| v.into()).collect()),
         Element::F64 => Data::Float(tensor.double_data.clone()),
-        Element::F16 => {
-            Data::Float(ints().map(|&v| f16::from_bits(v as u16).to_f64()).collect())
-        }
-        Element::BF16 => {
-            Data::Float(ints().map(|&v| bf16::from_bits(v as u16).to_f64()).collect())
-        }
+        Element::F16 => Data::Float(ints().map(|&v| f16::from_bits(v as u16).to_f64()).collect()),
+        Element::BF16 => Data::Float(
+            ints()
+                .map(|&v| bf16::from_bits(v as u16).to_f64())
+                .collect(),
+        ),
         Element::I64 => Data::Int(tensor.int64_data.clone()),
         Element::U32 | Element::U64 => {
             let values = tensor.uint64_data.iter();

@@ -5,7 +5,7 @@ use slabwise::{DType, Tensor, Trace};
 use crate::array::{Array, Data};
 use crate::element::Element;
 use crate::proto::{AttributeProto, GraphProto};
-use crate::value::{Known, Value};
+use crate::value::Value;
 
 /// The results of an operator; or the reason why it cannot be expressed.
 pub type Results<'t> = Result<Vec<Value<'t>>, String>;
@@ -236,12 +236,6 @@ impl<'t> Call<'_, 't> {
     pub fn typed(&self, element: Element, tensor: Tensor<'t>) -> Results<'t> {
         Ok(vec![result(element, tensor)])
     }
-
-    /// Whether all inputs are constants of the model.
-    pub fn is_constant(&self) -> bool {
-        let mut values = self.inputs.iter().flatten();
-        values.all(|v| matches!(v.known(), Some((Known::Constant, _))))
-    }
 }
 
 /// A result of this element type, in the type of the runtime that holds it.
@@ -274,7 +268,11 @@ pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
 /// An axis that may count from the end.
 pub fn resolve(axis: i64, rank: usize) -> Result<usize, String> {
     let n = rank as i64;
-    let found = if axis < 0 { axis.saturating_add(n) } else { axis };
+    let found = if axis < 0 {
+        axis.saturating_add(n)
+    } else {
+        axis
+    };
     match usize::try_from(found) {
         Ok(found) if found < rank => Ok(found),
         _ => Err(format!("axis {axis} of {rank} axes")),

@@ -10,9 +10,9 @@ use slabwise::{Device, Params, Session, Trace};
 use crate::array::{Array, Data};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::model::OnnxModel;
 use crate::proto::TensorProto;
-use crate::file;
 
 /// Tolerances of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +134,10 @@ pub fn run(
     let hosts: Vec<HostArray> = hosts.collect::<Result<_, String>>().map_err(Error::Input)?;
     let feed: Vec<&dyn Input> = hosts.iter().map(|host| host as &dyn Input).collect();
     let results = session.run_any(&program, &feed[..])?;
-    let named = model.outputs().into_iter().zip(results.iter().zip(elements));
+    let named = model
+        .outputs()
+        .into_iter()
+        .zip(results.iter().zip(elements));
     named
         .map(|(name, (result, element))| {
             let array = Array::of_host(&result.to_host()?, element);
@@ -152,7 +155,10 @@ pub fn difference(result: &Array, expected: &Array, options: &CheckOptions) -> O
         return Some(format!("{}, not {}", result.element, expected.element));
     }
     if result.shape != expected.shape {
-        return Some(format!("shape {:?}, not {:?}", result.shape, expected.shape));
+        return Some(format!(
+            "shape {:?}, not {:?}",
+            result.shape, expected.shape
+        ));
     }
     // Floats of fewer bits are off by as much as their rounding.
     let (rtol, atol) = match expected.element {
@@ -165,16 +171,21 @@ pub fn difference(result: &Array, expected: &Array, options: &CheckOptions) -> O
         (false, false) if a == b => false,
         _ => !((a - b).abs() <= atol + rtol * b.abs()),
     };
-    let (places, found, wanted): (Vec<usize>, Vec<f64>, Vec<f64>) = match (&result.data, &expected.data) {
-        (Data::Int(a), Data::Int(b)) => {
-            let places = (0..a.len()).filter(|&i| a[i] != b[i]).collect();
-            (places, result.to_floats(), expected.to_floats())
-        }
-        _ => {
-            let (a, b) = (result.to_floats(), expected.to_floats());
-            ((0..a.len()).filter(|&i| differs(a[i], b[i])).collect(), a, b)
-        }
-    };
+    let (places, found, wanted): (Vec<usize>, Vec<f64>, Vec<f64>) =
+        match (&result.data, &expected.data) {
+            (Data::Int(a), Data::Int(b)) => {
+                let places = (0..a.len()).filter(|&i| a[i] != b[i]).collect();
+                (places, result.to_floats(), expected.to_floats())
+            }
+            _ => {
+                let (a, b) = (result.to_floats(), expected.to_floats());
+                (
+                    (0..a.len()).filter(|&i| differs(a[i], b[i])).collect(),
+                    a,
+                    b,
+                )
+            }
+        };
     let &first = places.first()?;
     Some(format!(
         "{} of {} elements differ; element {first} is {}, not {}",

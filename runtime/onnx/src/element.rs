@@ -7,18 +7,31 @@ use slabwise::DType;
 /// An element type of ONNX that the importer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
+    /// Single precision.
     F32,
+    /// Unsigned bytes.
     U8,
+    /// Signed bytes.
     I8,
+    /// Unsigned 16-bit integers.
     U16,
+    /// Signed 16-bit integers.
     I16,
+    /// Signed 32-bit integers.
     I32,
+    /// Signed 64-bit integers.
     I64,
+    /// Truth values.
     Bool,
+    /// IEEE 754 half precision.
     F16,
+    /// Double precision.
     F64,
+    /// Unsigned 32-bit integers.
     U32,
+    /// Unsigned 64-bit integers.
     U64,
+    /// The upper half of single precision.
     BF16,
 }
 

@@ -79,8 +79,11 @@ pub fn external(folder: Option<&Path>, tensor: &TensorProto) -> Result<Vec<u8>, 
             "tensor \"{name}\": its data is in {location}, outside of the model's folder"
         ));
     }
-    let folder =
-        folder.ok_or_else(|| format!("tensor \"{name}\": its data is in the file {location}, but the model has no folder"))?;
+    let folder = folder.ok_or_else(|| {
+        format!(
+            "tensor \"{name}\": its data is in the file {location}, but the model has no folder"
+        )
+    })?;
     let path = folder.join(location);
     let io = |error: std::io::Error| format!("tensor \"{name}\": {}: {error}", path.display());
     let mut file = File::open(&path).map_err(io)?;

@@ -20,13 +20,17 @@ type Fold = fn(&Call<'_, '_>) -> Option<Vec<Array>>;
 
 const FOLDS: &[(&str, Fold)] = &[
     ("Abs", |c| unary(c, i64::wrapping_abs, f64::abs)),
-    ("Add", |c| binary(c, |a, b| Some(a.wrapping_add(b)), |a, b| a + b)),
+    ("Add", |c| {
+        binary(c, |a, b| Some(a.wrapping_add(b)), |a, b| a + b)
+    }),
     ("And", |c| compare(c, |a, b| a != 0.0 && b != 0.0)),
     ("Cast", |c| {
         let to = Element::of(i32::try_from(c.int("to", 0)).ok()?).ok()?;
         one(c.known(0).ok()?.cast(to))
     }),
-    ("CastLike", |c| one(c.known(0).ok()?.cast(c.element(1).ok()?))),
+    ("CastLike", |c| {
+        one(c.known(0).ok()?.cast(c.element(1).ok()?))
+    }),
     ("Ceil", |c| unary(c, |a| a, f64::ceil)),
     ("Concat", concat),
     ("Constant", constant),
@@ -51,7 +55,9 @@ const FOLDS: &[(&str, Fold)] = &[
         };
         binary(c, whole, |a, b| a % b)
     }),
-    ("Mul", |c| binary(c, |a, b| Some(a.wrapping_mul(b)), |a, b| a * b)),
+    ("Mul", |c| {
+        binary(c, |a, b| Some(a.wrapping_mul(b)), |a, b| a * b)
+    }),
     ("Neg", |c| unary(c, i64::wrapping_neg, |a| -a)),
     ("Not", |c| {
         let a = c.known(0).ok()?;
@@ -80,7 +86,9 @@ const FOLDS: &[(&str, Fold)] = &[
     ("Split", split),
     ("Sqrt", |c| unary(c, |a| a, f64::sqrt)),
     ("Squeeze", squeeze),
-    ("Sub", |c| binary(c, |a, b| Some(a.wrapping_sub(b)), |a, b| a - b)),
+    ("Sub", |c| {
+        binary(c, |a, b| Some(a.wrapping_sub(b)), |a, b| a - b)
+    }),
     ("Tile", tile),
     ("Transpose", transpose),
     ("Unsqueeze", unsqueeze),
@@ -193,7 +201,10 @@ fn combine(
     let (a, b) = pair(a, b)?;
     let data = match (&a.data, &b.data) {
         (Data::Int(x), Data::Int(y)) => {
-            let all = x.iter().zip(y).map(|(&a, &b)| Some(wrap(int(a, b)?, element)));
+            let all = x
+                .iter()
+                .zip(y)
+                .map(|(&a, &b)| Some(wrap(int(a, b)?, element)));
             Data::Int(all.collect::<Option<_>>()?)
         }
         _ => {
@@ -218,7 +229,12 @@ fn binary(
     int: impl Fn(i64, i64) -> Option<i64>,
     float: impl Fn(f64, f64) -> f64,
 ) -> Option<Vec<Array>> {
-    one(combine(call.known(0).ok()?, call.known(1).ok()?, int, float)?)
+    one(combine(
+        call.known(0).ok()?,
+        call.known(1).ok()?,
+        int,
+        float,
+    )?)
 }
 
 fn all(
@@ -248,13 +264,22 @@ fn compare(call: &Call<'_, '_>, holds: fn(f64, f64) -> bool) -> Option<Vec<Array
 }
 
 fn choose(call: &Call<'_, '_>) -> Option<Vec<Array>> {
-    let (condition, a, b) = (call.known(0).ok()?, call.known(1).ok()?, call.known(2).ok()?);
+    let (condition, a, b) = (
+        call.known(0).ok()?,
+        call.known(1).ok()?,
+        call.known(2).ok()?,
+    );
     let shape = broadcast(&broadcast(&condition.shape, &a.shape)?, &b.shape)?;
-    let (condition, a, b) = (spread(condition, &shape)?, spread(a, &shape)?, spread(b, &shape)?);
+    let (condition, a, b) = (
+        spread(condition, &shape)?,
+        spread(a, &shape)?,
+        spread(b, &shape)?,
+    );
     let taken = condition.as_ints().ok()?;
     fn merge<T: Copy>(taken: &[i64], a: &[T], b: &[T]) -> Vec<T> {
         let all = taken.iter().zip(a.iter().zip(b));
-        all.map(|(&c, (&a, &b))| if c != 0 { a } else { b }).collect()
+        all.map(|(&c, (&a, &b))| if c != 0 { a } else { b })
+            .collect()
     }
     let data = match (&a.data, &b.data) {
         (Data::Int(x), Data::Int(y)) => Data::Int(merge(taken, x, y)),
@@ -301,7 +326,10 @@ fn concat(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let first = *parts.first()?;
     let axis = resolve(call.int("axis", 0), first.shape.len()).ok()?;
     let mut shape = first.shape.clone();
-    shape[axis] = parts.iter().map(|p| p.shape.get(axis)).sum::<Option<usize>>()?;
+    shape[axis] = parts
+        .iter()
+        .map(|p| p.shape.get(axis))
+        .sum::<Option<usize>>()?;
     let outer = count(&shape[..axis])?;
     let mut ints = Vec::new();
     let mut floats = Vec::new();
@@ -368,11 +396,18 @@ fn nonzero(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         let (stride, n) = (strides[axis], a.shape[axis]);
         found.iter().map(move |&i| (i / stride % n) as i64)
     });
-    one(Array::ints(vec![a.shape.len(), found.len()], rows.collect()))
+    one(Array::ints(
+        vec![a.shape.len(), found.len()],
+        rows.collect(),
+    ))
 }
 
 fn range(call: &Call<'_, '_>) -> Option<Vec<Array>> {
-    let (start, end, step) = (call.known(0).ok()?, call.known(1).ok()?, call.known(2).ok()?);
+    let (start, end, step) = (
+        call.known(0).ok()?,
+        call.known(1).ok()?,
+        call.known(2).ok()?,
+    );
     let (a, b, by) = (
         *start.to_floats().first()?,
         *end.to_floats().first()?,
@@ -388,7 +423,11 @@ fn range(call: &Call<'_, '_>) -> Option<Vec<Array>> {
             let by = *step.as_ints().ok()?.first()?;
             Data::Int((0..n as i64).map(|i| first[0] + i * by).collect())
         }
-        Err(_) => Data::Float((0..n).map(|i| round(a + i as f64 * by, start.element)).collect()),
+        Err(_) => Data::Float(
+            (0..n)
+                .map(|i| round(a + i as f64 * by, start.element))
+                .collect(),
+        ),
     };
     made(start.element, vec![n], data)
 }
@@ -456,7 +495,10 @@ fn shape(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let (start, end) = (bound("start", 0), bound("end", n));
     let part = shape.get(start..end.max(start))?;
     let values = part.iter().map(|&n| i64::try_from(n).ok());
-    one(Array::ints(vec![part.len()], values.collect::<Option<_>>()?))
+    one(Array::ints(
+        vec![part.len()],
+        values.collect::<Option<_>>()?,
+    ))
 }
 
 /// First place, step and number of elements of one axis of Slice.
@@ -473,7 +515,11 @@ pub fn steps(n: usize, start: i64, end: i64, step: i64) -> Option<(i64, i64, usi
     };
     let span = if step > 0 { end - start } else { start - end };
     let size = step.unsigned_abs();
-    let number = if span > 0 { (span as u64).div_ceil(size) } else { 0 };
+    let number = if span > 0 {
+        (span as u64).div_ceil(size)
+    } else {
+        0
+    };
     Some((start, step, number as usize))
 }
 
@@ -579,7 +625,11 @@ fn squeeze(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         None => (0..a.shape.len()).filter(|&i| a.shape[i] == 1).collect(),
     };
     let kept = (0..a.shape.len()).filter(|i| !drop.contains(i));
-    made(a.element, kept.map(|i| a.shape[i]).collect(), a.data.clone())
+    made(
+        a.element,
+        kept.map(|i| a.shape[i]).collect(),
+        a.data.clone(),
+    )
 }
 
 /// The shape with axes of length 1 at these places of the result.

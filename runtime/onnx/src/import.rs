@@ -142,9 +142,8 @@ impl<'m, 't> Import<'m, 't> {
         match (known, made) {
             (Some((known, arrays)), Ok(values)) => {
                 let all = values.into_iter().zip(arrays);
-                let both = all.map(|(value, array)| {
-                    Ok(Value::both(value.traced(self.trace)?, known, array))
-                });
+                let both = all
+                    .map(|(value, array)| Ok(Value::both(value.traced(self.trace)?, known, array)));
                 both.collect::<Results<'t>>().map(Some)
             }
             (Some((_, arrays)), Err(_)) => {
@@ -173,7 +172,9 @@ impl<'m, 't> Import<'m, 't> {
     /// Turns mistakes that the trace has recorded since into the reason of a refusal.
     fn without_mistakes(&mut self, made: Results<'t>) -> Results<'t> {
         let all = self.trace.mistakes();
-        let new = all.get(self.mistakes).map(|mistake| mistake.message.clone());
+        let new = all
+            .get(self.mistakes)
+            .map(|mistake| mistake.message.clone());
         self.mistakes = all.len();
         match (made, new) {
             (Ok(_), Some(message)) => Err(message),
@@ -256,12 +257,7 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// `If` with a condition that is known.
-    fn branch(
-        &mut self,
-        call: &Call<'_, 't>,
-        names: &mut Names<'t>,
-        depth: usize,
-    ) -> Results<'t> {
+    fn branch(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
         let condition = call.known(0).map_err(|_| {
             "its condition is computed from the inputs; only constant conditions can be expressed"
         })?;
@@ -275,15 +271,13 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// `Loop` with a known trip count and condition, unrolled.
-    fn repeat(
-        &mut self,
-        call: &Call<'_, 't>,
-        names: &mut Names<'t>,
-        depth: usize,
-    ) -> Results<'t> {
+    fn repeat(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
         let body = call.graph("body").ok_or("its body is missing")?.clone();
         let most = match call.known_optional(0)? {
-            Some(array) => *array.as_ints()?.first().ok_or("a trip count without element")?,
+            Some(array) => *array
+                .as_ints()?
+                .first()
+                .ok_or("a trip count without element")?,
             None => i64::MAX,
         };
         let mut running = match call.value(1) {
@@ -341,7 +335,9 @@ impl<'m, 't> Import<'m, 't> {
         let sequences = usize::try_from(call.int("num_scan_inputs", 0)).unwrap_or(0);
         let carried = call.len().checked_sub(sequences).ok_or("too few inputs")?;
         let list = |name: &str, at: usize| {
-            call.int_list(name).and_then(|all| all.get(at).copied()).unwrap_or(0)
+            call.int_list(name)
+                .and_then(|all| all.get(at).copied())
+                .unwrap_or(0)
         };
         let mut state = Vec::new();
         for at in 0..carried {

@@ -14,9 +14,8 @@ use crate::import::{Import, Names, domain};
 use crate::proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use crate::value::{Known, Value};
 
-/// The newest operator set that the importer was written for; later ones are read as this one where
-/// an operator did not change.
-pub const NEWEST_OPSET: i64 = 26;
+/// The newest operator set that the importer was written for.
+pub const NEWEST_OPSET: i64 = 28;
 
 /// The length of an input's axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -403,11 +402,14 @@ fn input_info(input: &ValueInfoProto) -> Result<InputInfo, String> {
     let element =
         Element::of(tensor.elem_type).map_err(|kind| format!("input \"{name}\" holds {kind}"))?;
     let axes = tensor.shape.as_ref().map(|shape| {
-        let axes = shape.dim.iter().map(|dim| match (&dim.dim_param, dim.dim_value) {
-            (Some(name), _) if !name.is_empty() => Axis::Named(name.clone()),
-            (_, Some(n)) => usize::try_from(n).map_or(Axis::Unknown, Axis::Fixed),
-            _ => Axis::Unknown,
-        });
+        let axes = shape
+            .dim
+            .iter()
+            .map(|dim| match (&dim.dim_param, dim.dim_value) {
+                (Some(name), _) if !name.is_empty() => Axis::Named(name.clone()),
+                (_, Some(n)) => usize::try_from(n).map_or(Axis::Unknown, Axis::Fixed),
+                _ => Axis::Unknown,
+            });
         axes.collect()
     });
     Ok(InputInfo {

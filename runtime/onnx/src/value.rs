@@ -64,7 +64,10 @@ impl<'t> Value<'t> {
 
     /// The known array, and the reason why it is known.
     pub fn known(&self) -> Option<(Known, &Array)> {
-        self.0.known.as_ref().map(|(known, array)| (*known, &**array))
+        self.0
+            .known
+            .as_ref()
+            .map(|(known, array)| (*known, &**array))
     }
 
     /// The tensor; a constant becomes one here.

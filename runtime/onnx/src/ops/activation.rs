@@ -24,11 +24,19 @@ pub const OPERATORS: &[(&str, Run)] = &[
         float(c, |x| x * (x * (1.0 / 6.0) + 0.5).clamp(0.0, 1.0))
     }),
     ("Hardmax", hardmax),
-    ("LeakyRelu", |c| float(c, |x| x.leaky_relu(c.f("alpha", 0.01)))),
+    ("LeakyRelu", |c| {
+        float(c, |x| x.leaky_relu(c.f("alpha", 0.01)))
+    }),
     ("LogSoftmax", |c| softmax(c, |x, axis| x.log_softmax(axis))),
     ("Mish", |c| float(c, Tensor::mish)),
     ("PRelu", |c| {
-        let slope = c.float(1)?;
+        let mut slope = c.float(1)?;
+        // One number for each channel, before opset 7.
+        if c.opset < 7 && slope.rank() == 1 {
+            for _ in 2..c.rank(0)? {
+                slope = slope.unsqueeze(slope.rank());
+            }
+        }
         float(c, |x| x.gt(0.0).select(x, x * slope))
     }),
     ("Relu", |c| match c.element(0)?.is_float() {
@@ -62,10 +70,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
 ];
 
 /// Along one axis since opset 13; before, along all axes from one on together.
-fn softmax<'t>(
-    call: &Call<'_, 't>,
-    f: impl Fn(Tensor<'t>, usize) -> Tensor<'t>,
-) -> Results<'t> {
+fn softmax<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, usize) -> Tensor<'t>) -> Results<'t> {
     let x = call.float(0)?;
     if call.opset >= 13 {
         return call.same(f(x, call.axis("axis", -1)?));
@@ -110,7 +115,9 @@ fn dropout<'t>(call: &Call<'_, 't>) -> Results<'t> {
         false => 0.0,
     };
     if training && ratio != 0.0 {
-        return Err("it is in training mode; random numbers of another generator cannot be repeated".into());
+        return Err(
+            "it is in training mode; random numbers of another generator cannot be repeated".into(),
+        );
     }
     let mut all = call.same(x)?;
     if call.outputs > 1 {

@@ -39,7 +39,8 @@ fn united(x: Tensor<'_>) -> Result<Tensor<'_>, String> {
     let &[batch, heads, positions, width] = &lengths(x)?[..] else {
         return Err(format!("a result of {} axes", x.rank()));
     };
-    Ok(x.permute([0, 2, 1, 3]).reshape([batch, positions, heads * width]))
+    Ok(x.permute([0, 2, 1, 3])
+        .reshape([batch, positions, heads * width]))
 }
 
 fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -189,7 +190,9 @@ fn whole<'t>(
         n => of_queries / n,
     };
     if of_keys * each != of_queries {
-        return Err(format!("{of_keys} heads of keys for {of_queries} of queries"));
+        return Err(format!(
+            "{of_keys} heads of keys for {of_queries} of queries"
+        ));
     }
     let spread = |x: Tensor<'t>| match each {
         1 => x,
@@ -251,7 +254,9 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
         Err(_) => return Err("a negative rotary_embedding_dim".into()),
     };
     if 2 * pairs != turned || turned > width {
-        return Err(format!("tables of {pairs} pairs for {turned} of {width} elements"));
+        return Err(format!(
+            "tables of {pairs} pairs for {turned} of {width} elements"
+        ));
     }
     let layout = match call.flag("interleaved") {
         true => RopeLayout::Interleaved,
@@ -282,7 +287,9 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         other => return Err(format!("update_rule \"{other}\"")),
     };
     if gated != call.value(4).is_some() || delta != call.value(5).is_some() {
-        return Err(format!("its decay and beta are not those of update_rule \"{rule}\""));
+        return Err(format!(
+            "its decay and beta are not those of update_rule \"{rule}\""
+        ));
     }
     let gate = match call.optional_float(4)? {
         Some(decay) if lengths(decay)?.last() == Some(&heads) => {
@@ -291,7 +298,9 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         Some(decay) => Some(split(call, decay, "kv_num_heads")?),
         None => None,
     };
-    let beta = call.optional_float(5)?.map(|beta| beta.permute([0, 2, 1]).unsqueeze(3));
+    let beta = call
+        .optional_float(5)?
+        .map(|beta| beta.permute([0, 2, 1]).unsqueeze(3));
     let scale = match call.f("scale", 0.0) {
         0.0 => (1.0 / (width.max(1) as f64).sqrt()) as f32,
         scale => scale,
@@ -357,7 +366,10 @@ fn causal_conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if call.outputs > 1 {
         let n = lengths(padded)?[2];
         let state = padded.slice(2, n - before..n);
-        all.push(Value::tensor(call.element(0)?, state.cast(call.element(0)?.dtype())));
+        all.push(Value::tensor(
+            call.element(0)?,
+            state.cast(call.element(0)?.dtype()),
+        ));
     }
     Ok(all)
 }

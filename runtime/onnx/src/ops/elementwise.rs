@@ -160,18 +160,12 @@ fn compare<'t>(
     call.typed(Element::Bool, f(a, b))
 }
 
-fn logic<'t>(
-    call: &Call<'_, 't>,
-    f: impl Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
-) -> Results<'t> {
+fn logic<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>) -> Results<'t> {
     let (a, b) = operands(call)?;
     call.typed(Element::Bool, f(a, b))
 }
 
-fn many<'t>(
-    call: &Call<'_, 't>,
-    f: impl Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
-) -> Results<'t> {
+fn many<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>) -> Results<'t> {
     let mut result = lane(call, 0)?;
     for at in 1..call.len() {
         result = f(result, lane(call, at)?);

@@ -1,10 +1,10 @@
 //! Poolings, resampling and other operators of images.
 
+use slabwise::Tensor;
 use slabwise::tensor::{
     Beyond, Coordinates, Interpolation, Padding, PoolOptions, Resize, ResizeAxis, Rounding,
     Sampling,
 };
-use slabwise::Tensor;
 
 use super::Run;
 use super::product::{padding, per_axis};
@@ -14,7 +14,9 @@ use crate::element::Element;
 pub const OPERATORS: &[(&str, Run)] = &[
     ("AffineGrid", affine_grid),
     ("AveragePool", average_pool),
-    ("GlobalAveragePool", |c| global(c, |x, axes| x.mean_keep(axes))),
+    ("GlobalAveragePool", |c| {
+        global(c, |x, axes| x.mean_keep(axes))
+    }),
     ("GlobalLpPool", |c| {
         let p = c.f("p", c.int("p", 2) as f32);
         global(c, |x, axes| x.norm_keep(axes, p))
@@ -28,10 +30,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Upsample", upsample),
 ];
 
-fn global<'t>(
-    call: &Call<'_, 't>,
-    f: impl Fn(Tensor<'t>, &[usize]) -> Tensor<'t>,
-) -> Results<'t> {
+fn global<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, &[usize]) -> Tensor<'t>) -> Results<'t> {
     let x = call.float(0)?;
     let axes: Vec<usize> = (2..x.rank()).collect();
     call.same(f(x, &axes))
@@ -49,11 +48,49 @@ fn pool_options<const N: usize>(call: &Call<'_, '_>) -> Result<PoolOptions<N>, S
     })
 }
 
+/// A pooling of volumes `[n, channels, depth, h, w]`, whose windows are products of intervals: over
+/// the rows and columns of each slice, then over the slices.
+fn volumes<'t>(
+    call: &Call<'_, 't>,
+    x: Tensor<'t>,
+    pool: impl Fn(Tensor<'t>, PoolOptions<2>) -> Tensor<'t>,
+) -> Results<'t> {
+    let options = pool_options::<3>(call)?;
+    let padding = |axes: [Option<usize>; 2]| match options.padding {
+        Padding::Sides(sides) => {
+            Padding::Sides(axes.map(|axis| axis.map_or((0, 0), |axis| sides[axis])))
+        }
+        Padding::Same => Padding::Same,
+        Padding::SameLower => Padding::SameLower,
+        Padding::Causal => Padding::Causal,
+    };
+    let along = |numbers: [usize; 3], axes: [Option<usize>; 2]| {
+        axes.map(|axis| axis.map_or(1, |axis| numbers[axis]))
+    };
+    let of = |axes: [Option<usize>; 2]| PoolOptions {
+        window: along(options.window, axes),
+        stride: along(options.stride, axes),
+        padding: padding(axes),
+        dilation: along(options.dilation, axes),
+        ceil: options.ceil,
+        count_padding: options.count_padding,
+    };
+    let &[n, c, d, h, w] = &call.shape(0)?[..] else {
+        return Err("a pooling of volumes".into());
+    };
+    let slices = pool(x.reshape([n, c * d, h, w]), of([Some(1), Some(2)]));
+    let [oh, ow] = [2, 3].map(|axis| slices.len(axis).unwrap_or(0));
+    let columns = pool(slices.reshape([n, c, d, oh * ow]), of([Some(0), None]));
+    let depth = columns.len(2).unwrap_or(0);
+    call.same(columns.reshape([n, c, depth, oh, ow]))
+}
+
 fn average_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     call.same(match x.rank() {
         3 => x.avg_pool1d_with(pool_options(call)?),
         4 => x.avg_pool2d_with(pool_options::<2>(call)?),
+        5 => return volumes(call, x, |x, options| x.avg_pool2d_with(options)),
         n => return Err(format!("a pooling of {n} axes")),
     })
 }
@@ -75,12 +112,18 @@ fn max_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
         3 => {
             let options = pool_options(call)?;
             let positions = || x.max_pool1d_positions(options);
-            (x.max_pool1d_with(options), (call.outputs > 1).then(positions))
+            (
+                x.max_pool1d_with(options),
+                (call.outputs > 1).then(positions),
+            )
         }
         4 => {
             let options = pool_options::<2>(call)?;
             let positions = || x.max_pool2d_positions(options);
-            (x.max_pool2d_with(options), (call.outputs > 1).then(positions))
+            (
+                x.max_pool2d_with(options),
+                (call.outputs > 1).then(positions),
+            )
         }
         n => return Err(format!("a pooling of {n} axes")),
     };
@@ -89,7 +132,10 @@ fn max_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
         // Positions count through all images and channels.
         let shape = call.shape(0)?;
         let area: usize = shape[2..].iter().product();
-        let planes = call.trace.arange(shape[0] * shape[1]).cast(slabwise::DType::I32);
+        let planes = call
+            .trace
+            .arange(shape[0] * shape[1])
+            .cast(slabwise::DType::I32);
         let mut to = vec![shape[0], shape[1]];
         to.resize(shape.len(), 1);
         let first = planes.reshape(&to[..]) * area as f32;
@@ -193,7 +239,9 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (mut kind, mut coordinates) = interpolation(call)?;
     let (scales, sizes, roi) = match call.opset >= 11 {
         true => (
-            call.known_optional(2)?.filter(|a| !a.is_empty()).map(|a| a.to_floats()),
+            call.known_optional(2)?
+                .filter(|a| !a.is_empty())
+                .map(|a| a.to_floats()),
             call.ints(3)?,
             call.known_optional(1)?.map(|a| a.to_floats()),
         ),
@@ -235,19 +283,29 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
             return Err(format!("{} scales for {} axes", scales.len(), axes.len()));
         }
         for (&scale, &axis) in scales.iter().zip(&axes) {
-            targets.push(((scale * shape[axis] as f64).floor() as usize, Some(scale as f32)));
+            targets.push((
+                (scale * shape[axis] as f64).floor() as usize,
+                Some(scale as f32),
+            ));
         }
     } else {
         return Err("it has neither scales nor sizes".into());
     }
     let wanted = axes.iter().zip(&targets).enumerate();
     let wanted: Vec<ResizeAxis> = wanted
-        .filter(|(_, (axis, target))| {
-            shape[**axis] != target.0 || coordinates == Coordinates::Crop
-        })
+        .filter(|(_, (axis, target))| shape[**axis] != target.0 || coordinates == Coordinates::Crop)
         .map(|(at, (&axis, &(length, scale)))| {
             let mut resized = ResizeAxis::new(axis, length);
             resized.scale = scale;
+            if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
+                // Aligned to the length before it was rounded down.
+                let whole = f64::from(scale) * shape[axis] as f64 - 1.0;
+                if length == 1 {
+                    resized.crop = (0.0, 0.0);
+                } else if whole > 0.0 {
+                    resized.crop = (0.0, ((length - 1) as f64 / whole) as f32);
+                }
+            }
             if let (Coordinates::Crop, Some(roi)) = (coordinates, &roi)
                 && roi.len() == 2 * axes.len()
             {
@@ -256,6 +314,10 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
             resized
         })
         .collect();
+    if coordinates == Coordinates::AlignCorners {
+        // The same coordinates, of which `crop` says how far they reach.
+        coordinates = Coordinates::Crop;
+    }
     let options = Resize {
         exclude_outside: call.flag("exclude_outside"),
         extrapolation: call.f("extrapolation_value", 0.0),
@@ -284,7 +346,10 @@ fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
         "nearest" => Interpolation::Nearest(Rounding::Floor),
         _ => Interpolation::Linear,
     };
-    let axes = scales.iter().enumerate().filter(|(_, scale)| **scale != 1.0);
+    let axes = scales
+        .iter()
+        .enumerate()
+        .filter(|(_, scale)| **scale != 1.0);
     let axes: Vec<ResizeAxis> = axes
         .map(|(axis, &scale)| ResizeAxis {
             scale: Some(scale as f32),

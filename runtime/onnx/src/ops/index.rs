@@ -11,8 +11,12 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("ArgMax", |c| arg(c, true)),
     ("ArgMin", |c| arg(c, false)),
     ("Compress", compress),
-    ("CumProd", |c| running(c, |x, axis, how| x.cumprod_by(axis, how))),
-    ("CumSum", |c| running(c, |x, axis, how| x.cumsum_by(axis, how))),
+    ("CumProd", |c| {
+        running(c, |x, axis, how| x.cumprod_by(axis, how))
+    }),
+    ("CumSum", |c| {
+        running(c, |x, axis, how| x.cumsum_by(axis, how))
+    }),
     ("Gather", |c| {
         let axis = c.axis("axis", 0)?;
         let x = c.x(0)?;
@@ -62,11 +66,17 @@ pub fn positive_rows<'t>(
     batch: usize,
 ) -> Result<Tensor<'t>, String> {
     let shape = call.shape(0)?;
-    let k = index.len(index.rank().saturating_sub(1)).ok_or("rows of no fixed length")?;
-    let part = shape.get(batch..batch + k).ok_or("more coordinates than axes")?;
+    let k = index
+        .len(index.rank().saturating_sub(1))
+        .ok_or("rows of no fixed length")?;
+    let part = shape
+        .get(batch..batch + k)
+        .ok_or("more coordinates than axes")?;
     let lengths: Vec<i32> = part.iter().map(|&n| n as i32).collect();
     let index = index.cast(DType::I32);
-    Ok(index.lt(0.0).select(index + call.trace.constant(&lengths), index))
+    Ok(index
+        .lt(0.0)
+        .select(index + call.trace.constant(&lengths), index))
 }
 
 fn arg<'t>(call: &Call<'_, 't>, largest: bool) -> Results<'t> {
@@ -157,7 +167,9 @@ fn topk<'t>(call: &Call<'_, 't>) -> Results<'t> {
 
 fn unique<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if call.has("axis") || call.int("sorted", 1) == 0 || call.outputs > 1 {
-        return Err("only the sorted values can be expressed, without axis, inverse or counts".into());
+        return Err(
+            "only the sorted values can be expressed, without axis, inverse or counts".into(),
+        );
     }
     let x = to_f32(call.x(0)?);
     call.same(x.reshape([-1i64]).unique())

@@ -89,12 +89,16 @@ fn batch<'t>(call: &Call<'_, 't>) -> Results<'t> {
 fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let shape = call.shape(0)?;
-    let groups = usize::try_from(call.int("num_groups", 1)).unwrap_or(1).max(1);
+    let groups = usize::try_from(call.int("num_groups", 1))
+        .unwrap_or(1)
+        .max(1);
     let channels = *shape.get(1).ok_or("it has no channels")?;
     let mut split = vec![shape[0], groups, channels / groups];
     split.extend(&shape[2..]);
     let axes: Vec<usize> = (2..split.len()).collect();
-    let normal = x.reshape(&split[..]).normalize(&axes[..], call.f("epsilon", 1e-5));
+    let normal = x
+        .reshape(&split[..])
+        .normalize(&axes[..], call.f("epsilon", 1e-5));
     let (mut scale, mut bias) = (call.float(1)?, call.float(2)?);
     if call.opset < 21 && scale.len(0) == Some(groups) && groups != channels {
         // One number for each group.
@@ -114,7 +118,10 @@ fn layer<'t>(call: &Call<'_, 't>) -> Results<'t> {
     }
     let mut all = call.same(y)?;
     if call.outputs > 1 {
-        all.push(Value::tensor(Element::F32, x.mean_keep(&axes[..]).cast(DType::F32)));
+        all.push(Value::tensor(
+            Element::F32,
+            x.mean_keep(&axes[..]).cast(DType::F32),
+        ));
     }
     if call.outputs > 2 {
         let variance = x.var_keep(&axes[..], 0);

@@ -43,7 +43,10 @@ pub fn product<'t>(a: Tensor<'t>, b: Tensor<'t>) -> Tensor<'t> {
 
 /// A product of integers, as sums of elementwise products.
 fn int_matmul<'t>(call: &Call<'_, 't>) -> Results<'t> {
-    let (a, b) = (super::elementwise::lane(call, 0)?, super::elementwise::lane(call, 1)?);
+    let (a, b) = (
+        super::elementwise::lane(call, 0)?,
+        super::elementwise::lane(call, 1)?,
+    );
     if a.rank() < 2 || b.rank() < 2 {
         return Err("a product of vectors of integers".into());
     }

@@ -101,12 +101,14 @@ impl<'t> Cell<'_, 't> {
     fn carried(&self, state: Tensor<'t>, from: usize, to: usize) -> Tensor<'t> {
         let rows = from * self.hidden..to * self.hidden;
         let product = state.matmul(self.recurrent.slice(0, rows.clone()).t());
-        self.bias.map_or(product, |bias| product + bias.slice(0, rows))
+        self.bias
+            .map_or(product, |bias| product + bias.slice(0, rows))
     }
 
     fn peephole(&self, at: usize, gate: Tensor<'t>, cell: Tensor<'t>) -> Tensor<'t> {
         let rows = at * self.hidden..(at + 1) * self.hidden;
-        self.peepholes.map_or(gate, |p| gate + cell * p.slice(0, rows))
+        self.peepholes
+            .map_or(gate, |p| gate + cell * p.slice(0, rows))
     }
 }
 
@@ -159,15 +161,24 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
     };
     let direction = call.text("direction", "forward");
     if directions != if direction == "bidirectional" { 2 } else { 1 } {
-        return Err(format!("weights of {directions} directions for \"{direction}\""));
+        return Err(format!(
+            "weights of {directions} directions for \"{direction}\""
+        ));
     }
     if steps == 0 || steps > MOST {
-        return Err(format!("a sequence of {steps} steps; 1 to {MOST} can be unrolled"));
+        return Err(format!(
+            "a sequence of {steps} steps; 1 to {MOST} can be unrolled"
+        ));
     }
     let lstm = gates == 4;
     let bias = call.optional_float(3)?;
-    let used = call.optional(4)?.map(|n| n.cast(DType::I32).reshape([batch, 1]));
-    let initial = [call.optional_float(5)?, if lstm { call.optional_float(6)? } else { None }];
+    let used = call
+        .optional(4)?
+        .map(|n| n.cast(DType::I32).reshape([batch, 1]));
+    let initial = [
+        call.optional_float(5)?,
+        if lstm { call.optional_float(6)? } else { None },
+    ];
     let peepholes = if lstm { call.optional_float(7)? } else { None };
     let names = call.texts("activations");
     let names = names.unwrap_or_else(|| {
@@ -178,15 +189,21 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
         return Err(format!("activations {names:?} for {directions} directions"));
     }
     let (mut alphas, mut betas) = (
-        call.float_list("activation_alpha").unwrap_or_default().into_iter(),
-        call.float_list("activation_beta").unwrap_or_default().into_iter(),
+        call.float_list("activation_alpha")
+            .unwrap_or_default()
+            .into_iter(),
+        call.float_list("activation_beta")
+            .unwrap_or_default()
+            .into_iter(),
     );
     let mut all_rows = Vec::new();
     let mut all_states: Vec<Vec<Tensor<'t>>> = vec![Vec::new(); if lstm { 2 } else { 1 }];
     for at in 0..directions {
         let own = |x: Tensor<'t>| x.slice(0, at..at + 1).squeeze(0);
         let part = &names[at * functions.len()..(at + 1) * functions.len()];
-        let functions = part.iter().map(|name| Activation::new(name, &mut alphas, &mut betas));
+        let functions = part
+            .iter()
+            .map(|name| Activation::new(name, &mut alphas, &mut betas));
         let size = gates * hidden;
         let bias = bias.map(own);
         let cell = Cell {

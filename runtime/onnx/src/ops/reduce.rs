@@ -7,7 +7,9 @@ use super::elementwise::lane;
 use crate::call::{Call, Results, resolve_all, to_f32};
 
 pub const OPERATORS: &[(&str, Run)] = &[
-    ("ReduceL1", |c| reduce(c, 18, |x, axes| x.abs().sum_keep(axes))),
+    ("ReduceL1", |c| {
+        reduce(c, 18, |x, axes| x.abs().sum_keep(axes))
+    }),
     ("ReduceL2", |c| {
         reduce(c, 18, |x, axes| to_f32(x).square().sum_keep(axes).sqrt())
     }),

@@ -33,7 +33,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
             _ => c.axis("axis", 1)?,
         };
         let product = |part: &[usize]| part.iter().product::<usize>();
-        c.same(c.x(0)?.reshape([product(&shape[..axis]), product(&shape[axis..])]))
+        c.same(
+            c.x(0)?
+                .reshape([product(&shape[..axis]), product(&shape[axis..])]),
+        )
     }),
     ("Pad", pad),
     ("Range", |_| {
@@ -64,7 +67,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
     }),
     ("SpaceToDepth", |c| {
         let block = block_size(c)?;
-        c.same(c.x(0)?.space_to_depth(block))
+        c.same(match &*c.text("mode", "DCR") {
+            "CRD" => c.x(0)?.pixel_unshuffle(block),
+            _ => c.x(0)?.space_to_depth(block),
+        })
     }),
     ("Split", |c| {
         let axis = c.axis("axis", 0)?;
@@ -122,11 +128,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
 ];
 
 /// Every `step`th element of an axis from `start` on, `number` of them.
-pub fn taken(
-    x: Tensor<'_>,
-    axis: usize,
-    (start, step, number): (i64, i64, usize),
-) -> Tensor<'_> {
+pub fn taken(x: Tensor<'_>, axis: usize, (start, step, number): (i64, i64, usize)) -> Tensor<'_> {
     if number == 0 {
         return x.slice(axis, 0..0);
     }

@@ -15,7 +15,9 @@ const MOST: usize = 1 << 24;
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("BlackmanWindow", |c| {
-        window(c, |turn| 0.42 - 0.5 * turn.cos() + 0.08 * (2.0 * turn).cos())
+        window(c, |turn| {
+            0.42 - 0.5 * turn.cos() + 0.08 * (2.0 * turn).cos()
+        })
     }),
     ("DFT", dft),
     ("HammingWindow", |c| {
@@ -45,7 +47,9 @@ fn size(call: &Call<'_, '_>, at: usize) -> Result<Option<usize>, String> {
     };
     match n >= 0.0 && n <= MOST as f64 {
         true => Ok(Some(n as usize)),
-        false => Err(format!("input {at} is {n}, and must be a length up to {MOST}")),
+        false => Err(format!(
+            "input {at} is {n}, and must be a length up to {MOST}"
+        )),
     }
 }
 
@@ -102,7 +106,9 @@ impl Transform {
             false => self.n,
         };
         if used * made > MOST {
-            return Err(format!("a transform of {used} elements to {made} as a product"));
+            return Err(format!(
+                "a transform of {used} elements to {made} as a product"
+            ));
         }
         let matrix = |f: &dyn Fn(usize, usize) -> f64| -> Result<Tensor<'t>, String> {
             let places = (0..used).flat_map(|j| (0..made).map(move |k| (j, k)));
@@ -148,7 +154,10 @@ fn parts<'t>(x: Tensor<'t>) -> Result<(Tensor<'t>, Option<Tensor<'t>>), String> 
 }
 
 /// Parts as a last axis of numbers.
-fn joined<'t>(call: &Call<'_, 't>, (real, imaginary): (Tensor<'t>, Option<Tensor<'t>>)) -> Tensor<'t> {
+fn joined<'t>(
+    call: &Call<'_, 't>,
+    (real, imaginary): (Tensor<'t>, Option<Tensor<'t>>),
+) -> Tensor<'t> {
     match imaginary {
         Some(imaginary) => call.trace.stack(&[real, imaginary], real.rank()),
         None => real.unsqueeze(real.rank()),
@@ -177,7 +186,13 @@ fn dft<'t>(call: &Call<'_, 't>) -> Results<'t> {
     }
     let (real, imaginary) = parts(x)?;
     let last = real.rank() - 1;
-    let swapped = |x: Tensor<'t>| if axis == last { x } else { x.transpose(axis, last) };
+    let swapped = |x: Tensor<'t>| {
+        if axis == last {
+            x
+        } else {
+            x.transpose(axis, last)
+        }
+    };
     let transform = Transform {
         n,
         inverse,
@@ -195,7 +210,9 @@ fn stft<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if x.rank() != 3 {
         return Err(format!("a signal of {} axes", x.rank()));
     }
-    let step = size(call, 1)?.filter(|&n| n > 0).ok_or("its step is not positive")?;
+    let step = size(call, 1)?
+        .filter(|&n| n > 0)
+        .ok_or("its step is not positive")?;
     let window = call.optional_float(2)?;
     let of_window = window.map(|w| w.len(0).ok_or("its window is not fixed"));
     let length = match (size(call, 3)?, of_window) {
@@ -229,7 +246,10 @@ fn stft<'t>(call: &Call<'_, 't>) -> Results<'t> {
 
 /// Triangles at equal steps of the mel scale, 2595·log₁₀(1 + f/700).
 fn mel<'t>(call: &Call<'_, 't>) -> Results<'t> {
-    let number = |at: usize| call.number(at)?.ok_or_else(|| format!("input {at} is missing"));
+    let number = |at: usize| {
+        call.number(at)?
+            .ok_or_else(|| format!("input {at} is missing"))
+    };
     let bins = size(call, 0)?.ok_or("its number of bins is missing")?;
     let length = size(call, 1)?.ok_or("its length is missing")?;
     let (rate, low, high) = (number(2)?, number(3)?, number(4)?);
@@ -240,7 +260,8 @@ fn mel<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let to_mel = |f: f64| 2595.0 * (f / 700.0).ln_1p() / 10f64.ln();
     let to_hertz = |m: f64| 700.0 * (m / 2595.0 * 10f64.ln()).exp_m1();
     let step = (to_mel(high) - to_mel(low)) / (bins + 2) as f64;
-    let place = |i: usize| ((length + 1) as f64 * to_hertz(i as f64 * step + to_mel(low)) / rate).floor();
+    let place =
+        |i: usize| ((length + 1) as f64 * to_hertz(i as f64 * step + to_mel(low)) / rate).floor();
     let places: Vec<f64> = (0..bins + 2).map(place).collect();
     // (A NaN is outside, too.)
     let inside = |p: &f64| *p >= 0.0 && *p < rows as f64;
