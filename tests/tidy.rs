@@ -96,12 +96,14 @@ const CRATES: &[(&str, &[&str])] = &[
         ],
     ),
     ("runtime/models", &["slabwise-compiler", "slabwise-kernels"]),
+    ("runtime/onnx", &[]),
     (
         "runtime/cli",
         &[
             "slabwise-cuda",
             "slabwise-kernels",
             "slabwise-models",
+            "slabwise-onnx",
             "slabwise-planner",
         ],
     ),

@@ -38,7 +38,9 @@ pub use plan::{
 };
 pub use program::Program;
 pub use program::shapes::PlanCounts;
-pub use session::{DebugValue, KernelTime, LayerSummary, Roofline, RunStats, Session, Summary};
+pub use session::{
+    AnyProgram, DebugValue, KernelTime, LayerSummary, Roofline, RunStats, Session, Summary,
+};
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;

@@ -1,5 +1,6 @@
 //! Sessions: weights, one slab, and the programs that share them.
 
+mod any;
 mod checks;
 mod copies;
 mod data_dependent;
@@ -54,6 +55,7 @@ use data_dependent::DataDependent;
 use shapes::first_lengths;
 
 pub use crate::backend::Roofline;
+pub use any::AnyProgram;
 pub use debug::DebugValue;
 pub use measure::KernelTime;
 pub(crate) use memory::Memory;

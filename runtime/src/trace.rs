@@ -187,6 +187,12 @@ impl Trace {
         })
     }
 
+    /// The mistakes recorded so far, which [`Session::compile`](crate::Session::compile) would
+    /// return.
+    pub fn mistakes(&self) -> Vec<Mistake> {
+        self.building.borrow().mistakes.clone()
+    }
+
     /// The graph that computes `outputs`, with all effects of the trace; or all mistakes so far.
     #[track_caller]
     pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {

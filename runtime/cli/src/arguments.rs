@@ -1,8 +1,10 @@
 //! Values of arguments as users write them.
 
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use slabwise::{CompileOptions, Params, Precision};
+use slabwise::{CompileOptions, Error, Params, Precision};
 use slabwise_models::{Model, Network};
 use slabwise_planner::brief;
 
@@ -40,4 +42,58 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| format!("`{}` is not a number of seconds", brief(text)))?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// A built-in model, or a file of one.
+#[derive(Clone, Debug)]
+pub enum ModelOrFile {
+    BuiltIn(Model),
+    /// An ONNX file.
+    File(PathBuf),
+}
+
+impl FromStr for ModelOrFile {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text.ends_with(".onnx") {
+            true => Ok(ModelOrFile::File(text.into())),
+            false => text.parse().map(ModelOrFile::BuiltIn),
+        }
+    }
+}
+
+/// The length of a named dimension, as users write it.
+#[derive(Clone, Debug)]
+pub struct NamedLength {
+    pub name: String,
+    pub length: u32,
+}
+
+impl FromStr for NamedLength {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{}` is not of the form batch=64", brief(text));
+        let (name, length) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let length = length.parse().map_err(|_| wrong())?;
+        match name.is_empty() {
+            true => Err(wrong()),
+            false => Ok(NamedLength {
+                name: name.into(),
+                length,
+            }),
+        }
+    }
+}
+
+/// The options of an ONNX file.
+#[derive(clap::Args)]
+pub struct FileOptions {
+    /// Of a file: the length of a named dimension, such as batch=64; repeat it for others
+    #[arg(long = "dim", value_name = "NAME=LENGTH")]
+    pub dims: Vec<NamedLength>,
+    /// Of a file: compute double in float; without it such a model is refused
+    #[arg(long)]
+    pub narrow: bool,
 }

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use slabwise::{Budget, Bytes, Error, MicroBatched, OffloadedValue, Params, Plan, Result, Session};
 
+use slabwise_models::Model;
+
 use crate::output::{line, save, table};
 use crate::plan::{Args, of_batch};
 
@@ -26,10 +28,10 @@ struct Point {
     again: String,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let points = points(args)?;
+pub fn run(args: &Args, model: Model) -> Result<()> {
+    let points = points(args, model)?;
     if let Some(path) = &args.svg {
-        save(path, svg(args, &points).as_bytes())?;
+        save(path, svg(args, model, &points).as_bytes())?;
     }
     if args.json {
         let point = |p: &Point| {
@@ -42,12 +44,12 @@ pub fn run(args: &Args) -> Result<()> {
                 "overhead_pct": 100.0 * p.overhead,
             })
         };
-        let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
+        let report = json!({ "model": model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
     line(format_args!(
         "{} · batch {} · slab against time, as modelled",
-        args.model, args.batch
+        model, args.batch
     ))?;
     let mut rows = vec![
         [
@@ -85,23 +87,23 @@ pub fn run(args: &Args) -> Result<()> {
         .try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
 }
 
-fn plan(args: &Args, budget: Budget) -> Result<Plan> {
+fn plan(args: &Args, model: Model, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
-    let network = args.rounding.build(args.model, &params);
+    let network = args.rounding.build(model, &params);
     let session = Session::new(args.device, params)?
         .with_budget(budget)
         .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
-    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    let optimizer = args.optimizer.unwrap_or(model.optimizer());
     of_batch(args.batch, |batch| {
         network.plan_training(&session, batch, optimizer)
     })
 }
 
 /// The plans from the largest slab to the smallest; budgets without a plan are left out.
-fn points(args: &Args) -> Result<Vec<Point>> {
-    let all = plan(args, Budget::Unlimited)?.slab_bytes();
-    let least = match plan(args, Budget::Fraction(0.0)) {
+fn points(args: &Args, model: Model) -> Result<Vec<Point>> {
+    let all = plan(args, model, Budget::Unlimited)?.slab_bytes();
+    let least = match plan(args, model, Budget::Fraction(0.0)) {
         Err(Error::Budget { slab, .. }) => slab.0,
         other => other?.slab_bytes(),
     };
@@ -117,7 +119,13 @@ fn points(args: &Args) -> Result<Vec<Point>> {
             slices: plan.budget_report().micro_batched,
             again: told(&plan),
         };
-        match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64)).map(point) {
+        match plan(
+            args,
+            model,
+            Budget::Fraction(budget as f64 / all.max(1) as f64),
+        )
+        .map(point)
+        {
             Ok(point) if points.last().is_some_and(|last| last.slab == point.slab) => {}
             Ok(point) => points.push(point),
             Err(Error::Budget { .. }) => {}
@@ -154,7 +162,7 @@ fn told(plan: &Plan) -> String {
 }
 
 /// Slab to the right, time upwards, a dot for each plan.
-fn svg(args: &Args, points: &[Point]) -> String {
+fn svg(args: &Args, model: Model, points: &[Point]) -> String {
     let (width, height, margin) = (640.0, 400.0, 60.0);
     let right = points.iter().map(|p| p.slab).max().unwrap_or(1).max(1) as f64;
     let top = points.iter().map(|p| p.overhead).fold(0.01, f64::max);
@@ -164,7 +172,7 @@ fn svg(args: &Args, points: &[Point]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <text x=\"{margin}\" y=\"26\" font-size=\"15\">{} · batch {} · slab against time, as modelled</text>\n",
-        args.model, args.batch
+        model, args.batch
     );
     // Writing to a string cannot fail.
     for quarter in 0..=4 {

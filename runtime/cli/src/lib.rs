@@ -12,6 +12,7 @@ mod diff;
 mod frontier;
 mod graph_file;
 mod info;
+mod onnx;
 mod order;
 mod output;
 mod pack;
@@ -39,9 +40,11 @@ const EXIT_CODES: &str = "An output named - goes to stdout, and the report to st
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plan the training step of a built-in model and show its memory needs; runs nothing except
+    /// Plan the training step of a built-in model, or a model of a file, and show its memory needs; runs nothing except
     /// for --html and the exports of a run
     Plan(plan::Args),
+    /// Run a model of a file once, or compare it with recorded results
+    Run(onnx::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
     /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling
@@ -72,7 +75,11 @@ impl Command {
             Command::Order(args) => &[&args.output],
             Command::Remat(args) => &[&args.output],
             Command::Replay(args) => &[&args.snapshot, &args.perfetto],
-            Command::Compare(_) | Command::Bench(_) | Command::Diff(_) | Command::Info => &[],
+            Command::Run(_)
+            | Command::Compare(_)
+            | Command::Bench(_)
+            | Command::Diff(_)
+            | Command::Info => &[],
         };
         all.iter().filter_map(|path| path.as_deref()).collect()
     }
@@ -80,7 +87,9 @@ impl Command {
     /// The invalid ones among the environment variables that it reads.
     fn mistakes(&self) -> Vec<Error> {
         match self {
-            Command::Plan(_) | Command::Compare(_) | Command::Bench(_) => settings::mistakes(),
+            Command::Plan(_) | Command::Run(_) | Command::Compare(_) | Command::Bench(_) => {
+                settings::mistakes()
+            }
             // A trace is replayed under the requested policy, which reads the other variables it
             // needs; the other commands read none.
             _ => Vec::new(),
@@ -106,6 +115,7 @@ pub fn main() -> ExitCode {
     }
     let done = match command {
         Command::Plan(args) => plan::run(&args).map(success),
+        Command::Run(args) => onnx::run(&args),
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),
         Command::Pack(args) => pack::run(&args),

@@ -12,28 +12,34 @@ use slabwise::{
 };
 use slabwise_models::{Model, OptimizerKind};
 
-use crate::arguments::Rounding;
-use crate::frontier;
+use crate::arguments::{FileOptions, ModelOrFile, Rounding};
 use crate::output::{line, save};
 use crate::plan_diff::PlanFile;
+use crate::{frontier, onnx};
 
 #[derive(clap::Args)]
 #[command(after_long_help = format!("Models, with the defaults of their sizes:\n{}", Model::help()))]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them
-    /// with their sizes
-    pub model: Model,
+    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2 (--help lists them
+    /// with their sizes), or a file of a model that ends in .onnx
+    pub model: ModelOrFile,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
     /// without recomputation, such as 50%
     #[arg(long)]
-    budget: Option<Budget>,
+    pub budget: Option<Budget>,
     /// Send values to the host as well to keep the budget, over a link of this speed in each
     /// direction, such as 16GB/s
     #[arg(long, value_name = "LINK")]
     pub offload: Option<Offload>,
+    #[command(flatten)]
+    pub file: FileOptions,
+    /// Of a file: plan a training step with this optimizer, whose loss is the mean of the squares of
+    /// the first output; without it, inference
+    #[arg(long, value_name = "OPTIMIZER")]
+    pub train: Option<OptimizerKind>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: Device,
@@ -49,7 +55,7 @@ pub struct Args {
     /// Write an interactive HTML timeline of the plan. Runs one step, if there is memory for it,
     /// and overlays its measured memory use; see --no-run
     #[arg(long, value_name = "FILE", conflicts_with = "frontier")]
-    html: Option<PathBuf>,
+    pub html: Option<PathBuf>,
     /// With --html: run nothing, show the plan alone
     #[arg(long, requires = "html")]
     no_run: bool,
@@ -65,19 +71,26 @@ pub struct Args {
     pprof: Option<PathBuf>,
     /// Show the time that smaller slabs cost: plans for ten budgets, with the values they recompute
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
-    frontier: bool,
+    pub frontier: bool,
     /// Write the program after each compiler pass into this folder, as text and as a picture in DOT
     #[arg(long, value_name = "DIR")]
-    dump: Option<PathBuf>,
+    pub dump: Option<PathBuf>,
     /// List the kernels in the order they run
     #[arg(long)]
-    kernels: bool,
+    pub kernels: bool,
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
 }
 
 impl Args {
+    /// Whether measurements of a run are to be written.
+    pub fn exports(&self) -> bool {
+        [&self.snapshot, &self.perfetto, &self.pprof]
+            .iter()
+            .any(|path| path.is_some())
+    }
+
     /// The requested files.
     pub fn outputs(&self) -> [&Option<PathBuf>; 5] {
         [
@@ -100,11 +113,18 @@ pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    match &args.model {
+        ModelOrFile::BuiltIn(model) => built_in(args, *model),
+        ModelOrFile::File(path) => onnx::plan(args, path),
+    }
+}
+
+fn built_in(args: &Args, model: Model) -> Result<()> {
     if args.frontier {
-        return frontier::run(args);
+        return frontier::run(args, model);
     }
     let params = Params::seeded(0);
-    let network = args.rounding.build(args.model, &params);
+    let network = args.rounding.build(model, &params);
     let session = Session::new(args.device, params)?
         .with_budget(args.budget)
         .with_offload(args.offload);
@@ -112,21 +132,19 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(folder) = &args.dump {
         session = session.with_dump(folder);
     }
-    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let plan = of_batch(args.batch, |batch| {
         network.plan_training(&session, batch, optimizer)
     })?;
     if let Some(path) = &args.svg {
         save(path, plan.svg().as_bytes())?;
     }
-    let exports = [&args.snapshot, &args.perfetto, &args.pprof]
-        .iter()
-        .any(|path| path.is_some());
+    let exports = args.exports();
     if args.html.is_some() || exports {
         let ran = if args.no_run {
             Err("it was asked not to be".into())
         } else {
-            one_step(args, &plan)
+            one_step(args, model, &plan)
         };
         if let Some(path) = &args.html {
             save(
@@ -143,10 +161,10 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if !args.json {
-        line(format_args!("{} · batch {}", args.model, args.batch))?;
+        line(format_args!("{model} · batch {}", args.batch))?;
         line(&plan)?;
         if args.kernels {
-            let used = resources(args)?;
+            let used = resources(args, model)?;
             for (at, name) in plan.steps().enumerate() {
                 let used = used.get(at).map(Vec::as_slice).unwrap_or_default();
                 line(format_args!(
@@ -157,22 +175,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    let persistent = plan.persistent();
-    let PlanFile { peak, buffers, .. } = PlanFile::of(&plan);
-    let mut report = json!({
-        "model": args.model.name(),
-        "batch": args.batch,
-        "slab_bytes": plan.slab_bytes(),
-        "lower_bound_bytes": plan.lower_bound_bytes(),
-        "without_reuse_bytes": plan.without_reuse_bytes(),
-        "persistent_bytes": persistent.weights + persistent.state,
-        "host_bytes": plan.host_bytes(),
-        "kernels": plan.kernels(),
-        "prologues": plan.budget_report().prologues,
-        "compile_s": plan.compile_seconds(),
-        "peak": peak,
-        "buffers": buffers,
-    });
+    let mut report = report(&plan, model.name(), args.batch);
     if args.offload.is_some() {
         let offloaded = plan.budget_report().offloaded.iter().map(|offloaded| {
             json!({
@@ -194,21 +197,41 @@ pub fn run(args: &Args) -> Result<()> {
     line(report)
 }
 
+/// A plan as JSON.
+pub fn report(plan: &Plan, model: &str, batch: u32) -> serde_json::Value {
+    let persistent = plan.persistent();
+    let PlanFile { peak, buffers, .. } = PlanFile::of(plan);
+    json!({
+        "model": model,
+        "batch": batch,
+        "slab_bytes": plan.slab_bytes(),
+        "lower_bound_bytes": plan.lower_bound_bytes(),
+        "without_reuse_bytes": plan.without_reuse_bytes(),
+        "persistent_bytes": persistent.weights + persistent.state,
+        "host_bytes": plan.host_bytes(),
+        "kernels": plan.kernels(),
+        "prologues": plan.budget_report().prologues,
+        "compile_s": plan.compile_seconds(),
+        "peak": peak,
+        "buffers": buffers,
+    })
+}
+
 /// The implementation of each kernel on a GPU, and its resources: for that it is compiled and
 /// loaded. Nothing on the CPU.
-fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
+fn resources(args: &Args, model: Model) -> Result<Vec<Vec<String>>> {
     if args.device == Device::Cpu {
         return Ok(Vec::new());
     }
     let params = Params::seeded(0);
-    let network = args.rounding.build(args.model, &params);
+    let network = args.rounding.build(model, &params);
     let mut session = Session::new(args.device, params)?
         .with_budget(args.budget)
         .with_options(args.rounding.options());
     let program = network.training(
         &mut session,
         args.batch,
-        args.optimizer.unwrap_or(args.model.optimizer()),
+        args.optimizer.unwrap_or(model.optimizer()),
     )?;
     let all = program.libraries().into_iter().zip(program.resources());
     Ok(all
@@ -242,8 +265,8 @@ struct Ran {
 }
 
 /// The measurements of one step, or why none was run.
-fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
-    let batch = args.model.batch_bytes(args.batch as usize);
+fn one_step(args: &Args, model: Model, plan: &Plan) -> std::result::Result<Ran, String> {
+    let batch = model.batch_bytes(args.batch as usize);
     let needed = [
         plan.slab_bytes(),
         plan.persistent().weights,
@@ -261,15 +284,15 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     }
     let run = || {
         let params = Params::seeded(0);
-        let network = args.rounding.build(args.model, &params);
+        let network = args.rounding.build(model, &params);
         let mut session = Session::new(args.device, params)?
             .with_budget(args.budget)
             .with_options(args.rounding.options());
-        let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+        let optimizer = args.optimizer.unwrap_or(model.optimizer());
         let program = of_batch(args.batch, |batch| {
             network.training(&mut session, batch, optimizer)
         })?;
-        let (examples, labels) = args.model.batch(args.batch as usize, 1);
+        let (examples, labels) = model.batch(args.batch as usize, 1);
         let run = session.record(&program, (&examples, &labels))?;
         let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
         let (peak, whole) = (

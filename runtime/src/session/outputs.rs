@@ -25,17 +25,19 @@ impl Session {
             self.give_donated(inner, feed, env, &mut |b| place(b))?;
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
-            *region = if inner.buffers[b].data_dependent {
-                self.execution
-                    .data_dependent
-                    .region(b, slab, &self.memory)?
-            } else {
-                place(b)
-            };
+            *region = self.output_region(inner, b, slab)?;
         }
         Ok(std::array::from_fn(|i| {
             self.output(inner, i, regions[i], env, buffers[i].clone())
         }))
+    }
+
+    /// The region of a buffer that is an output.
+    pub(super) fn output_region(&self, inner: &Compiled, b: usize, slab: Region) -> Result<Region> {
+        if inner.buffers[b].data_dependent {
+            return self.execution.data_dependent.region(b, slab, &self.memory);
+        }
+        Ok(inner.place_in(slab, b))
     }
 
     pub(crate) fn output(

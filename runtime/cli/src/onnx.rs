@@ -1,0 +1,376 @@
+//! `slabwise plan MODEL.onnx` and `slabwise run MODEL.onnx`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Instant;
+
+use serde_json::json;
+use slabwise::data::{HostArray, npy};
+use slabwise::feed::Input;
+use slabwise::{Bytes, Device, Error, Params, Result, Session, Trace};
+use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
+use slabwise_onnx::{Array, Axis, OnnxModel};
+use slabwise_planner::brief;
+
+use crate::arguments::FileOptions;
+use crate::output::{bad_input, line, save};
+use crate::plan;
+
+/// An error of the importer as one of the command line.
+fn failed(path: &Path, error: slabwise_onnx::Error) -> Error {
+    match error {
+        slabwise_onnx::Error::Runtime(error) => error,
+        slabwise_onnx::Error::Io { path, source } => Error::Io { path, source },
+        error @ slabwise_onnx::Error::File { .. } => Error::Value(error.to_string()),
+        error => Error::Value(format!("{}: {error}", path.display())),
+    }
+}
+
+/// The model of a file, with the lengths that the options give.
+fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> {
+    let model = OnnxModel::load(path)?.with_narrow(options.narrow);
+    for dim in &options.dims {
+        let known = model.inputs().iter().any(|input| {
+            let mut axes = input.axes.iter().flatten();
+            axes.any(|axis| matches!(axis, Axis::Named(name) if *name == dim.name))
+        });
+        if !known {
+            let open = model.open_dims().join(", ");
+            let open = if open.is_empty() { "none".into() } else { open };
+            return Err(slabwise_onnx::Error::Input(format!(
+                "--dim {}={}: the inputs have no dimension of that name; open ones: {open}",
+                dim.name, dim.length
+            )));
+        }
+    }
+    let dims = options.dims.iter();
+    Ok(dims.fold(model, |model, dim| model.with_dim(&dim.name, dim.length)))
+}
+
+/// Plans the model of a file.
+pub fn plan(args: &plan::Args, path: &Path) -> Result<()> {
+    let failed = |error| failed(path, error);
+    let absent = [
+        ("--frontier", args.frontier),
+        ("--snapshot, --perfetto and --pprof", args.exports()),
+        ("--optimizer (use --train)", args.optimizer.is_some()),
+    ];
+    if let Some((option, _)) = absent.iter().find(|(_, given)| *given) {
+        return Err(Error::Value(format!("{option}: not for a model file")));
+    }
+    let model = load(path, &args.file).map_err(failed)?;
+    let params = Params::seeded(0);
+    let session = Session::new(args.device, params.clone())?
+        .with_budget(args.budget)
+        .with_offload(args.offload);
+    let mut session = session.with_options(args.rounding.options());
+    if let Some(folder) = &args.dump {
+        session = session.with_dump(folder);
+    }
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let trace = match args.train {
+        Some(_) => Trace::training(),
+        None => Trace::inference(),
+    };
+    let trace = trace.named(&name).with_precision(args.rounding.dtype);
+    let inputs = model.declare(&trace).map_err(failed)?;
+    let mut outputs = model
+        .trace(&trace, &params.root(), &inputs)
+        .map_err(failed)?;
+    if let Some(kind) = args.train {
+        let first = outputs
+            .first()
+            .ok_or_else(|| Error::Value("the model has no output".into()))?;
+        let loss = first.cast(slabwise::DType::F32).square().mean();
+        trace.minimize(loss, kind.optimizer());
+        outputs = vec![loss];
+    }
+    let plan = session.plan_any(&trace, &outputs)?;
+    if let Some(path) = &args.svg {
+        save(path, plan.svg().as_bytes())?;
+    }
+    if let Some(path) = &args.html {
+        let none = Err("`slabwise run` runs a model file");
+        save(path, plan.html(none).as_bytes())?;
+    }
+    if args.json {
+        let mut report = plan::report(&plan, &name, args.batch);
+        if let Some(report) = report.as_object_mut() {
+            report.remove("batch");
+            let dims = args.file.dims.iter();
+            let dims = dims
+                .map(|dim| (dim.name.clone(), dim.length.into()))
+                .collect();
+            report.insert("dims".into(), serde_json::Value::Object(dims));
+            if args.kernels {
+                report.insert("kernel_names".into(), plan.steps().collect());
+            }
+        }
+        return line(report);
+    }
+    line(&name)?;
+    line(&plan)?;
+    if args.kernels {
+        for (at, name) in plan.steps().enumerate() {
+            line(format_args!("{at:>5}  {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A file of an input's values, as users write it.
+#[derive(Clone, Debug)]
+pub struct InputFile {
+    name: String,
+    path: PathBuf,
+}
+
+impl FromStr for InputFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok(InputFile {
+                name: name.into(),
+                path: path.into(),
+            }),
+            _ => Err(format!(
+                "`{}` is not of the form NAME=FILE.npy",
+                brief(text)
+            )),
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// An ONNX file
+    model: PathBuf,
+    /// The values of an input, as an array of NumPy
+    #[arg(long = "input", value_name = "NAME=FILE.npy")]
+    inputs: Vec<InputFile>,
+    /// Random values for all other inputs: floats from a normal distribution, integers 0 and 1
+    #[arg(long, value_name = "SEED")]
+    random_inputs: Option<u64>,
+    #[command(flatten)]
+    file: FileOptions,
+    /// Write each output as NAME.npy into this folder
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb; exit 1 if they
+    /// differ
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output", "dims"])]
+    check: Option<PathBuf>,
+    /// With --check: the largest difference relative to the expected value
+    #[arg(long, default_value_t = 1e-3)]
+    rtol: f64,
+    /// With --check: the largest absolute difference
+    #[arg(long, default_value_t = 1e-5)]
+    atol: f64,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: Device,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the model of a file once.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.check {
+        Some(folder) => check(args, folder),
+        None => once(args),
+    }
+}
+
+fn check(args: &Args, folder: &Path) -> Result<ExitCode> {
+    let threads = std::thread::available_parallelism().map_or(1, Into::into);
+    let options = CheckOptions {
+        rtol: args.rtol,
+        atol: args.atol,
+        threads,
+        narrow: args.file.narrow,
+    };
+    let verdict = match check_case(&args.model, folder, &options) {
+        Ok(verdict) => verdict,
+        Err(error @ (slabwise_onnx::Error::File { .. } | slabwise_onnx::Error::Io { .. })) => {
+            return bad_input(error);
+        }
+        Err(error) => return Err(failed(&args.model, error)),
+    };
+    let differences = match &verdict {
+        Verdict::Match => Vec::new(),
+        Verdict::Differ(lines) => lines.clone(),
+    };
+    let matches = differences.is_empty();
+    if args.json {
+        line(json!({ "match": matches, "differences": differences }))?;
+    } else if matches {
+        line("all outputs match")?;
+    } else {
+        differences.iter().try_for_each(line)?;
+    }
+    Ok(match matches {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn once(args: &Args) -> Result<ExitCode> {
+    let path = &args.model;
+    let failed = |error| failed(path, error);
+    let mut model = match load(path, &args.file) {
+        Ok(model) => model,
+        Err(error @ (slabwise_onnx::Error::File { .. } | slabwise_onnx::Error::Io { .. })) => {
+            return bad_input(error);
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    let infos = model.inputs().to_vec();
+    let mut given = Vec::new();
+    for input in &args.inputs {
+        let Some(info) = infos.iter().find(|info| info.name == input.name) else {
+            let names: Vec<&str> = infos.iter().map(|info| &*info.name).collect();
+            return bad_input(format!(
+                "--input {}: the model's inputs are {}",
+                input.name,
+                names.join(", ")
+            ));
+        };
+        let array = match npy::read(&input.path) {
+            Ok(array) => array,
+            Err(error) => return bad_input(error),
+        };
+        if array.dtype() != info.element.dtype() {
+            return bad_input(format!(
+                "--input {}: {} holds {}, the model expects {}",
+                input.name,
+                input.path.display(),
+                array.dtype(),
+                info.element
+            ));
+        }
+        let value = Array::of_host(&array, info.element).map_err(Error::Value)?;
+        model = match info.element.is_float() {
+            true => model.with_shape(&input.name, array.shape()),
+            false => model.with_value(&input.name, value),
+        };
+        given.push((input.name.clone(), array));
+    }
+    let params = Params::seeded(0);
+    let trace = Trace::inference();
+    let tensors = model.declare(&trace).map_err(failed)?;
+    let mut feeds: Vec<HostArray> = Vec::new();
+    for (at, (info, tensor)) in infos.iter().zip(&tensors).enumerate() {
+        if let Some((_, array)) = given.iter().find(|(name, _)| *name == info.name) {
+            feeds.push(array.clone());
+            continue;
+        }
+        let Some(seed) = args.random_inputs else {
+            return bad_input(format!(
+                "the input \"{}\" has no values: --input {}=FILE.npy, or --random-inputs SEED for all",
+                info.name, info.name
+            ));
+        };
+        let shape: Vec<usize> = (0..tensor.rank())
+            .filter_map(|axis| tensor.len(axis))
+            .collect();
+        feeds.push(
+            random(info.element, &shape, seed.wrapping_add(at as u64)).map_err(Error::Value)?,
+        );
+    }
+    let values = model
+        .values(&trace, &params.root(), &tensors)
+        .map_err(failed)?;
+    let (elements, outputs): (Vec<_>, Vec<_>) = values.into_iter().unzip();
+    let mut session = Session::new(args.device, params)?;
+    let program = session.compile_any(&trace, &outputs)?;
+    model.load_weights(&mut session).map_err(failed)?;
+    let fed: Vec<&dyn Input> = feeds.iter().map(|array| array as &dyn Input).collect();
+    let started = Instant::now();
+    let results = session.run_any(&program, &fed[..])?;
+    let seconds = started.elapsed().as_secs_f64();
+    let mut shown = Vec::new();
+    for ((name, result), element) in model.outputs().iter().zip(&results).zip(elements) {
+        let host = result.to_host()?;
+        Array::of_host(&host, element).map_err(Error::Value)?;
+        shown.push((name.to_string(), element, host));
+    }
+    if let Some(folder) = &args.output {
+        std::fs::create_dir_all(folder).map_err(|source| Error::Io {
+            path: folder.clone(),
+            source,
+        })?;
+        for (name, _, host) in &shown {
+            // A name may have the form of a path.
+            let file = format!("{}.npy", name.replace(['/', '\\', ':'], "_"));
+            save(&folder.join(file), &npy::to_bytes(host))?;
+        }
+    }
+    let plan = program.plan();
+    let persistent = plan.persistent();
+    let peak = plan.slab_bytes() + persistent.weights + persistent.state;
+    if args.json {
+        let outputs = shown.iter().map(|(name, element, host)| {
+            json!({ "name": name, "type": element.name(), "shape": host.shape() })
+        });
+        line(json!({
+            "outputs": outputs.collect::<Vec<_>>(),
+            "slab_bytes": plan.slab_bytes(),
+            "persistent_bytes": persistent.weights + persistent.state,
+            "peak_bytes": peak,
+            "run_s": seconds,
+        }))?;
+    } else {
+        for (name, element, host) in &shown {
+            line(format_args!("{name}: {element} {:?}", host.shape()))?;
+        }
+        line(format_args!(
+            "peak {} (slab {}, weights {}) · {:.3} s",
+            Bytes(peak),
+            Bytes(plan.slab_bytes()),
+            Bytes(persistent.weights + persistent.state),
+            seconds
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Values from a generator that gives the same ones for the same seed: normal floats, integers and
+/// truth values of 0 and 1.
+fn random(
+    element: slabwise_onnx::Element,
+    shape: &[usize],
+    seed: u64,
+) -> Result<HostArray, String> {
+    use slabwise_onnx::Data;
+    let n: usize = shape.iter().product();
+    let mut state = seed;
+    // SplitMix64 (Steele, Lea & Flood 2014).
+    let mut next = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    };
+    let data = match element.is_float() {
+        true => {
+            let mut unit = || (next() >> 11) as f64 / (1u64 << 53) as f64;
+            // Box and Muller (1958).
+            let normal = (0..n).map(|_| {
+                let (a, b) = (unit(), unit());
+                (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+            });
+            Data::Float(normal.collect())
+        }
+        false => Data::Int((0..n).map(|_| (next() & 1) as i64).collect()),
+    };
+    let array = Array {
+        element,
+        shape: shape.to_vec(),
+        data,
+    };
+    array.to_host()
+}

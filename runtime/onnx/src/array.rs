@@ -1,0 +1,308 @@
+//! Arrays of the host: initializers, constants, and what shape arithmetic is folded in.
+
+use half::{bf16, f16};
+use ndarray::{ArrayD, IxDyn};
+use slabwise::DType;
+use slabwise::data::HostArray;
+
+use crate::element::Element;
+use crate::proto::TensorProto;
+
+/// Elements in row-major order: integers and truth values as i64, floats as f64, which hold every
+/// value of the element types.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Of integers and truth values.
+    Int(Vec<i64>),
+    /// Of floats.
+    Float(Vec<f64>),
+}
+
+/// An array with its element type in ONNX.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    /// The element type.
+    pub element: Element,
+    /// The lengths of the axes.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub data: Data,
+}
+
+/// The number of elements, unless it is beyond any memory.
+pub fn count(shape: &[usize]) -> Option<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |n, &length| n.checked_mul(length))
+}
+
+impl Array {
+    /// An array of i64.
+    pub fn ints(shape: Vec<usize>, values: Vec<i64>) -> Array {
+        Array {
+            element: Element::I64,
+            shape,
+            data: Data::Int(values),
+        }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        match &self.data {
+            Data::Int(values) => values.len(),
+            Data::Float(values) => values.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The integers; `Err` if they are floats.
+    pub fn as_ints(&self) -> Result<&[i64], String> {
+        match &self.data {
+            Data::Int(values) => Ok(values),
+            Data::Float(_) => Err(format!("integers are expected, not {}", self.element)),
+        }
+    }
+
+    /// The elements as f64.
+    pub fn to_floats(&self) -> Vec<f64> {
+        match &self.data {
+            Data::Int(values) => values.iter().map(|&v| v as f64).collect(),
+            Data::Float(values) => values.clone(),
+        }
+    }
+
+    /// The same elements as another type, by the rules of ONNX's Cast: floats are truncated to
+    /// integers, integers keep their low bits.
+    pub fn cast(&self, to: Element) -> Array {
+        let data = match (&self.data, to) {
+            (Data::Int(values), Element::Bool) => {
+                Data::Int(values.iter().map(|&v| i64::from(v != 0)).collect())
+            }
+            (Data::Float(values), Element::Bool) => {
+                Data::Int(values.iter().map(|&v| i64::from(v != 0.0)).collect())
+            }
+            (Data::Int(values), to) if to.is_float() => {
+                Data::Float(values.iter().map(|&v| round(v as f64, to)).collect())
+            }
+            (Data::Float(values), to) if to.is_float() => {
+                Data::Float(values.iter().map(|&v| round(v, to)).collect())
+            }
+            (Data::Int(values), to) => Data::Int(values.iter().map(|&v| wrap(v, to)).collect()),
+            (Data::Float(values), to) => {
+                Data::Int(values.iter().map(|&v| wrap(v as i64, to)).collect())
+            }
+        };
+        Array {
+            element: to,
+            shape: self.shape.clone(),
+            data,
+        }
+    }
+
+    /// The array that a message of a file describes. `external` reads the bytes that lie in another
+    /// file.
+    ///
+    /// # Errors
+    /// An element type that the importer does not know, and a number of bytes or elements that is
+    /// not that of the shape.
+    pub fn of_proto(
+        tensor: &TensorProto,
+        external: &dyn Fn(&TensorProto) -> Result<Vec<u8>, String>,
+    ) -> Result<Array, String> {
+        let element = Element::of(tensor.data_type)
+            .map_err(|name| format!("tensor \"{}\" holds {name}", tensor.name))?;
+        let shape = lengths(&tensor.dims)
+            .ok_or_else(|| format!("tensor \"{}\" has shape {:?}", tensor.name, tensor.dims))?;
+        let elements = count(&shape)
+            .filter(|n| n.checked_mul(8).is_some_and(|b| b < isize::MAX as usize))
+            .ok_or_else(|| format!("tensor \"{}\" is beyond any memory", tensor.name))?;
+        let outside;
+        let raw = match (&tensor.raw_data, tensor.data_location) {
+            (_, 1) => {
+                outside = external(tensor)?;
+                Some(&outside)
+            }
+            (raw, _) => raw.as_ref().filter(|raw| !raw.is_empty() || elements == 0),
+        };
+        let wrong = |has: usize, of: &str| {
+            format!(
+                "tensor \"{}\" of {element} {shape:?} has {has} {of}",
+                tensor.name
+            )
+        };
+        let data = match raw {
+            Some(raw) => {
+                if raw.len() != elements * element.bytes() {
+                    return Err(wrong(raw.len(), "bytes"));
+                }
+                of_bytes(element, raw)
+            }
+            None => of_fields(element, tensor),
+        };
+        let array = Array {
+            element,
+            shape: shape.clone(),
+            data,
+        };
+        match array.len() == elements {
+            true => Ok(array),
+            false => Err(wrong(array.len(), "elements")),
+        }
+    }
+
+    /// The array as the runtime holds it.
+    ///
+    /// # Errors
+    /// A number that does not fit 32 bits.
+    pub fn to_host(&self) -> Result<HostArray, String> {
+        let shape = IxDyn(&self.shape);
+        let made = |e: ndarray::ShapeError| e.to_string();
+        let floats = || self.to_floats();
+        Ok(match self.element.dtype() {
+            DType::F32 => {
+                let far = |v: &f64| v.is_finite() && (*v as f32).is_infinite();
+                let values = floats();
+                if let Some(v) = values.iter().find(|v| far(v)) {
+                    return Err(format!(
+                        "{} holds {v:e}, which float does not",
+                        self.element
+                    ));
+                }
+                let values = values.into_iter().map(|v| v as f32).collect();
+                HostArray::F32(ArrayD::from_shape_vec(shape, values).map_err(made)?)
+            }
+            DType::F16 => {
+                let values = floats().into_iter().map(f16::from_f64).collect();
+                HostArray::F16(ArrayD::from_shape_vec(shape, values).map_err(made)?)
+            }
+            DType::BF16 => {
+                let values = floats().into_iter().map(bf16::from_f64).collect();
+                HostArray::BF16(ArrayD::from_shape_vec(shape, values).map_err(made)?)
+            }
+            DType::I32 => {
+                let values = self.as_ints()?.iter().map(|&v| {
+                    i32::try_from(v)
+                        .map_err(|_| format!("{} holds {v}, which 32 bits do not", self.element))
+                });
+                let values = values.collect::<Result<_, _>>()?;
+                HostArray::I32(ArrayD::from_shape_vec(shape, values).map_err(made)?)
+            }
+            DType::U8 | DType::Bool => {
+                let values = self.as_ints()?.iter().map(|&v| v as u8).collect();
+                let array = ArrayD::from_shape_vec(shape, values).map_err(made)?;
+                match self.element {
+                    Element::Bool => HostArray::Bool(array),
+                    _ => HostArray::U8(array),
+                }
+            }
+        })
+    }
+
+    /// A result of the runtime as the type that the model declares.
+    ///
+    /// # Errors
+    /// An integer beyond the range of that type.
+    pub fn of_host(host: &HostArray, element: Element) -> Result<Array, String> {
+        let shape = host.shape().to_vec();
+        let data = match host {
+            HostArray::I32(values) => Data::Int(values.iter().map(|&v| v.into()).collect()),
+            HostArray::U8(values) | HostArray::Bool(values) => {
+                Data::Int(values.iter().map(|&v| v.into()).collect())
+            }
+            floats => Data::Float(floats.to_f32().iter().map(|&v| v.into()).collect()),
+        };
+        if let Data::Int(values) = &data {
+            let (low, high) = element.range();
+            if let Some(v) = values.iter().find(|v| !(low..=high).contains(v)) {
+                return Err(format!("a result of {element} is {v}, beyond its range"));
+            }
+        }
+        Ok(Array {
+            element,
+            shape,
+            data,
+        })
+    }
+}
+
+/// A shape of a file; `None` if a length is negative.
+pub fn lengths(dims: &[i64]) -> Option<Vec<usize>> {
+    dims.iter().map(|&n| usize::try_from(n).ok()).collect()
+}
+
+/// The low bits of an integer that its type keeps.
+pub fn wrap(v: i64, to: Element) -> i64 {
+    match to {
+        Element::U8 => (v as u8).into(),
+        Element::I8 => (v as i8).into(),
+        Element::U16 => (v as u16).into(),
+        Element::I16 => (v as i16).into(),
+        Element::I32 => (v as i32).into(),
+        Element::U32 => (v as u32).into(),
+        Element::Bool => (v != 0).into(),
+        _ => v,
+    }
+}
+
+/// The nearest value of a float type.
+pub fn round(v: f64, to: Element) -> f64 {
+    match to {
+        Element::F32 => (v as f32).into(),
+        Element::F16 => f16::from_f64(v).to_f64(),
+        Element::BF16 => bf16::from_f64(v).to_f64(),
+        _ => v,
+    }
+}
+
+fn of_bytes(element: Element, raw: &[u8]) -> Data {
+    macro_rules! read {
+        ($type:ty, $kind:ident, $to:ty, $each:expr) => {{
+            let (chunks, _) = raw.as_chunks::<{ size_of::<$type>() }>();
+            Data::$kind(
+                chunks
+                    .iter()
+                    .map(|&c| $each(<$type>::from_le_bytes(c)) as $to)
+                    .collect(),
+            )
+        }};
+    }
+    match element {
+        Element::F32 => read!(f32, Float, f64, |v| v),
+        Element::F64 => read!(f64, Float, f64, |v| v),
+        Element::F16 => read!(u16, Float, f64, |v| f16::from_bits(v).to_f64()),
+        Element::BF16 => read!(u16, Float, f64, |v| bf16::from_bits(v).to_f64()),
+        Element::U8 => read!(u8, Int, i64, |v| v),
+        Element::Bool => read!(u8, Int, i64, |v| u8::from(v != 0)),
+        Element::I8 => read!(i8, Int, i64, |v| v),
+        Element::U16 => read!(u16, Int, i64, |v| v),
+        Element::I16 => read!(i16, Int, i64, |v| v),
+        Element::I32 => read!(i32, Int, i64, |v| v),
+        Element::U32 => read!(u32, Int, i64, |v| v),
+        Element::I64 => read!(i64, Int, i64, |v| v),
+        Element::U64 => read!(u64, Int, i64, |v: u64| v.min(i64::MAX as u64)),
+    }
+}
+
+fn of_fields(element: Element, tensor: &TensorProto) -> Data {
+    let ints = || tensor.int32_data.iter();
+    match element {
+        Element::F32 => Data::Float(tensor.float_data.iter().map(|&v| v.into()).collect()),
+        Element::F64 => Data::Float(tensor.double_data.clone()),
+        Element::F16 => Data::Float(ints().map(|&v| f16::from_bits(v as u16).to_f64()).collect()),
+        Element::BF16 => Data::Float(
+            ints()
+                .map(|&v| bf16::from_bits(v as u16).to_f64())
+                .collect(),
+        ),
+        Element::I64 => Data::Int(tensor.int64_data.clone()),
+        Element::U32 | Element::U64 => {
+            let values = tensor.uint64_data.iter();
+            Data::Int(values.map(|&v| v.min(i64::MAX as u64) as i64).collect())
+        }
+        other => Data::Int(ints().map(|&v| wrap(v.into(), other)).collect()),
+    }
+}

@@ -1,0 +1,419 @@
+//! The walk over a graph's nodes: what is constant is folded, all else becomes part of a trace.
+
+use std::collections::HashMap;
+
+use slabwise::Trace;
+
+use crate::call::{Call, Results};
+use crate::error::Refusal;
+use crate::ops;
+use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
+use crate::value::{Known, Value};
+
+/// Most levels of graphs and functions inside of each other.
+const DEEPEST: usize = 64;
+/// Most nodes that loops and functions may be unrolled into.
+const MOST_NODES: usize = 1_000_000;
+
+/// Values by name; `None` for results of nodes that were refused.
+pub type Names<'t> = HashMap<String, Option<Value<'t>>>;
+
+/// The state of an import.
+pub struct Import<'m, 't> {
+    pub trace: &'t Trace,
+    pub narrow: bool,
+    pub functions: &'m [FunctionProto],
+    pub opsets: HashMap<String, i64>,
+    pub refusals: Vec<Refusal>,
+    /// Nodes so far, those of unrolled loops and functions counted each time.
+    pub nodes: usize,
+    /// Mistakes that the trace has recorded so far.
+    pub mistakes: usize,
+}
+
+/// The default domain has two names.
+pub fn domain(name: &str) -> &str {
+    match name {
+        "ai.onnx" => "",
+        other => other,
+    }
+}
+
+impl<'m, 't> Import<'m, 't> {
+    fn refuse(&mut self, node: &NodeProto, reason: String) {
+        let name = match (&*node.name, node.output.first()) {
+            ("", Some(output)) => output.clone(),
+            (name, _) => name.into(),
+        };
+        let operator = match domain(&node.domain) {
+            "" => node.op_type.clone(),
+            domain => format!("{domain}.{}", node.op_type),
+        };
+        self.refusals.push(Refusal {
+            node: name,
+            operator,
+            opset: self.opset(&node.domain),
+            reason,
+        });
+    }
+
+    fn opset(&self, name: &str) -> i64 {
+        self.opsets.get(domain(name)).copied().unwrap_or(1)
+    }
+
+    /// Imports nodes in their order. What they name is added to `names`.
+    pub fn nodes(&mut self, nodes: &[NodeProto], names: &mut Names<'t>, depth: usize) {
+        for node in nodes {
+            let results = self.node(node, names, depth);
+            let results = match results {
+                Ok(results) => results.map(|all| all.into_iter().map(Some).collect()),
+                Err(reason) => {
+                    self.refuse(node, reason);
+                    None
+                }
+            };
+            let results: Vec<_> =
+                results.unwrap_or_else(|| node.output.iter().map(|_| None).collect());
+            for (at, name) in node.output.iter().enumerate() {
+                if !name.is_empty() {
+                    names.insert(name.clone(), results.get(at).cloned().flatten());
+                }
+            }
+        }
+    }
+
+    /// The results of a node; `None` if an input was refused before.
+    fn node(
+        &mut self,
+        node: &NodeProto,
+        names: &mut Names<'t>,
+        depth: usize,
+    ) -> Result<Option<Vec<Value<'t>>>, String> {
+        self.nodes += 1;
+        if self.nodes > MOST_NODES {
+            return Err(format!("unrolls into more than {MOST_NODES} nodes"));
+        }
+        if depth > DEEPEST {
+            return Err(format!("lies more than {DEEPEST} graphs deep"));
+        }
+        let mut inputs = Vec::with_capacity(node.input.len());
+        for name in &node.input {
+            match names.get(name) {
+                _ if name.is_empty() => inputs.push(None),
+                Some(Some(value)) => inputs.push(Some(value.clone())),
+                Some(None) => return Ok(None),
+                None => return Err(format!("reads \"{name}\", which nothing before it defines")),
+            }
+        }
+        while matches!(inputs.last(), Some(None)) {
+            inputs.pop();
+        }
+        let outputs = node.output.len();
+        let of_model = self.functions.iter().find(|function| {
+            function.name == node.op_type && domain(&function.domain) == domain(&node.domain)
+        });
+        if let Some(function) = of_model {
+            return self.function(function, node, inputs, depth);
+        }
+        let call = Call {
+            trace: self.trace,
+            operator: &node.op_type,
+            opset: self.opset(&node.domain),
+            outputs,
+            narrow: self.narrow,
+            inputs,
+            attributes: &node.attribute,
+        };
+        match (domain(&node.domain), &*node.op_type) {
+            ("", "If") => return self.branch(&call, names, depth).map(Some),
+            ("", "Loop") => return self.repeat(&call, names, depth).map(Some),
+            ("", "Scan") => return self.scan(&call, names, depth).map(Some),
+            _ => {}
+        }
+        let known = self.known(&call);
+        if let Some((Known::Constant, arrays)) = known {
+            return Ok(Some(arrays.into_iter().map(Value::constant).collect()));
+        }
+        let made = ops::find(domain(&node.domain), &node.op_type)
+            .ok_or_else(|| "this operator is not known".into())
+            .and_then(|run| run(&call));
+        let made = self.without_mistakes(made);
+        // A value that the caller gave: both the tensor and its value, where both can be had.
+        match (known, made) {
+            (Some((known, arrays)), Ok(values)) => {
+                let all = values.into_iter().zip(arrays);
+                let both = all
+                    .map(|(value, array)| Ok(Value::both(value.traced(self.trace)?, known, array)));
+                both.collect::<Results<'t>>().map(Some)
+            }
+            (Some((_, arrays)), Err(_)) => {
+                Ok(Some(arrays.into_iter().map(Value::constant).collect()))
+            }
+            (None, made) => made.map(Some),
+        }
+    }
+
+    /// The folded results, if all inputs are constants or given.
+    fn known(&self, call: &Call<'_, 't>) -> Option<(Known, Vec<crate::array::Array>)> {
+        let mut most = Known::Constant;
+        for value in call.inputs.iter().flatten() {
+            // A shape is known without the elements.
+            if !matches!(call.operator, "Shape" | "Size") {
+                most = most.max(value.known()?.0);
+            }
+        }
+        if most == Known::Parameter {
+            return None;
+        }
+        let arrays = crate::fold::fold(call)?;
+        Some((most, arrays))
+    }
+
+    /// Turns mistakes that the trace has recorded since into the reason of a refusal.
+    fn without_mistakes(&mut self, made: Results<'t>) -> Results<'t> {
+        let all = self.trace.mistakes();
+        let new = all
+            .get(self.mistakes)
+            .map(|mistake| mistake.message.clone());
+        self.mistakes = all.len();
+        match (made, new) {
+            (Ok(_), Some(message)) => Err(message),
+            (made, _) => made,
+        }
+    }
+
+    /// A function of the model, inlined.
+    fn function(
+        &mut self,
+        function: &FunctionProto,
+        node: &NodeProto,
+        inputs: Vec<Option<Value<'t>>>,
+        depth: usize,
+    ) -> Result<Option<Vec<Value<'t>>>, String> {
+        let mut inner = Names::new();
+        let mut inputs = inputs.into_iter();
+        let mut nodes = function.node.clone();
+        for name in &function.input {
+            match inputs.next().flatten() {
+                Some(value) => {
+                    inner.insert(name.clone(), Some(value));
+                }
+                None => forget(&mut nodes, name),
+            }
+        }
+        let given = |name: &str| node.attribute.iter().find(|a| a.name == name);
+        let default = |name: &str| function.attribute_proto.iter().find(|a| a.name == name);
+        for inner in &mut nodes {
+            substitute(inner, &|name| given(name).or_else(|| default(name)));
+        }
+        let mut opsets: HashMap<String, i64> = self.opsets.clone();
+        for import in &function.opset_import {
+            opsets.insert(domain(&import.domain).into(), import.version);
+        }
+        let outer = std::mem::replace(&mut self.opsets, opsets);
+        let before = self.refusals.len();
+        self.nodes(&nodes, &mut inner, depth + 1);
+        self.opsets = outer;
+        if self.refusals.len() > before {
+            return Ok(None);
+        }
+        self.named(&function.output, &inner)
+    }
+
+    /// The values of these names.
+    fn named(&self, names: &[String], of: &Names<'t>) -> Result<Option<Vec<Value<'t>>>, String> {
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            match of.get(name) {
+                Some(Some(value)) => all.push(value.clone()),
+                Some(None) => return Ok(None),
+                None => return Err(format!("its result \"{name}\" is defined nowhere")),
+            }
+        }
+        Ok(Some(all))
+    }
+
+    /// The results of a graph inside of a node, which sees the names around it.
+    fn graph(
+        &mut self,
+        graph: &GraphProto,
+        names: &Names<'t>,
+        given: Vec<(String, Value<'t>)>,
+        depth: usize,
+    ) -> Results<'t> {
+        let mut inner = names.clone();
+        for tensor in &graph.initializer {
+            let external = |_: &_| Err("an inner graph's tensor lies in another file".into());
+            let array = crate::array::Array::of_proto(tensor, &external)?;
+            inner.insert(tensor.name.clone(), Some(Value::constant(array)));
+        }
+        for (name, value) in given {
+            inner.insert(name, Some(value));
+        }
+        self.nodes(&graph.node, &mut inner, depth + 1);
+        let outputs: Vec<String> = graph.output.iter().map(|o| o.name.clone()).collect();
+        self.named(&outputs, &inner)?
+            .ok_or_else(|| "a node inside of it cannot be expressed".into())
+    }
+
+    /// `If` with a condition that is known.
+    fn branch(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+        let condition = call.known(0).map_err(|_| {
+            "its condition is computed from the inputs; only constant conditions can be expressed"
+        })?;
+        let taken = match condition.as_ints()?.first() {
+            Some(0) => "else_branch",
+            Some(_) => "then_branch",
+            None => return Err("its condition has no element".into()),
+        };
+        let graph = call.graph(taken).ok_or("a branch is missing")?;
+        self.graph(graph, names, Vec::new(), depth)
+    }
+
+    /// `Loop` with a known trip count and condition, unrolled.
+    fn repeat(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+        let body = call.graph("body").ok_or("its body is missing")?.clone();
+        let most = match call.known_optional(0)? {
+            Some(array) => *array
+                .as_ints()?
+                .first()
+                .ok_or("a trip count without element")?,
+            None => i64::MAX,
+        };
+        let mut running = match call.value(1) {
+            Some(_) => call.known(1)?.as_ints()?.first() != Some(&0),
+            None => true,
+        };
+        let carried = call.len().saturating_sub(2);
+        let mut state = Vec::new();
+        for at in 0..carried {
+            state.push(call.required(at + 2)?.clone());
+        }
+        let scanned = call.outputs.saturating_sub(carried);
+        let mut rows: Vec<Vec<slabwise::Tensor<'t>>> = vec![Vec::new(); scanned];
+        let mut elements = vec![None; scanned];
+        let mut step = 0;
+        while running && step < most {
+            let mut given = Vec::new();
+            let scalar = |values: i64| crate::array::Array::ints(Vec::new(), vec![values]);
+            if let Some(name) = body.input.first() {
+                given.push((name.name.clone(), Value::constant(scalar(step))));
+            }
+            if let Some(name) = body.input.get(1) {
+                let truth = scalar(1).cast(crate::element::Element::Bool);
+                given.push((name.name.clone(), Value::constant(truth)));
+            }
+            for (name, value) in body.input.iter().skip(2).zip(&state) {
+                given.push((name.name.clone(), value.clone()));
+            }
+            let results = self.graph(&body, names, given, depth)?;
+            let condition = results.first().ok_or("its body has no condition")?;
+            running = match condition.known() {
+                Some((_, array)) => array.as_ints()?.first() != Some(&0),
+                None => return Err("its condition is computed from the inputs".into()),
+            };
+            state = results[1..].iter().take(carried).cloned().collect();
+            for (at, value) in results.iter().skip(1 + carried).enumerate().take(scanned) {
+                elements[at] = Some(value.element());
+                rows[at].push(value.traced(self.trace)?);
+            }
+            step += 1;
+        }
+        for (rows, element) in rows.iter().zip(elements) {
+            let element = element.ok_or("it runs no iteration, so a result has no shape")?;
+            state.push(Value::tensor(element, self.trace.stack(rows, 0)));
+        }
+        Ok(state)
+    }
+
+    /// `Scan`, unrolled.
+    fn scan(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+        if call.opset < 9 {
+            return Err("Scan before opset 9 is not expressed".into());
+        }
+        let body = call.graph("body").ok_or("its body is missing")?.clone();
+        let sequences = usize::try_from(call.int("num_scan_inputs", 0)).unwrap_or(0);
+        let carried = call.len().checked_sub(sequences).ok_or("too few inputs")?;
+        let list = |name: &str, at: usize| {
+            call.int_list(name)
+                .and_then(|all| all.get(at).copied())
+                .unwrap_or(0)
+        };
+        let mut state = Vec::new();
+        for at in 0..carried {
+            state.push(call.required(at)?.clone());
+        }
+        let mut inputs = Vec::new();
+        for at in 0..sequences {
+            let x = call.x(carried + at)?;
+            let axis = crate::call::resolve(list("scan_input_axes", at), x.rank())?;
+            inputs.push((call.element(carried + at)?, x, axis));
+        }
+        let (_, first, axis) = *inputs.first().ok_or("it scans nothing")?;
+        let steps = first.len(axis).ok_or("the length it scans is not fixed")?;
+        let scanned = call.outputs.saturating_sub(carried);
+        let mut rows: Vec<Vec<_>> = vec![Vec::new(); scanned];
+        let mut elements = vec![None; scanned];
+        for step in 0..steps {
+            let mut given = Vec::new();
+            let mut targets = body.input.iter();
+            for (value, name) in state.iter().zip(&mut targets) {
+                given.push((name.name.clone(), value.clone()));
+            }
+            for (at, ((element, x, axis), name)) in inputs.iter().zip(&mut targets).enumerate() {
+                let place = match list("scan_input_directions", at) {
+                    0 => step,
+                    _ => steps - 1 - step,
+                };
+                let row = x.slice(*axis, place..place + 1).squeeze(*axis);
+                given.push((name.name.clone(), Value::tensor(*element, row)));
+            }
+            let results = self.graph(&body, names, given, depth)?;
+            state = results.iter().take(carried).cloned().collect();
+            for (at, value) in results.iter().skip(carried).enumerate().take(scanned) {
+                elements[at] = Some(value.element());
+                rows[at].push(value.traced(self.trace)?);
+            }
+        }
+        for (at, (mut rows, element)) in rows.into_iter().zip(elements).enumerate() {
+            let element = element.ok_or("it scans no element, so a result has no shape")?;
+            if list("scan_output_directions", at) != 0 {
+                rows.reverse();
+            }
+            let rank = rows[0].rank() + 1;
+            let axis = crate::call::resolve(list("scan_output_axes", at), rank)?;
+            state.push(Value::tensor(element, self.trace.stack(&rows, axis)));
+        }
+        Ok(state)
+    }
+}
+
+/// Makes nodes read an absent input where they read this name.
+fn forget(nodes: &mut [NodeProto], name: &str) {
+    for node in nodes {
+        for input in node.input.iter_mut().filter(|input| *input == name) {
+            input.clear();
+        }
+    }
+}
+
+/// Replaces the attributes of a function's node that refer to those of the function; one that the
+/// call does not give is left out.
+fn substitute<'a>(node: &mut NodeProto, given: &dyn Fn(&str) -> Option<&'a AttributeProto>) {
+    let attributes = std::mem::take(&mut node.attribute);
+    for mut attribute in attributes {
+        if let Some(graph) = &mut attribute.g {
+            for inner in &mut graph.node {
+                substitute(inner, given);
+            }
+        }
+        if attribute.ref_attr_name.is_empty() {
+            node.attribute.push(attribute);
+        } else if let Some(value) = given(&attribute.ref_attr_name) {
+            node.attribute.push(AttributeProto {
+                name: attribute.name,
+                ..value.clone()
+            });
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! ONNX models as programs of slabwise: planned, run and trained like models written in Rust.
+//!
+//! [`OnnxModel::load`] reads a file, [`OnnxModel::trace`] makes it part of a trace. Constants and
+//! shape arithmetic are folded while it does, float initializers become parameters under their
+//! names, functions are inlined, loops of constant length unrolled. Nodes that cannot be expressed
+//! are refused together, each by name, operator and reason.
+//!
+//! # Element types
+//! The runtime computes f32, f16, bf16, i32, u8 and truth values. Other integers are computed as
+//! i32: inputs, constants and results are checked to fit, and arithmetic of narrower types keeps
+//! their low bits, as ONNX does. 64-bit integers that leave 32 bits in the middle of a program wrap
+//! there. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
+//!
+//! # How to add an operator
+//! A function in the file of its family under `ops/`, from a [`Call`](call::Call) to its results,
+//! and a row in that file's table. Operators whose results are known when their inputs are, and
+//! which shapes are computed with, have a row in `fold.rs` too.
+#![forbid(unsafe_code)]
+
+mod array;
+mod call;
+pub mod check;
+mod element;
+mod error;
+mod file;
+mod fold;
+mod import;
+mod model;
+mod ops;
+mod proto;
+mod value;
+
+pub use array::{Array, Data};
+pub use element::Element;
+pub use error::{Error, Refusal, Result};
+pub use model::{Axis, InputInfo, NEWEST_OPSET, OnnxModel};

@@ -1,0 +1,420 @@
+//! A model file and its place in a trace.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use slabwise::shape::Dim;
+use slabwise::{DType, Init, Scope, Session, Shape, Tensor, Trace};
+
+use crate::array::{Array, lengths};
+use crate::element::Element;
+use crate::error::{Error, Refusal, Result};
+use crate::file;
+use crate::import::{Import, Names, domain};
+use crate::proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
+use crate::value::{Known, Value};
+
+/// The newest operator set that the importer was written for.
+pub const NEWEST_OPSET: i64 = 28;
+
+/// The length of an input's axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// A number.
+    Fixed(usize),
+    /// A name that the model gives it, to be bounded or fixed by [`OnnxModel::with_dim`].
+    Named(String),
+    /// Neither.
+    Unknown,
+}
+
+/// An input of a model: what a run has to feed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputInfo {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub element: Element,
+    /// Its axes; `None` if the model does not even say how many.
+    pub axes: Option<Vec<Axis>>,
+}
+
+/// An ONNX model, to be made part of a trace.
+///
+/// ```no_run
+/// use slabwise::prelude::*;
+/// use slabwise::{Device, Params, Session};
+/// use slabwise_onnx::OnnxModel;
+///
+/// let model = OnnxModel::load("model.onnx")?.with_dim("batch", 8);
+/// let params = Params::seeded(0);
+/// let trace = Trace::inference();
+/// let inputs = model.declare(&trace)?;
+/// let outputs = model.trace(&trace, &params.root(), &inputs)?;
+/// let mut session = Session::new(Device::Cpu, params)?;
+/// let program = session.compile_any(&trace, &outputs)?;
+/// model.load_weights(&mut session)?;
+/// println!("{}", program.plan());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct OnnxModel {
+    proto: ModelProto,
+    folder: Option<PathBuf>,
+    opsets: HashMap<String, i64>,
+    inputs: Vec<InputInfo>,
+    dims: BTreeMap<String, Dim>,
+    values: BTreeMap<String, Array>,
+    lengths: BTreeMap<String, Vec<usize>>,
+    narrow: bool,
+}
+
+impl OnnxModel {
+    /// Reads a model file; data files beside it are read when they are needed.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no model or is damaged.
+    pub fn load(path: impl AsRef<Path>) -> Result<OnnxModel> {
+        let path = path.as_ref();
+        let proto = file::model(path)?;
+        let folder = path.parent().map(Path::to_path_buf);
+        OnnxModel::of_proto(proto, folder).map_err(|message| Error::File {
+            path: path.into(),
+            message,
+        })
+    }
+
+    fn of_proto(proto: ModelProto, folder: Option<PathBuf>) -> Result<OnnxModel, String> {
+        let graph = proto.graph.as_ref().ok_or("has no graph")?;
+        if !graph.sparse_initializer.is_empty() {
+            return Err("has sparse initializers".into());
+        }
+        let weights: HashSet<&str> = graph.initializer.iter().map(|t| &*t.name).collect();
+        let fed = graph
+            .input
+            .iter()
+            .filter(|input| !weights.contains(&*input.name));
+        let inputs = fed.map(input_info).collect::<Result<_, String>>()?;
+        let opsets = proto
+            .opset_import
+            .iter()
+            .map(|import| (domain(&import.domain).to_string(), import.version))
+            .collect();
+        Ok(OnnxModel {
+            proto,
+            folder,
+            opsets,
+            inputs,
+            dims: BTreeMap::new(),
+            values: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            narrow: false,
+        })
+    }
+
+    fn graph(&self) -> &GraphProto {
+        // Checked when the model was read.
+        self.proto.graph.as_ref().expect("a model has a graph")
+    }
+
+    /// Sets a named dimension: a number fixes it, [`Dim::bounded`] plans for any length up to a
+    /// bound.
+    #[must_use]
+    pub fn with_dim(mut self, name: &str, dim: impl Into<Dim>) -> OnnxModel {
+        self.dims.insert(name.into(), dim.into());
+        self
+    }
+
+    /// Gives the value of an input when the program is built, for operators that must know it, such
+    /// as a shape. The input stays one, but the program is for this value alone where it was
+    /// needed.
+    #[must_use]
+    pub fn with_value(mut self, input: &str, value: Array) -> OnnxModel {
+        self.lengths.insert(input.into(), value.shape.clone());
+        self.values.insert(input.into(), value);
+        self
+    }
+
+    /// Sets the shape of an input.
+    #[must_use]
+    pub fn with_shape(mut self, input: &str, shape: &[usize]) -> OnnxModel {
+        self.lengths.insert(input.into(), shape.to_vec());
+        self
+    }
+
+    /// Allows f64 to be computed in f32.
+    #[must_use]
+    pub fn with_narrow(mut self, narrow: bool) -> OnnxModel {
+        self.narrow = narrow;
+        self
+    }
+
+    /// The inputs of a run, in their order. Initializers are none.
+    pub fn inputs(&self) -> &[InputInfo] {
+        &self.inputs
+    }
+
+    /// The names of the outputs, in their order.
+    pub fn outputs(&self) -> Vec<&str> {
+        self.graph().output.iter().map(|o| &*o.name).collect()
+    }
+
+    /// The element types of the outputs that the model declares.
+    pub fn output_elements(&self) -> Vec<Option<Element>> {
+        let outputs = self.graph().output.iter();
+        outputs
+            .map(|o| {
+                let tensor = o.r#type.as_ref()?.tensor_type.as_ref()?;
+                Element::of(tensor.elem_type).ok()
+            })
+            .collect()
+    }
+
+    /// The names of dimensions that have no length yet.
+    pub fn open_dims(&self) -> Vec<&str> {
+        let axes = self.inputs.iter().flat_map(|input| {
+            let known = self.lengths.contains_key(&input.name);
+            input.axes.iter().flatten().filter(move |_| !known)
+        });
+        let mut names: Vec<&str> = axes
+            .filter_map(|axis| match axis {
+                Axis::Named(name) if !self.dims.contains_key(name) => Some(&**name),
+                _ => None,
+            })
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Declares the model's inputs in a trace, under their names.
+    ///
+    /// # Errors
+    /// An input of unknown shape, or with a named dimension that has no length.
+    pub fn declare<'t>(&self, trace: &'t Trace) -> Result<Vec<Tensor<'t>>> {
+        let open = self.open_dims();
+        if !open.is_empty() {
+            return Err(Error::Input(format!(
+                "the lengths of {} are open: give each a number, such as --dim {}=1",
+                open.join(", "),
+                open[0]
+            )));
+        }
+        self.inputs
+            .iter()
+            .map(|input| {
+                let shape = self.input_shape(input)?;
+                Ok(trace.input(&input.name, input.element.dtype(), shape))
+            })
+            .collect()
+    }
+
+    fn input_shape(&self, input: &InputInfo) -> Result<Shape> {
+        if let Some(lengths) = self.lengths.get(&input.name) {
+            return Ok(Shape::from(&lengths[..]));
+        }
+        let unknown = || {
+            Error::Input(format!(
+                "the model does not say the shape of input \"{}\": give it an array",
+                input.name
+            ))
+        };
+        let axes = input.axes.as_ref().ok_or_else(unknown)?;
+        let dims = axes.iter().map(|axis| match axis {
+            Axis::Fixed(n) => Ok(Dim::from(*n)),
+            Axis::Named(name) => self.dims.get(name).copied().ok_or_else(unknown),
+            Axis::Unknown => Err(unknown()),
+        });
+        Ok(Shape::from(&dims.collect::<Result<Vec<Dim>>>()?[..]))
+    }
+
+    /// Makes the model part of a trace: `inputs` in the order of [`OnnxModel::inputs`], the results
+    /// in that of [`OnnxModel::outputs`]. Float initializers with axes become parameters below
+    /// `scope`, under their names; a second trace shares them.
+    ///
+    /// # Errors
+    /// All nodes that cannot be expressed, each with the reason.
+    pub fn trace<'t>(
+        &self,
+        trace: &'t Trace,
+        scope: &Scope,
+        inputs: &[Tensor<'t>],
+    ) -> Result<Vec<Tensor<'t>>> {
+        let all = self.values(trace, scope, inputs)?;
+        Ok(all.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+
+    /// [`OnnxModel::trace`], with the element types of the results.
+    ///
+    /// # Errors
+    /// As [`OnnxModel::trace`].
+    pub fn values<'t>(
+        &self,
+        trace: &'t Trace,
+        scope: &Scope,
+        inputs: &[Tensor<'t>],
+    ) -> Result<Vec<(Element, Tensor<'t>)>> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::Input(format!(
+                "the model has {} inputs, not {}",
+                self.inputs.len(),
+                inputs.len()
+            )));
+        }
+        if let Some(&version) = self.opsets.get("").filter(|&&v| v > NEWEST_OPSET) {
+            return Err(Error::Input(format!(
+                "the model is for opset {version}; the newest known is {NEWEST_OPSET}"
+            )));
+        }
+        let mut names = Names::new();
+        for (input, tensor) in self.inputs.iter().zip(inputs) {
+            let value = match self.values.get(&input.name) {
+                Some(array) => Value::both(*tensor, Known::Given, array.clone()),
+                None => Value::tensor(input.element, *tensor),
+            };
+            names.insert(input.name.clone(), Some(value));
+        }
+        let mut refusals = Vec::new();
+        for tensor in &self.graph().initializer {
+            let value = self.initializer(trace, scope, tensor);
+            let value = value.map_err(|reason| {
+                refusals.push(Refusal {
+                    node: tensor.name.clone(),
+                    operator: "initializer".into(),
+                    opset: self.opsets.get("").copied().unwrap_or(1),
+                    reason,
+                });
+            });
+            names.insert(tensor.name.clone(), value.ok());
+        }
+        let mut import = Import {
+            trace,
+            narrow: self.narrow,
+            functions: &self.proto.functions,
+            opsets: self.opsets.clone(),
+            refusals,
+            nodes: 0,
+            mistakes: trace.mistakes().len(),
+        };
+        import.nodes(&self.graph().node, &mut names, 0);
+        if !import.refusals.is_empty() {
+            return Err(Error::Refused(import.refusals));
+        }
+        let outputs = self.graph().output.iter().map(|output| {
+            let found = names.get(&output.name).and_then(Option::as_ref);
+            let value = found.ok_or_else(|| {
+                Error::Input(format!("the output \"{}\" is defined nowhere", output.name))
+            })?;
+            let tensor = value.traced(trace).map_err(Error::Input)?;
+            Ok((value.element(), tensor))
+        });
+        outputs.collect()
+    }
+
+    /// Writes the initial values of the parameters into a session that has compiled the model.
+    /// Parameters that no program reads have no place there and are passed over.
+    ///
+    /// # Errors
+    /// A parameter of another shape, and a data file that cannot be read.
+    pub fn load_weights(&self, session: &mut Session) -> Result<()> {
+        self.load_weights_below("", session)
+    }
+
+    /// [`OnnxModel::load_weights`] for a model traced below a scope of this path.
+    ///
+    /// # Errors
+    /// As [`OnnxModel::load_weights`].
+    pub fn load_weights_below(&self, path: &str, session: &mut Session) -> Result<()> {
+        let known: HashSet<String> = session.names().map(str::to_string).collect();
+        for tensor in &self.graph().initializer {
+            let name = match path {
+                "" => tensor.name.clone(),
+                path => format!("{path}.{}", tensor.name),
+            };
+            if !is_parameter(tensor) || !known.contains(&name) {
+                continue;
+            }
+            let array = self.array(tensor).map_err(Error::Input)?;
+            let host = Array {
+                element: Element::F32,
+                ..array
+            };
+            let host = host.to_host().map_err(Error::Input)?;
+            session.set_value(&name, &host.to_f32())?;
+        }
+        Ok(())
+    }
+
+    fn array(&self, tensor: &TensorProto) -> Result<Array, String> {
+        Array::of_proto(tensor, &|t| file::external(self.folder.as_deref(), t))
+    }
+
+    fn initializer<'t>(
+        &self,
+        trace: &'t Trace,
+        scope: &Scope,
+        tensor: &TensorProto,
+    ) -> Result<Value<'t>, String> {
+        if !is_parameter(tensor) {
+            return self.array(tensor).map(Value::constant);
+        }
+        let shape = lengths(&tensor.dims).ok_or("its shape has a negative length")?;
+        let element = Element::of(tensor.data_type)?;
+        if element == Element::F64 && !self.narrow {
+            return Err("holds doubles; allow float instead (--narrow)".into());
+        }
+        let param = match self.is_statistic(&tensor.name) {
+            true => scope.statistic(&tensor.name, &shape[..], Init::Constant(0.0)),
+            false => scope.param(&tensor.name, &shape[..], Init::Constant(0.0)),
+        };
+        let mut read = trace.param(&param);
+        if element.dtype() != DType::F32 {
+            read = read.cast(element.dtype());
+        }
+        // Small ones may be options of an operator, such as scales of a resize.
+        match shape.iter().product::<usize>() <= SMALL {
+            true => Ok(Value::both(read, Known::Parameter, self.array(tensor)?)),
+            false => Ok(Value::tensor(element, read)),
+        }
+    }
+
+    /// Whether an initializer is a running statistic, which gradients leave alone.
+    fn is_statistic(&self, name: &str) -> bool {
+        self.graph().node.iter().any(|node| {
+            node.op_type == "BatchNormalization" && node.input.iter().skip(3).any(|i| i == name)
+        })
+    }
+}
+
+/// The most elements of a parameter whose initial value operators may ask for.
+const SMALL: usize = 64;
+
+/// Whether an initializer is a parameter: a float array with axes.
+fn is_parameter(tensor: &TensorProto) -> bool {
+    let float = Element::of(tensor.data_type).is_ok_and(Element::is_float);
+    float && !tensor.dims.is_empty()
+}
+
+fn input_info(input: &ValueInfoProto) -> Result<InputInfo, String> {
+    let name = input.name.clone();
+    let tensor = input.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+    let tensor = tensor.ok_or_else(|| format!("input \"{name}\" is no tensor"))?;
+    let element =
+        Element::of(tensor.elem_type).map_err(|kind| format!("input \"{name}\" holds {kind}"))?;
+    let axes = tensor.shape.as_ref().map(|shape| {
+        let axes = shape
+            .dim
+            .iter()
+            .map(|dim| match (&dim.dim_param, dim.dim_value) {
+                (Some(name), _) if !name.is_empty() => Axis::Named(name.clone()),
+                (_, Some(n)) => usize::try_from(n).map_or(Axis::Unknown, Axis::Fixed),
+                _ => Axis::Unknown,
+            });
+        axes.collect()
+    });
+    Ok(InputInfo {
+        name,
+        element,
+        axes,
+    })
+}

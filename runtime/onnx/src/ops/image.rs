@@ -1,0 +1,390 @@
+//! Poolings, resampling and other operators of images.
+
+use slabwise::Tensor;
+use slabwise::tensor::{
+    Beyond, Coordinates, Interpolation, Padding, PoolOptions, Resize, ResizeAxis, Rounding,
+    Sampling,
+};
+
+use super::Run;
+use super::product::{padding, per_axis};
+use crate::call::{Call, Results, resolve_all, result};
+use crate::element::Element;
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("AffineGrid", affine_grid),
+    ("AveragePool", average_pool),
+    ("GlobalAveragePool", |c| {
+        global(c, |x, axes| x.mean_keep(axes))
+    }),
+    ("GlobalLpPool", |c| {
+        let p = c.f("p", c.int("p", 2) as f32);
+        global(c, |x, axes| x.norm_keep(axes, p))
+    }),
+    ("GlobalMaxPool", |c| global(c, |x, axes| x.max_keep(axes))),
+    ("GridSample", grid_sample),
+    ("LpPool", lp_pool),
+    ("MaxPool", max_pool),
+    ("MaxUnpool", max_unpool),
+    ("Resize", resize),
+    ("Upsample", upsample),
+];
+
+fn global<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, &[usize]) -> Tensor<'t>) -> Results<'t> {
+    let x = call.float(0)?;
+    let axes: Vec<usize> = (2..x.rank()).collect();
+    call.same(f(x, &axes))
+}
+
+fn pool_options<const N: usize>(call: &Call<'_, '_>) -> Result<PoolOptions<N>, String> {
+    let window = per_axis(call, "kernel_shape", 1)?;
+    Ok(PoolOptions {
+        window,
+        stride: per_axis(call, "strides", 1)?,
+        padding: padding(call)?,
+        dilation: per_axis(call, "dilations", 1)?,
+        ceil: call.flag("ceil_mode"),
+        count_padding: call.flag("count_include_pad"),
+    })
+}
+
+/// A pooling of volumes `[n, channels, depth, h, w]`, whose windows are products of intervals: over
+/// the rows and columns of each slice, then over the slices.
+fn volumes<'t>(
+    call: &Call<'_, 't>,
+    x: Tensor<'t>,
+    pool: impl Fn(Tensor<'t>, PoolOptions<2>) -> Tensor<'t>,
+) -> Results<'t> {
+    let options = pool_options::<3>(call)?;
+    let padding = |axes: [Option<usize>; 2]| match options.padding {
+        Padding::Sides(sides) => {
+            Padding::Sides(axes.map(|axis| axis.map_or((0, 0), |axis| sides[axis])))
+        }
+        Padding::Same => Padding::Same,
+        Padding::SameLower => Padding::SameLower,
+        Padding::Causal => Padding::Causal,
+    };
+    let along = |numbers: [usize; 3], axes: [Option<usize>; 2]| {
+        axes.map(|axis| axis.map_or(1, |axis| numbers[axis]))
+    };
+    let of = |axes: [Option<usize>; 2]| PoolOptions {
+        window: along(options.window, axes),
+        stride: along(options.stride, axes),
+        padding: padding(axes),
+        dilation: along(options.dilation, axes),
+        ceil: options.ceil,
+        count_padding: options.count_padding,
+    };
+    let &[n, c, d, h, w] = &call.shape(0)?[..] else {
+        return Err("a pooling of volumes".into());
+    };
+    let slices = pool(x.reshape([n, c * d, h, w]), of([Some(1), Some(2)]));
+    let [oh, ow] = [2, 3].map(|axis| slices.len(axis).unwrap_or(0));
+    let columns = pool(slices.reshape([n, c, d, oh * ow]), of([Some(0), None]));
+    let depth = columns.len(2).unwrap_or(0);
+    call.same(columns.reshape([n, c, depth, oh, ow]))
+}
+
+fn average_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    call.same(match x.rank() {
+        3 => x.avg_pool1d_with(pool_options(call)?),
+        4 => x.avg_pool2d_with(pool_options::<2>(call)?),
+        5 => return volumes(call, x, |x, options| x.avg_pool2d_with(options)),
+        n => return Err(format!("a pooling of {n} axes")),
+    })
+}
+
+fn max_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    if call.int("storage_order", 0) != 0 && call.outputs > 1 {
+        return Err("positions in column-major order".into());
+    }
+    let element = call.element(0)?;
+    let x = match element.is_float() {
+        true => call.float(0)?,
+        // Integers of 8 bits are exact in f32.
+        false if matches!(element, Element::U8 | Element::I8) => {
+            call.x(0)?.cast(slabwise::DType::F32)
+        }
+        false => return Err(format!("a pooling of {element}")),
+    };
+    let (y, positions) = match x.rank() {
+        3 => {
+            let options = pool_options(call)?;
+            let positions = || x.max_pool1d_positions(options);
+            (
+                x.max_pool1d_with(options),
+                (call.outputs > 1).then(positions),
+            )
+        }
+        4 => {
+            let options = pool_options::<2>(call)?;
+            let positions = || x.max_pool2d_positions(options);
+            (
+                x.max_pool2d_with(options),
+                (call.outputs > 1).then(positions),
+            )
+        }
+        n => return Err(format!("a pooling of {n} axes")),
+    };
+    let mut results = call.same(y)?;
+    if let Some(positions) = positions {
+        // Positions count through all images and channels.
+        let shape = call.shape(0)?;
+        let area: usize = shape[2..].iter().product();
+        let planes = call
+            .trace
+            .arange(shape[0] * shape[1])
+            .cast(slabwise::DType::I32);
+        let mut to = vec![shape[0], shape[1]];
+        to.resize(shape.len(), 1);
+        let first = planes.reshape(&to[..]) * area as f32;
+        results.push(result(Element::I64, positions + first));
+    }
+    Ok(results)
+}
+
+fn max_unpool<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let shape = call.shape(0)?;
+    let &[n, c, h, w] = &shape[..] else {
+        return Err(format!("an unpooling of {} axes", shape.len()));
+    };
+    let [kh, kw] = per_axis(call, "kernel_shape", 1)?;
+    let [sh, sw] = per_axis(call, "strides", 1)?;
+    let Padding::Sides([rows, columns]) = padding::<2>(call)? else {
+        return Err("automatic padding".into());
+    };
+    let own = [
+        (h - 1) * sh + kh - rows.0 - rows.1,
+        (w - 1) * sw + kw - columns.0 - columns.1,
+    ];
+    let to = match call.ints(2)? {
+        Some(to) if to.len() == 4 => [to[2] as usize, to[3] as usize],
+        _ => own,
+    };
+    let area = own[0] * own[1];
+    let planes = call.trace.arange(n * c).cast(slabwise::DType::I32);
+    let first = planes.reshape([n, c, 1, 1]) * area as f32;
+    // Positions in an image of the pooling's size.
+    let places = call.x(1)? - first;
+    let image = x.max_unpool2d(places, own);
+    let _ = to;
+    if to != own {
+        return Err("an output_shape other than that of its geometry".into());
+    }
+    call.same(image)
+}
+
+fn lp_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let p = call.int("p", 2) as f32;
+    let power = x.abs().pow(p);
+    let sums = match x.rank() {
+        3 => {
+            let mut options = pool_options::<1>(call)?;
+            options.count_padding = true;
+            let n = options.window.iter().product::<usize>();
+            power.avg_pool1d_with(options) * n as f32
+        }
+        4 => {
+            let mut options = pool_options::<2>(call)?;
+            options.count_padding = true;
+            let n = options.window.iter().product::<usize>();
+            power.avg_pool2d_with(options) * n as f32
+        }
+        n => return Err(format!("a pooling of {n} axes")),
+    };
+    if call.flag("ceil_mode") {
+        return Err("ceil_mode".into());
+    }
+    call.same(sums.pow(1.0 / p))
+}
+
+fn interpolation(call: &Call<'_, '_>) -> Result<(Interpolation, Coordinates), String> {
+    let rounding = match &*call.text("nearest_mode", "round_prefer_floor") {
+        "round_prefer_floor" => Rounding::PreferFloor,
+        "round_prefer_ceil" => Rounding::PreferCeil,
+        "floor" => Rounding::Floor,
+        "ceil" => Rounding::Ceil,
+        other => return Err(format!("nearest_mode \"{other}\"")),
+    };
+    let interpolation = match &*call.text("mode", "nearest") {
+        "nearest" => Interpolation::Nearest(rounding),
+        "linear" | "bilinear" => Interpolation::Linear,
+        "cubic" => Interpolation::Cubic {
+            a: call.f("cubic_coeff_a", -0.75),
+        },
+        other => return Err(format!("mode \"{other}\"")),
+    };
+    let coordinates = match &*call.text("coordinate_transformation_mode", "half_pixel") {
+        "half_pixel" => Coordinates::HalfPixel,
+        "half_pixel_symmetric" => Coordinates::HalfPixelSymmetric,
+        "pytorch_half_pixel" => Coordinates::PytorchHalfPixel,
+        "align_corners" => Coordinates::AlignCorners,
+        "asymmetric" => Coordinates::Asymmetric,
+        "tf_half_pixel_for_nn" => Coordinates::TfHalfPixelForNearest,
+        "tf_crop_and_resize" => Coordinates::Crop,
+        other => return Err(format!("coordinate_transformation_mode \"{other}\"")),
+    };
+    Ok((interpolation, coordinates))
+}
+
+fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let shape = call.shape(0)?;
+    if call.flag("antialias") {
+        return Err("antialias".into());
+    }
+    let (mut kind, mut coordinates) = interpolation(call)?;
+    let (scales, sizes, roi) = match call.opset >= 11 {
+        true => (
+            call.known_optional(2)?
+                .filter(|a| !a.is_empty())
+                .map(|a| a.to_floats()),
+            call.ints(3)?,
+            call.known_optional(1)?.map(|a| a.to_floats()),
+        ),
+        false => {
+            coordinates = Coordinates::Asymmetric;
+            if matches!(kind, Interpolation::Nearest(_)) {
+                kind = Interpolation::Nearest(Rounding::Floor);
+            }
+            (call.known_optional(1)?.map(|a| a.to_floats()), None, None)
+        }
+    };
+    let axes = match call.int_list("axes") {
+        Some(axes) => resolve_all(&axes, shape.len())?,
+        None => (0..shape.len()).collect(),
+    };
+    let policy = call.text("keep_aspect_ratio_policy", "stretch");
+    let mut targets = Vec::with_capacity(axes.len());
+    if let Some(sizes) = sizes {
+        if sizes.len() != axes.len() {
+            return Err(format!("{} sizes for {} axes", sizes.len(), axes.len()));
+        }
+        let scale = |at: usize| sizes[at] as f64 / shape[axes[at]] as f64;
+        let all = (0..axes.len()).map(scale);
+        let common = match &*policy {
+            "not_larger" => Some(all.fold(f64::INFINITY, f64::min)),
+            "not_smaller" => Some(all.fold(0.0, f64::max)),
+            _ => None,
+        };
+        for (at, &size) in sizes.iter().enumerate() {
+            let n = shape[axes[at]] as f64;
+            let (length, scale) = match common {
+                Some(scale) => ((scale * n).round() as usize, Some(scale as f32)),
+                None => (usize::try_from(size).map_err(|_| "a negative size")?, None),
+            };
+            targets.push((length, scale));
+        }
+    } else if let Some(scales) = scales {
+        if scales.len() != axes.len() {
+            return Err(format!("{} scales for {} axes", scales.len(), axes.len()));
+        }
+        for (&scale, &axis) in scales.iter().zip(&axes) {
+            targets.push((
+                (scale * shape[axis] as f64).floor() as usize,
+                Some(scale as f32),
+            ));
+        }
+    } else {
+        return Err("it has neither scales nor sizes".into());
+    }
+    let wanted = axes.iter().zip(&targets).enumerate();
+    let wanted: Vec<ResizeAxis> = wanted
+        .filter(|(_, (axis, target))| shape[**axis] != target.0 || coordinates == Coordinates::Crop)
+        .map(|(at, (&axis, &(length, scale)))| {
+            let mut resized = ResizeAxis::new(axis, length);
+            resized.scale = scale;
+            if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
+                // Aligned to the length before it was rounded down.
+                let whole = f64::from(scale) * shape[axis] as f64 - 1.0;
+                if length == 1 {
+                    resized.crop = (0.0, 0.0);
+                } else if whole > 0.0 {
+                    resized.crop = (0.0, ((length - 1) as f64 / whole) as f32);
+                }
+            }
+            if let (Coordinates::Crop, Some(roi)) = (coordinates, &roi)
+                && roi.len() == 2 * axes.len()
+            {
+                resized.crop = (roi[at] as f32, roi[at + axes.len()] as f32);
+            }
+            resized
+        })
+        .collect();
+    if coordinates == Coordinates::AlignCorners {
+        // The same coordinates, of which `crop` says how far they reach.
+        coordinates = Coordinates::Crop;
+    }
+    let options = Resize {
+        exclude_outside: call.flag("exclude_outside"),
+        extrapolation: call.f("extrapolation_value", 0.0),
+        ..Resize::new(kind, coordinates)
+    };
+    call.same(x.resize(wanted, options))
+}
+
+/// The operator before Resize: asymmetric coordinates, rounded down.
+fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let shape = call.shape(0)?;
+    let scales: Vec<f64> = match call.opset >= 9 {
+        true => call.known(1)?.to_floats(),
+        false => match call.float_list("scales") {
+            Some(scales) => scales.into_iter().map(f64::from).collect(),
+            None => vec![
+                1.0,
+                1.0,
+                call.f("height_scale", 1.0).into(),
+                call.f("width_scale", 1.0).into(),
+            ],
+        },
+    };
+    let kind = match &*call.text("mode", "nearest") {
+        "nearest" => Interpolation::Nearest(Rounding::Floor),
+        _ => Interpolation::Linear,
+    };
+    let axes = scales
+        .iter()
+        .enumerate()
+        .filter(|(_, scale)| **scale != 1.0);
+    let axes: Vec<ResizeAxis> = axes
+        .map(|(axis, &scale)| ResizeAxis {
+            scale: Some(scale as f32),
+            ..ResizeAxis::new(axis, (scale * shape[axis] as f64).floor() as usize)
+        })
+        .collect();
+    call.same(x.resize(axes, Resize::new(kind, Coordinates::Asymmetric)))
+}
+
+fn grid_sample<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (x, grid) = (call.float(0)?, call.float(1)?);
+    if x.rank() != 4 {
+        return Err(format!("an image of {} axes", x.rank()));
+    }
+    let sampling = match &*call.text("mode", "linear") {
+        "linear" | "bilinear" => Sampling::Bilinear,
+        "nearest" => Sampling::Nearest,
+        "cubic" | "bicubic" => Sampling::Bicubic,
+        other => return Err(format!("mode \"{other}\"")),
+    };
+    let beyond = match &*call.text("padding_mode", "zeros") {
+        "zeros" => Beyond::Zeros,
+        "border" => Beyond::Border,
+        "reflection" => Beyond::Reflection,
+        other => return Err(format!("padding_mode \"{other}\"")),
+    };
+    call.same(x.grid_sample(grid, sampling, beyond, call.flag("align_corners")))
+}
+
+fn affine_grid<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let theta = call.float(0)?;
+    let size = call.ints(1)?.ok_or("its size is missing")?;
+    let &[_, _, h, w] = &size[..] else {
+        return Err(format!("a grid of {} axes", size.len().saturating_sub(2)));
+    };
+    let size = [h, w].map(|n| usize::try_from(n).unwrap_or(0));
+    call.same(theta.affine_grid(size, call.flag("align_corners")))
+}

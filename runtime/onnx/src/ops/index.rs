@@ -1,0 +1,180 @@
+//! Operators that read at indices, and those that order or choose elements.
+
+use slabwise::{DType, Running, Tensor};
+
+use super::Run;
+use super::elementwise::lane;
+use crate::call::{Call, Results, resolve, result, to_f32};
+use crate::element::Element;
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("ArgMax", |c| arg(c, true)),
+    ("ArgMin", |c| arg(c, false)),
+    ("Compress", compress),
+    ("CumProd", |c| {
+        running(c, |x, axis, how| x.cumprod_by(axis, how))
+    }),
+    ("CumSum", |c| {
+        running(c, |x, axis, how| x.cumsum_by(axis, how))
+    }),
+    ("Gather", |c| {
+        let axis = c.axis("axis", 0)?;
+        let x = c.x(0)?;
+        let index = positive(c.x(1)?, x.len(axis))?;
+        let flat = index.reshape([-1i64]);
+        let shape = c.shape(0)?;
+        let to = [&shape[..axis], &c.shape(1)?, &shape[axis + 1..]].concat();
+        c.same(x.index_select(axis, flat).reshape(&to[..]))
+    }),
+    ("GatherElements", |c| {
+        let axis = c.axis("axis", 0)?;
+        let x = c.x(0)?;
+        let index = positive(c.x(1)?, x.len(axis))?;
+        c.same(x.gather(axis, index))
+    }),
+    ("GatherND", |c| {
+        let batch = usize::try_from(c.int("batch_dims", 0)).unwrap_or(0);
+        let x = c.x(0)?;
+        let index = positive_rows(c, c.x(1)?, batch)?;
+        c.same(x.gather_nd(index, batch))
+    }),
+    ("NonMaxSuppression", nms),
+    ("NonZero", |c| {
+        let x = c.x(0)?;
+        let x = match x.dtype() {
+            DType::Bool => x,
+            _ => lane(c, 0)?.not_equal(0.0),
+        };
+        c.typed(Element::I64, x.nonzero().transpose(0, 1))
+    }),
+    ("OneHot", one_hot),
+    ("TopK", topk),
+    ("Unique", unique),
+];
+
+/// Indices that may count from the end as indices from the start.
+pub fn positive<'t>(index: Tensor<'t>, n: Option<usize>) -> Result<Tensor<'t>, String> {
+    let n = n.ok_or("the indexed axis is not fixed")?;
+    let index = index.cast(DType::I32);
+    Ok(index.lt(0.0).select(index + n as f32, index))
+}
+
+/// [`positive`] for rows of coordinates.
+pub fn positive_rows<'t>(
+    call: &Call<'_, 't>,
+    index: Tensor<'t>,
+    batch: usize,
+) -> Result<Tensor<'t>, String> {
+    let shape = call.shape(0)?;
+    let k = index
+        .len(index.rank().saturating_sub(1))
+        .ok_or("rows of no fixed length")?;
+    let part = shape
+        .get(batch..batch + k)
+        .ok_or("more coordinates than axes")?;
+    let lengths: Vec<i32> = part.iter().map(|&n| n as i32).collect();
+    let index = index.cast(DType::I32);
+    Ok(index
+        .lt(0.0)
+        .select(index + call.trace.constant(&lengths), index))
+}
+
+fn arg<'t>(call: &Call<'_, 't>, largest: bool) -> Results<'t> {
+    let axis = call.axis("axis", 0)?;
+    let x = lane(call, 0)?;
+    let found = match (largest, call.flag("select_last_index")) {
+        (true, false) => x.argmax(axis),
+        (false, false) => x.argmin(axis),
+        (true, true) => x.argmax_last(axis),
+        (false, true) => x.argmin_last(axis),
+    };
+    let found = match call.int("keepdims", 1) {
+        0 => found,
+        _ => found.unsqueeze(axis),
+    };
+    call.typed(Element::I64, found)
+}
+
+fn running<'t>(
+    call: &Call<'_, 't>,
+    f: impl Fn(Tensor<'t>, usize, Running) -> Tensor<'t>,
+) -> Results<'t> {
+    let x = lane(call, 0)?;
+    let axis = call.number(1)?.ok_or("its axis is missing")? as i64;
+    let how = Running {
+        exclusive: call.flag("exclusive"),
+        reverse: call.flag("reverse"),
+    };
+    call.same(f(x, resolve(axis, x.rank())?, how))
+}
+
+fn compress<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let mut x = call.x(0)?;
+    let axis = match call.has("axis") {
+        true => call.axis("axis", 0)?,
+        false => {
+            x = x.reshape([-1i64]);
+            0
+        }
+    };
+    let mask = call.x(1)?;
+    // A condition may be shorter than the axis.
+    let n = mask.len(0).ok_or("its condition is not fixed")?;
+    call.same(x.slice(axis, 0..n).compress(axis, mask))
+}
+
+fn one_hot<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let index = match call.element(0)?.is_float() {
+        true => call.float(0)?.cast(DType::I32),
+        false => call.x(0)?.cast(DType::I32),
+    };
+    let depth = call.number(1)?.ok_or("its depth is missing")?;
+    if !(0.0..=1e9).contains(&depth) {
+        return Err(format!("a depth of {depth}"));
+    }
+    let n = depth as usize;
+    let axis = resolve(call.int("axis", -1), index.rank() + 1)?;
+    let index = index.lt(0.0).select(index + n as f32, index);
+    let mut place = call.trace.arange(n).cast(DType::I32);
+    for _ in axis..index.rank() {
+        place = place.unsqueeze(place.rank());
+    }
+    let hot = index.unsqueeze(axis).equal(place);
+    let values = lane(call, 2)?;
+    let (off, on) = (values.slice(0, 0..1), values.slice(0, 1..2));
+    let rank = hot.rank();
+    let lift = |x: Tensor<'t>| x.reshape(&vec![1usize; rank][..]);
+    call.typed(call.element(2)?, hot.select(lift(on), lift(off)))
+}
+
+fn topk<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let k = match call.opset >= 10 {
+        true => call.number(1)?.ok_or("its k is missing")? as i64,
+        false => call.int("k", 0),
+    };
+    let k = usize::try_from(k).map_err(|_| format!("k is {k}"))?;
+    let axis = call.axis("axis", -1)?;
+    let x = lane(call, 0)?;
+    let (values, index) = match call.int("largest", 1) {
+        0 => x.bottomk(k, axis),
+        _ => x.topk(k, axis),
+    };
+    Ok(vec![
+        result(call.element(0)?, values),
+        result(Element::I64, index),
+    ])
+}
+
+fn unique<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    if call.has("axis") || call.int("sorted", 1) == 0 || call.outputs > 1 {
+        return Err(
+            "only the sorted values can be expressed, without axis, inverse or counts".into(),
+        );
+    }
+    let x = to_f32(call.x(0)?);
+    call.same(x.reshape([-1i64]).unique())
+}
+
+fn nms<'t>(_: &Call<'_, 't>) -> Results<'t> {
+    Err("suppression per class and batch cannot be expressed".into())
+}

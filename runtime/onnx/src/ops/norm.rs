@@ -1,0 +1,131 @@
+//! Normalizations.
+
+use slabwise::{DType, Tensor};
+
+use super::Run;
+use crate::call::{Call, Results, result};
+use crate::element::Element;
+use crate::value::Value;
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("BatchNormalization", batch),
+    ("GroupNormalization", group),
+    ("InstanceNormalization", |c| {
+        let x = c.float(0)?;
+        let axes: Vec<usize> = (2..x.rank()).collect();
+        let normal = x.normalize(&axes[..], c.f("epsilon", 1e-5));
+        c.same(scaled(normal, Some(c.float(1)?), Some(c.float(2)?)))
+    }),
+    ("LRN", |c| {
+        let size = usize::try_from(c.int("size", 1)).unwrap_or(1);
+        let (alpha, beta) = (c.f("alpha", 1e-4), c.f("beta", 0.75));
+        let x = c.float(0)?;
+        let half = (size - 1) / 2;
+        let n = x.len(1).ok_or("its channels are not fixed")?;
+        let mut pads = vec![(0, 0); x.rank()];
+        pads[1] = (half, size - 1 - half);
+        let squares = (x * x).pad(&pads, 0.0);
+        let sum = (1..size).fold(squares.slice(1, 0..n), |sum, at| {
+            sum + squares.slice(1, at..at + n)
+        });
+        let base = sum * (alpha / size as f32) + c.f("bias", 1.0);
+        c.same(x / base.pow(beta))
+    }),
+    ("LayerNormalization", layer),
+    ("LpNormalization", |c| {
+        let axis = c.axis("axis", -1)?;
+        let x = c.float(0)?;
+        let norm = x.norm_keep(axis, c.int("p", 2) as f32);
+        c.same(norm.equal(0.0).select(norm * 0.0, x / norm))
+    }),
+    ("MeanVarianceNormalization", |c| {
+        let axes = c.sizes("axes")?.unwrap_or_else(|| vec![0, 2, 3]);
+        c.same(c.float(0)?.mean_variance_norm(&axes[..]))
+    }),
+    ("RMSNormalization", |c| {
+        let x = c.float(0)?;
+        let axes: Vec<usize> = (c.axis("axis", -1)?..x.rank()).collect();
+        let mean = (x * x).mean_keep(&axes[..]);
+        let normal = x / (mean + c.f("epsilon", 1e-5)).sqrt();
+        c.same(normal * c.float(1)?)
+    }),
+];
+
+/// Scale and bias of the channels, axis 1.
+fn scaled<'t>(x: Tensor<'t>, scale: Option<Tensor<'t>>, bias: Option<Tensor<'t>>) -> Tensor<'t> {
+    let along = |v: Tensor<'t>| {
+        let mut shape = vec![1i64; x.rank()];
+        shape[1] = -1;
+        v.reshape(&shape[..])
+    };
+    let x = scale.map_or(x, |scale| x * along(scale));
+    bias.map_or(x, |bias| x + along(bias))
+}
+
+fn batch<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let (scale, bias) = (call.float(1)?, call.float(2)?);
+    let (mean, variance) = (call.float(3)?, call.float(4)?);
+    let eps = call.f("epsilon", 1e-5);
+    let training = call.opset >= 14 && call.flag("training_mode");
+    if call.opset < 7 && call.int("is_test", 0) == 0 && call.outputs > 1 {
+        return Err("training before opset 7".into());
+    }
+    if !training {
+        let factor = scale / (variance + eps).sqrt();
+        return call.same(scaled(x, Some(factor), Some(bias - mean * factor)));
+    }
+    let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
+    let (now, spread) = (x.mean_over(&axes[..]), x.var_over(&axes[..], 0));
+    let normal = x.normalize(&axes[..], eps);
+    let momentum = call.f("momentum", 0.9);
+    let blend = |old: Tensor<'t>, new: Tensor<'t>| old * momentum + new * (1.0 - momentum);
+    let mut all = call.same(scaled(normal, Some(scale), Some(bias)))?;
+    all.push(result(call.element(3)?, blend(mean, now)));
+    all.push(result(call.element(4)?, blend(variance, spread)));
+    Ok(all)
+}
+
+fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let shape = call.shape(0)?;
+    let groups = usize::try_from(call.int("num_groups", 1))
+        .unwrap_or(1)
+        .max(1);
+    let channels = *shape.get(1).ok_or("it has no channels")?;
+    let mut split = vec![shape[0], groups, channels / groups];
+    split.extend(&shape[2..]);
+    let axes: Vec<usize> = (2..split.len()).collect();
+    let normal = x
+        .reshape(&split[..])
+        .normalize(&axes[..], call.f("epsilon", 1e-5));
+    let (mut scale, mut bias) = (call.float(1)?, call.float(2)?);
+    if call.opset < 21 && scale.len(0) == Some(groups) && groups != channels {
+        // One number for each group.
+        let each = |v: Tensor<'t>| v.repeat_interleave(0, channels / groups);
+        (scale, bias) = (each(scale), each(bias));
+    }
+    call.same(scaled(normal.reshape(&shape[..]), Some(scale), Some(bias)))
+}
+
+fn layer<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let axes: Vec<usize> = (call.axis("axis", -1)?..x.rank()).collect();
+    let eps = call.f("epsilon", 1e-5);
+    let mut y = x.normalize(&axes[..], eps) * call.float(1)?;
+    if let Some(bias) = call.optional_float(2)? {
+        y = y + bias;
+    }
+    let mut all = call.same(y)?;
+    if call.outputs > 1 {
+        all.push(Value::tensor(
+            Element::F32,
+            x.mean_keep(&axes[..]).cast(DType::F32),
+        ));
+    }
+    if call.outputs > 2 {
+        let variance = x.var_keep(&axes[..], 0);
+        all.push(Value::tensor(Element::F32, (variance + eps).rsqrt()));
+    }
+    Ok(all)
+}

@@ -1,0 +1,186 @@
+//! Matrix products and convolutions.
+
+use slabwise::Tensor;
+use slabwise::tensor::{ConvOptions, Padding};
+
+use super::Run;
+use crate::call::{Call, Results};
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("Conv", conv),
+    ("ConvTranspose", conv_transpose),
+    ("Einsum", |c| {
+        let operands: Vec<Tensor<'_>> = (0..c.len())
+            .map(|at| c.float(at))
+            .collect::<Result<_, _>>()?;
+        let equation: String = c.text("equation", "").split_whitespace().collect();
+        c.same(c.trace.einsum(&equation, &operands))
+    }),
+    ("Gemm", gemm),
+    ("MatMul", |c| {
+        let element = c.element(0)?;
+        if !element.is_float() {
+            return int_matmul(c);
+        }
+        c.same(product(c.float(0)?, c.float(1)?))
+    }),
+];
+
+/// A product as NumPy's: a vector is a row on the left and a column on the right.
+pub fn product<'t>(a: Tensor<'t>, b: Tensor<'t>) -> Tensor<'t> {
+    let (left, right) = (a.rank() == 1, b.rank() == 1);
+    let a = if left { a.unsqueeze(0) } else { a };
+    let b = if right { b.unsqueeze(1) } else { b };
+    let mut result = a.matmul(b);
+    if right {
+        result = result.squeeze(result.rank() - 1);
+    }
+    if left {
+        result = result.squeeze(result.rank() - if right { 1 } else { 2 });
+    }
+    result
+}
+
+/// A product of integers, as sums of elementwise products.
+fn int_matmul<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (a, b) = (
+        super::elementwise::lane(call, 0)?,
+        super::elementwise::lane(call, 1)?,
+    );
+    if a.rank() < 2 || b.rank() < 2 {
+        return Err("a product of vectors of integers".into());
+    }
+    let wide = a.unsqueeze(a.rank()) * b.unsqueeze(b.rank() - 2);
+    call.same(wide.sum_over(wide.rank() - 2))
+}
+
+fn gemm<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (mut a, mut b) = (call.float(0)?, call.float(1)?);
+    if call.flag("transA") {
+        a = a.t();
+    }
+    if call.flag("transB") {
+        b = b.t();
+    }
+    let mut result = a.matmul(b);
+    let (alpha, beta) = (call.f("alpha", 1.0), call.f("beta", 1.0));
+    if alpha != 1.0 {
+        result = result * alpha;
+    }
+    if let Some(c) = call.optional_float(2)? {
+        result = result + if beta == 1.0 { c } else { c * beta };
+    }
+    call.same(result)
+}
+
+/// The attribute of one number per axis.
+pub fn per_axis<const N: usize>(
+    call: &Call<'_, '_>,
+    name: &str,
+    default: usize,
+) -> Result<[usize; N], String> {
+    match call.sizes(name)? {
+        None => Ok([default; N]),
+        Some(values) => values
+            .try_into()
+            .map_err(|values| format!("{name} {values:?} for {N} axes")),
+    }
+}
+
+/// The padding before and after each axis; negative padding is refused.
+pub fn padding<const N: usize>(call: &Call<'_, '_>) -> Result<Padding<N>, String> {
+    match &*call.text("auto_pad", "NOTSET") {
+        "SAME_UPPER" => return Ok(Padding::Same),
+        "SAME_LOWER" => return Ok(Padding::SameLower),
+        _ => {}
+    }
+    let pads = call.sizes("pads")?.unwrap_or_else(|| vec![0; 2 * N]);
+    if pads.len() != 2 * N {
+        return Err(format!("pads {pads:?} for {N} axes"));
+    }
+    Ok(Padding::Sides(std::array::from_fn(|i| {
+        (pads[i], pads[i + N])
+    })))
+}
+
+fn options<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, String> {
+    let groups = usize::try_from(call.int("group", 1)).map_err(|_| "a negative group")?;
+    Ok(ConvOptions {
+        stride: per_axis(call, "strides", 1)?,
+        padding: padding(call)?,
+        dilation: per_axis(call, "dilations", 1)?,
+        groups,
+        output_padding: per_axis(call, "output_padding", 0)?,
+    })
+}
+
+fn biased<'t>(call: &Call<'_, 't>, y: Tensor<'t>) -> Results<'t> {
+    let y = match call.optional_float(2)? {
+        Some(bias) => {
+            let n = bias.len(0).ok_or("its bias is not fixed")?;
+            let mut shape = vec![1usize; y.rank()];
+            shape[1] = n;
+            y + bias.reshape(&shape[..])
+        }
+        None => y,
+    };
+    call.same(y)
+}
+
+fn conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (x, weight) = (call.float(0)?, call.float(1)?);
+    let y = match x.rank() {
+        3 => x.conv1d_with(weight, options(call)?),
+        4 => x.conv2d_with(weight, options::<2>(call)?),
+        5 => x.conv3d_with(weight, options(call)?),
+        n => return Err(format!("an input of {n} axes")),
+    };
+    biased(call, y)
+}
+
+fn conv_transpose<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (x, weight) = (call.float(0)?, call.float(1)?);
+    let y = match x.rank() {
+        3 => x.conv_transpose1d(weight, transposed::<1>(call)?),
+        4 => x.conv_transpose2d(weight, transposed::<2>(call)?),
+        n => return Err(format!("a transposed convolution of {n} axes")),
+    };
+    biased(call, y)
+}
+
+/// With `output_shape` or `auto_pad` the padding follows from the result's lengths.
+fn transposed<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, String> {
+    let mut options: ConvOptions<N> = options(call)?;
+    let shape = call.shape(0)?;
+    let kernel = call.shape(1)?;
+    let mode = call.text("auto_pad", "NOTSET");
+    let wanted = match (call.sizes("output_shape")?, &*mode) {
+        (Some(shape), _) if shape.len() >= N => Some(shape[shape.len() - N..].to_vec()),
+        (_, "SAME_UPPER" | "SAME_LOWER") => {
+            Some((0..N).map(|i| shape[i + 2] * options.stride[i]).collect())
+        }
+        _ => None,
+    };
+    let Some(wanted) = wanted else {
+        return Ok(options);
+    };
+    let mut sides = [(0, 0); N];
+    for i in 0..N {
+        let whole = (shape[i + 2] - 1) * options.stride[i]
+            + (kernel[i + 2] - 1) * options.dilation[i]
+            + 1
+            + options.output_padding[i];
+        match whole.checked_sub(wanted[i]) {
+            Some(total) => {
+                let less = total / 2;
+                sides[i] = match &*mode {
+                    "SAME_UPPER" => (less, total - less),
+                    _ => (total - less, less),
+                };
+            }
+            None => options.output_padding[i] += wanted[i] - whole,
+        }
+    }
+    options.padding = Padding::Sides(sides);
+    Ok(options)
+}

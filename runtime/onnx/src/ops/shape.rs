@@ -1,0 +1,274 @@
+//! Operators that arrange elements: views, slices, joins, padding.
+
+use slabwise::tensor::PadMode;
+use slabwise::{DType, Tensor};
+
+use super::Run;
+use crate::array::{Data, lengths};
+use crate::call::{Call, Results, resolve_all};
+use crate::element::Element;
+use crate::fold::{broadcast, reshaped, slices, split_lengths, steps, unsqueezed};
+use crate::value::Value;
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("CenterCropPad", center_crop_pad),
+    ("Concat", concat),
+    ("Constant", |_| {
+        Err("a constant of this kind (strings, sparse) cannot be expressed".into())
+    }),
+    ("ConstantOfShape", constant_of_shape),
+    ("DepthToSpace", depth_to_space),
+    ("Expand", |c| {
+        let to = c.ints(1)?.ok_or("its shape is missing")?;
+        let to = lengths(&to).ok_or("its shape has a negative length")?;
+        let shape = broadcast(&c.shape(0)?, &to)
+            .ok_or_else(|| format!("{:?} does not expand to {to:?}", c.shape(0)))?;
+        c.same(c.x(0)?.expand(&shape[..]))
+    }),
+    ("EyeLike", eye_like),
+    ("Flatten", |c| {
+        let shape = c.shape(0)?;
+        let axis = match c.int("axis", 1) {
+            axis if axis == shape.len() as i64 => shape.len(),
+            _ => c.axis("axis", 1)?,
+        };
+        let product = |part: &[usize]| part.iter().product::<usize>();
+        c.same(
+            c.x(0)?
+                .reshape([product(&shape[..axis]), product(&shape[axis..])]),
+        )
+    }),
+    ("Pad", pad),
+    ("Range", |_| {
+        Err("its start, end or step are computed from the inputs".into())
+    }),
+    ("Reshape", |c| {
+        let to = match c.opset >= 5 {
+            true => c.ints(1)?.ok_or("its shape is missing")?,
+            false => c.int_list("shape").unwrap_or_default(),
+        };
+        let shape = c.shape(0)?;
+        let found = reshaped(&shape, &to, c.flag("allowzero"));
+        let found = found.ok_or_else(|| format!("{shape:?} has no form as {to:?}"))?;
+        c.same(c.x(0)?.reshape(&found[..]))
+    }),
+    ("ReverseSequence", reverse_sequence),
+    ("Shape", |_| Err("the lengths are not fixed".into())),
+    ("Size", |_| Err("the lengths are not fixed".into())),
+    ("Slice", |c| {
+        let mut x = c.x(0)?;
+        let shape = c.shape(0)?;
+        for (axis, start, end, step) in slices(c, shape.len())? {
+            let n = x.len(axis).ok_or("the axis is not fixed")?;
+            let found = steps(n, start, end, step).ok_or("a step of 0")?;
+            x = taken(x, axis, found);
+        }
+        c.same(x)
+    }),
+    ("SpaceToDepth", |c| {
+        let block = block_size(c)?;
+        c.same(match &*c.text("mode", "DCR") {
+            "CRD" => c.x(0)?.pixel_unshuffle(block),
+            _ => c.x(0)?.space_to_depth(block),
+        })
+    }),
+    ("Split", |c| {
+        let axis = c.axis("axis", 0)?;
+        let parts = split_lengths(c, c.shape(0)?[axis])?;
+        let (x, element) = (c.x(0)?, c.element(0)?);
+        let mut start = 0;
+        let parts = parts.into_iter().map(|n| {
+            start += n;
+            Value::tensor(element, x.slice(axis, start - n..start))
+        });
+        Ok(parts.collect())
+    }),
+    ("Squeeze", |c| {
+        let shape = c.shape(0)?;
+        let drop = match c.axes(13, 1)? {
+            Some(axes) => resolve_all(&axes, shape.len())?,
+            None => (0..shape.len()).filter(|&i| shape[i] == 1).collect(),
+        };
+        if let Some(&axis) = drop.iter().find(|&&axis| shape[axis] != 1) {
+            return Err(format!("axis {axis} of {shape:?} is not of length 1"));
+        }
+        let kept: Vec<usize> = (0..shape.len())
+            .filter(|i| !drop.contains(i))
+            .map(|i| shape[i])
+            .collect();
+        c.same(c.x(0)?.reshape(&kept[..]))
+    }),
+    ("Tile", |c| {
+        let times = c.ints(1)?.ok_or("its repeats are missing")?;
+        let times = lengths(&times).ok_or("a negative number of repeats")?;
+        c.same(c.x(0)?.tile(times))
+    }),
+    ("Transpose", |c| {
+        let order = match c.sizes("perm")? {
+            Some(order) => order,
+            None => (0..c.rank(0)?).rev().collect(),
+        };
+        c.same(c.x(0)?.permute(order))
+    }),
+    ("Trilu", |c| {
+        let diagonal = c.number(1)?.unwrap_or(0.0) as i64;
+        let x = c.x(0)?;
+        let as_int = matches!(x.dtype(), DType::Bool | DType::U8);
+        let x = if as_int { x.cast(DType::I32) } else { x };
+        c.same(match c.int("upper", 1) {
+            0 => x.tril(diagonal),
+            _ => x.triu(diagonal),
+        })
+    }),
+    ("Unsqueeze", |c| {
+        let axes = c.axes(13, 1)?.ok_or("its axes are missing")?;
+        let shape = unsqueezed(&c.shape(0)?, &axes)?;
+        c.same(c.x(0)?.reshape(&shape[..]))
+    }),
+];
+
+/// Every `step`th element of an axis from `start` on, `number` of them.
+pub fn taken(x: Tensor<'_>, axis: usize, (start, step, number): (i64, i64, usize)) -> Tensor<'_> {
+    if number == 0 {
+        return x.slice(axis, 0..0);
+    }
+    let size = step.unsigned_abs() as usize;
+    let last = start + step * (number as i64 - 1);
+    let (low, high) = (start.min(last) as usize, start.max(last) as usize);
+    let part = x.slice_step(axis, low..high + 1, size);
+    match step < 0 {
+        true => part.flip(axis),
+        false => part,
+    }
+}
+
+fn concat<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let axis = call.axis("axis", if call.opset < 4 { 1 } else { 0 })?;
+    let parts: Vec<Tensor<'t>> = (0..call.len())
+        .map(|at| call.x(at))
+        .collect::<Result<_, _>>()?;
+    call.same(call.trace.concat(&parts, axis))
+}
+
+fn constant_of_shape<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let shape = call.ints(0)?.ok_or("its shape is missing")?;
+    let shape = lengths(&shape).ok_or("its shape has a negative length")?;
+    let (element, value) = match call.array("value")? {
+        Some(array) => match &array.data {
+            Data::Int(values) => (array.element, values.first().copied().unwrap_or(0) as f32),
+            Data::Float(values) => (array.element, values.first().copied().unwrap_or(0.0) as f32),
+        },
+        None => (Element::F32, 0.0),
+    };
+    call.typed(element, call.trace.full(value, element.dtype(), &shape[..]))
+}
+
+fn eye_like<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let shape = call.shape(0)?;
+    let &[rows, columns] = &shape[..] else {
+        return Err(format!("of {} axes; two are needed", shape.len()));
+    };
+    let element = match call.has("dtype") {
+        true => Element::of(i32::try_from(call.int("dtype", 0)).unwrap_or(0))?,
+        false => call.element(0)?,
+    };
+    let k = call.int("k", 0);
+    let row = call.trace.arange(rows).cast(DType::I32).unsqueeze(1);
+    let column = call.trace.arange(columns).cast(DType::I32);
+    let diagonal = (row + k as f32).equal(column);
+    call.typed(element, diagonal.cast(DType::I32))
+}
+
+fn block_size(call: &Call<'_, '_>) -> Result<usize, String> {
+    usize::try_from(call.int("blocksize", 0))
+        .ok()
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "its blocksize is missing".into())
+}
+
+fn depth_to_space<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (x, block) = (call.x(0)?, block_size(call)?);
+    call.same(match &*call.text("mode", "DCR") {
+        "CRD" => x.pixel_shuffle(block),
+        _ => x.depth_to_space(block),
+    })
+}
+
+fn pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let element = call.element(0)?;
+    let x = super::elementwise::lane(call, 0)?;
+    let rank = x.rank();
+    let (pads, value, axes) = match call.opset >= 11 {
+        true => (
+            call.ints(1)?.ok_or("its pads are missing")?,
+            call.number(2)?.unwrap_or(0.0),
+            call.ints(3)?,
+        ),
+        false => {
+            let name = if call.opset >= 2 { "pads" } else { "paddings" };
+            let pads = call.int_list(name).ok_or("its pads are missing")?;
+            (pads, f64::from(call.f("value", 0.0)), None)
+        }
+    };
+    let axes = match axes {
+        Some(axes) => resolve_all(&axes, rank)?,
+        None => (0..rank).collect(),
+    };
+    if pads.len() != 2 * axes.len() {
+        return Err(format!("{} pads for {} axes", pads.len(), axes.len()));
+    }
+    let mut all = vec![(0, 0); rank];
+    for (at, &axis) in axes.iter().enumerate() {
+        all[axis] = (pads[at], pads[at + axes.len()]);
+    }
+    let mode = match &*call.text("mode", "constant") {
+        "constant" => PadMode::Constant(value as f32),
+        "reflect" => PadMode::Reflect,
+        "edge" => PadMode::Replicate,
+        "wrap" => PadMode::Circular,
+        other => return Err(format!("mode \"{other}\"")),
+    };
+    let x = match element {
+        Element::Bool => x.cast(DType::I32),
+        _ => x,
+    };
+    call.same(x.pad_with(all, mode))
+}
+
+fn center_crop_pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.x(0)?;
+    let shape = call.shape(0)?;
+    let to = call.ints(1)?.ok_or("its shape is missing")?;
+    let axes = match call.int_list("axes") {
+        Some(axes) => resolve_all(&axes, shape.len())?,
+        None => (0..shape.len()).collect(),
+    };
+    let mut pads = vec![(0, 0); shape.len()];
+    for (&axis, &to) in axes.iter().zip(&to) {
+        let more = to - shape[axis] as i64;
+        // An odd element is added or taken at the end.
+        let before = match more >= 0 {
+            true => more / 2,
+            false => -((-more) / 2),
+        };
+        pads[axis] = (before, more - before);
+    }
+    call.same(x.pad_with(pads, PadMode::Constant(0.0)))
+}
+
+fn reverse_sequence<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.x(0)?;
+    let (batch, time) = (call.axis("batch_axis", 1)?, call.axis("time_axis", 0)?);
+    let n = x.len(time).ok_or("the time axis is not fixed")?;
+    let lengths = call.x(1)?;
+    let shape = call.shape(0)?;
+    let view = |axis: usize, t: Tensor<'t>| {
+        let mut to = vec![1; shape.len()];
+        to[axis] = shape[axis];
+        t.reshape(&to[..])
+    };
+    let place = view(time, call.trace.arange(n).cast(DType::I32));
+    let length = view(batch, lengths);
+    let index = place.lt(length).select(length - 1.0 - place, place);
+    call.same(x.take_along_axis(time, index.expand(&shape[..])))
+}
