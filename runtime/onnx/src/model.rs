@@ -16,7 +16,7 @@ use crate::value::{Known, Value};
 
 /// The newest operator set that the importer was written for; later ones are read as this one where
 /// an operator did not change.
-pub const NEWEST_OPSET: i64 = 26;
+pub const NEWEST_OPSET: i64 = 28;
 
 /// The length of an input's axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
