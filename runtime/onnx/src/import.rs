@@ -156,11 +156,14 @@ impl<'m, 't> Import<'m, 't> {
     /// The folded results, if all inputs are constants or given.
     fn known(&self, call: &Call<'_, 't>) -> Option<(Known, Vec<crate::array::Array>)> {
         let mut most = Known::Constant;
-        for value in call.inputs.iter().flatten() {
-            // A shape is known without the elements.
-            if !matches!(call.operator, "Shape" | "Size") {
-                most = most.max(value.known()?.0);
-            }
+        // A shape is known without the elements, a type without the array that has it.
+        let read = match call.operator {
+            "Shape" | "Size" => 0,
+            "CastLike" => 1,
+            _ => call.inputs.len(),
+        };
+        for value in call.inputs.iter().take(read).flatten() {
+            most = most.max(value.known()?.0);
         }
         if most == Known::Parameter {
             return None;
