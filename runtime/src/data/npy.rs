@@ -61,7 +61,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<HostArray, DataError> {
     let path = path.as_ref();
     let file = File::open(path).map_err(|source| io_error(path, source))?;
     let metadata = file.metadata().map_err(|source| io_error(path, source))?;
-    let bytes = metadata.is_file().then(|| metadata.len());
+    let bytes = metadata.is_file().then_some(metadata.len());
     read_from(path, BufReader::new(file), bytes)
 }
 

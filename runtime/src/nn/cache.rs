@@ -84,7 +84,7 @@ impl<'t> KvCache<'t> {
     /// prompt calls it first.
     #[track_caller]
     pub fn clear(&self) {
-        self.length.advance(|length| length - length);
+        self.length.advance(|length| length * 0.0);
     }
 
     /// Writes keys and values `[batch, heads, new positions, width]` behind those so far, and gives

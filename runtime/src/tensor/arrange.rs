@@ -126,7 +126,7 @@ impl<'t> Tensor<'t> {
             return vec![x; parts.clamp(1, PARTS_MAX)];
         }
         let each = length.div_ceil(parts);
-        let mut lengths = vec![each; if each == 0 { parts } else { length / each }];
+        let mut lengths = vec![each; length.checked_div(each).unwrap_or(parts)];
         let rest = length - lengths.iter().sum::<usize>();
         lengths.extend((rest > 0).then_some(rest));
         x.split_lengths(axis, lengths)

@@ -192,7 +192,7 @@ impl<'t> Source<'t> {
         let x = self.uniform(shape) * (2.0 * (high - low)) as f32 + (2.0 * low - 1.0) as f32;
         // ±1 belong to ±∞.
         let x = x.clamp(f32::EPSILON / 2.0 - 1.0, 1.0 - f32::EPSILON / 2.0);
-        (inverse_erf(x) * SQRT_2).clamp(start, end)
+        (x.erfinv() * SQRT_2).clamp(start, end)
     }
 
     #[track_caller]
@@ -265,48 +265,6 @@ impl<'t> Source<'t> {
 fn gumbel_of(u: Tensor<'_>) -> Tensor<'_> {
     const LEAST: f32 = 1.0 / 33_554_432.0;
     -(-u.maximum(LEAST).ln()).ln()
-}
-
-/// The inverse of the error function in single precision (Giles, "Approximating the erfinv
-/// function", 2010).
-#[track_caller]
-fn inverse_erf(x: Tensor<'_>) -> Tensor<'_> {
-    const MIDDLE: [f32; 9] = [
-        2.810_226_4e-8,
-        3.432_739_4e-7,
-        -3.523_387_7e-6,
-        -4.391_506_5e-6,
-        2.185_808_7e-4,
-        -1.253_725e-3,
-        -4.177_681_6e-3,
-        0.246_640_73,
-        1.501_409_4,
-    ];
-    const TAIL: [f32; 9] = [
-        -2.002_142_6e-4,
-        1.009_505_6e-4,
-        1.349_343_2e-3,
-        -3.673_428_4e-3,
-        5.739_507_7e-3,
-        -7.622_461_3e-3,
-        9.438_870_5e-3,
-        1.001_674_1,
-        2.832_976_8,
-    ];
-    let w = -((1.0 - x) * (1.0 + x)).ln();
-    let (middle, tail) = (
-        polynomial(w - 2.5, MIDDLE),
-        polynomial(w.sqrt() - 3.0, TAIL),
-    );
-    w.lt(5.0).select(middle, tail) * x
-}
-
-/// A polynomial by Horner's rule, the highest coefficient first.
-#[track_caller]
-fn polynomial<'t>(x: Tensor<'t>, [highest, rest @ ..]: [f32; 9]) -> Tensor<'t> {
-    let [next, rest @ ..] = rest;
-    rest.iter()
-        .fold(x * highest + next, |sum, &term| sum * x + term)
 }
 
 /// The normal distribution function (Marsaglia, "Evaluating the normal distribution", 2004).
