@@ -560,8 +560,9 @@ mod tests {
                 };
                 let (single, double) =
                     (from_value(op.eval(&values)), double::scalar(op, &arguments));
-                let close =
-                    (single - double).abs() <= rounding * (1.0 + double.abs()) || single == double;
+                let close = (single - double).abs() <= rounding * (1.0 + double.abs())
+                    || single == double
+                    || (single.is_nan() && double.is_nan());
                 assert!(
                     close,
                     "{} of {arguments:?}: {single} and {double}",
