@@ -45,6 +45,9 @@ fn keyed<'t>(trace: &'t Trace, words: Tensor<'t>, logits: Tensor<'t>) -> [Tensor
     [x, y, classes, order]
 }
 
+/// The bits of the numbers that one run draws.
+type Drawn = (Vec<u32>, Vec<u32>, Vec<i32>, Vec<i32>);
+
 #[test]
 fn keys_give_the_same_bits_on_any_number_of_threads_and_however_compiled() {
     let words = Array2::from_shape_fn((4, 3), |(i, j)| (i * 1_000_003 + j * 77_777) as i32 - 5);
@@ -79,7 +82,7 @@ fn keys_give_the_same_bits_on_any_number_of_threads_and_however_compiled() {
             };
             (floats(0), floats(1), ints(2), ints(3))
         });
-        let runs: Vec<(Vec<u32>, Vec<u32>, Vec<i32>, Vec<i32>)> = runs.collect();
+        let runs: Vec<Drawn> = runs.collect();
         assert!(runs[0] == runs[1], "the next step has the same numbers");
         runs.into_iter().next().expect("two runs")
     };
@@ -93,7 +96,7 @@ fn keys_give_the_same_bits_on_any_number_of_threads_and_however_compiled() {
         (2, usual(), false, false),
         (5, usual(), false, true),
         (2, usual(), true, false),
-        (1, unfused.clone(), false, false),
+        (1, unfused, false, false),
         (3, unfused, true, true),
     ] {
         let got = run(threads, options, dynamic, training);

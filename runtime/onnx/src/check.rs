@@ -1,6 +1,7 @@
 //! Comparison of a model's results with recorded ones, in the layout of ONNX's own tests: beside
 //! `model.onnx`, folders with `input_0.pb`, … and `output_0.pb`, ….
 
+use std::cmp::Ordering;
 use std::path::Path;
 
 use slabwise::data::HostArray;
@@ -169,7 +170,7 @@ pub fn difference(result: &Array, expected: &Array, options: &CheckOptions) -> O
     let differs = |a: f64, b: f64| match (a.is_nan(), b.is_nan()) {
         (true, true) => false,
         (false, false) if a == b => false,
-        _ => !((a - b).abs() <= atol + rtol * b.abs()),
+        _ => (a - b).abs().partial_cmp(&(atol + rtol * b.abs())) != Some(Ordering::Less),
     };
     let (places, found, wanted): (Vec<usize>, Vec<f64>, Vec<f64>) =
         match (&result.data, &expected.data) {

@@ -169,13 +169,13 @@ fn values_are_shown_and_nan_is_found_on_a_device() {
             })
         };
         for bad in [3.0, -1.0, -1.0, 0.5] {
-            session.run(&program, &inputs(bad)).expect("it runs");
+            session.run(&program, inputs(bad)).expect("it runs");
         }
         let mut session = session.with_nan_check(slabwise::settings::NanCheck::Nan);
         session
-            .run(&program, &inputs(3.0))
+            .run(&program, inputs(3.0))
             .expect("ln(0) is infinite");
-        let Err(slabwise::Error::NotFinite { mistake, .. }) = session.run(&program, &inputs(-1.0))
+        let Err(slabwise::Error::NotFinite { mistake, .. }) = session.run(&program, inputs(-1.0))
         else {
             panic!("ln(-1) is NaN");
         };

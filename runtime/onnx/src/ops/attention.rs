@@ -150,10 +150,7 @@ impl<'t> Limits<'t> {
             bias = Some(bias.map_or(more, |bias| bias + more));
         };
         let key = trace.arange(keys).cast(DType::I32);
-        let used = match self.used {
-            Some(used) => Some(used.reshape([-1i64, 1, 1, 1])),
-            None => None,
-        };
+        let used = self.used.map(|used| used.reshape([-1i64, 1, 1, 1]));
         let row = trace.arange(queries).cast(DType::I32).unsqueeze(1);
         let place = match used {
             // The queries are the last of the keys that are used.

@@ -123,7 +123,7 @@ fn errors_and_panics_name_their_item() {
         assert_eq!(batches.len(), 5);
     }
     // Items of different shapes.
-    let ragged = Items(vec![1, 1, 2, 1]).map(|n| Array1::<f32>::zeros(n));
+    let ragged = Items(vec![1, 1, 2, 1]).map(Array1::<f32>::zeros);
     let batches: Vec<_> = ragged.batch(2).epoch(0).collect();
     let error = batches[1].as_ref().unwrap_err().to_string();
     assert!(

@@ -1,1 +1,0 @@
-//! Tests of ONNX models on recorded cases.
