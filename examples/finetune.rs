@@ -11,6 +11,7 @@ use ndarray::{Array1, Array2};
 use slabwise::nn::Linear;
 use slabwise::optim::AdamW;
 use slabwise::prelude::*;
+use slabwise::weights::{Rules, Weights};
 use slabwise_models::{Bert, noise};
 
 #[derive(Parser)]
@@ -47,7 +48,7 @@ fn main() -> Result<()> {
     trace.minimize(loss, AdamW::new(0.01));
     let step = session.compile(&trace, [loss])?;
     if let Some(weights) = &args.weights {
-        session.load_weights(weights)?;
+        session.load_from(&Weights::open(weights)?, &Rules::bert())?;
     }
     for at in 0..args.steps {
         // Sentences of the second kind have more of the late tokens.

@@ -12,6 +12,7 @@ use std::time::Instant;
 use clap::Parser;
 use ndarray::Array2;
 use slabwise::prelude::*;
+use slabwise::weights::{Rules, Weights};
 use slabwise_models::{Llama, Sampling};
 
 #[derive(Parser)]
@@ -49,7 +50,7 @@ fn main() -> Result<()> {
         .top_k(args.top_k);
     let write = session.compile(&trace, [sampling.of(logits)])?;
     if let Some(weights) = &args.weights {
-        session.load_weights(weights)?;
+        session.load_from(&Weights::open(weights)?, &Rules::llama())?;
     }
     let mut token = i32::from(args.first);
     let (mut text, mut times) = (Vec::new(), Vec::new());

@@ -269,7 +269,7 @@ fn results_are_the_same_for_any_number_of_threads() {
             .with_threads(threads);
         let program = session.compile(&trace, outputs).expect("it compiles");
         let x = Array2::from_shape_fn((5000, 3), |(i, j)| ((i * 37 + j * 11) % 101) as f32 - 50.0);
-        let rows = Array1::from_iter((0..5000).map(|i| (i * i % 70) as i32));
+        let rows = Array1::from_iter((0..5000).map(|i| i * i % 70));
         let out = session.run(&program, (&x, &rows)).expect("it runs");
         out.map(|o| {
             let bits = o.array::<f32>().expect("f32").mapv(f32::to_bits);
@@ -355,7 +355,7 @@ fn a_cache_whose_old_value_is_needed_is_copied() {
     let mut session = session();
     let program = session.compile(&trace, [change, all]).expect("it compiles");
     for (given, expected) in [(3.0, 2.0), (7.0, 4.0), (7.0, 0.0)] {
-        let [change, all] = session.run(&program, &[given]).expect("it runs");
+        let [change, all] = session.run(&program, [given]).expect("it runs");
         assert_eq!(change.item(), expected);
         let expected = arr1(&[1.0, 1.0, given, 1.0]).into_dyn();
         assert_eq!(all.array::<f32>().expect("f32"), expected);

@@ -131,7 +131,7 @@ fn a_shown_value_is_one_line() {
     let line = line!() - 1;
     let program = session.compile(&trace, [y.exp()]).expect("it compiles");
     session
-        .run(&program, &[1.0f32, 4.0, 0.0, -1.0])
+        .run(&program, [1.0f32, 4.0, 0.0, -1.0])
         .expect("it runs");
     assert_eq!(
         shown.recv().expect("it is shown").to_string(),
@@ -154,7 +154,7 @@ fn bounded_lengths_are_those_of_the_run() {
         session
             .run(
                 &program,
-                &Array2::from_shape_vec((n, 3), values.clone()).expect("it fits"),
+                Array2::from_shape_vec((n, 3), values.clone()).expect("it fits"),
             )
             .expect("it runs");
         let doubled: Vec<f64> = values.iter().map(|v| f64::from(v * 2.0)).collect();
@@ -176,7 +176,7 @@ fn data_dependent_lengths_are_those_of_the_run() {
         ([1.0f32, -1.0, 2.0, -1.0, -1.0, 3.0], &[0.0, 2.0, 5.0][..]),
         ([-1.0; 6], &[]),
     ] {
-        session.run(&program, &values).expect("it runs");
+        session.run(&program, values).expect("it runs");
         let value = shown.recv().expect("it is shown");
         assert_eq!(value.shape.iter().product::<usize>(), expected.len());
         check(&value, expected, &value.shape.clone());
@@ -510,7 +510,7 @@ fn infinite_results_count_on_request() {
             .compile(&trace, [(1.0 / x).sum()])
             .expect("it compiles");
         session
-            .run(&program, &[1.0f32, 0.0, 2.0])
+            .run(&program, [1.0f32, 0.0, 2.0])
             .map(|[sum]| sum.item())
     };
     assert_eq!(run(NanCheck::Off).expect("no check"), f32::INFINITY);
@@ -594,7 +594,7 @@ fn outputs_are_written_with_their_type_and_shape() {
     ];
     let program = session.compile(&trace, outputs).expect("it compiles");
     let shown = session
-        .run(&program, &[0.5f32, 1.0, 2.0, 4.0])
+        .run(&program, [0.5f32, 1.0, 2.0, 4.0])
         .expect("it runs")
         .map(|output| {
             assert_eq!(

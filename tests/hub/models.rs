@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use slabwise::weights::SaveOptions;
-use slabwise_models::{Bert, Gpt, ResNet, Vit};
+use slabwise_models::{Bert, Gpt, Llama, ResNet, Vit};
 
 use super::*;
 
@@ -173,6 +173,27 @@ fn residual_networks_give_the_logits_of_torchvision_and_transformers() {
             &SaveOptions::new(),
             &["num_batches_tracked"],
         );
+    }
+}
+
+#[test]
+fn a_llama_gives_its_logits_from_shards_of_bf16_and_with_a_tied_head() {
+    for (name, tied) in [("llama", false), ("llama_tied", true)] {
+        let sizes = Llama {
+            layers: 2,
+            width: 16,
+            heads: 4,
+            key_heads: 2,
+            inner: 20,
+            length: 6,
+            vocabulary: 23,
+            tied,
+            eps: 1e-6,
+            ..Llama::SMALL
+        };
+        let params = Params::seeded(0);
+        let model = sizes.layers(&params.root());
+        run(name, name, "logits", &params, &model, &Rules::llama());
     }
 }
 

@@ -3,7 +3,7 @@ and folders `test_data_set_N` with `input_M.pb` and `output_M.pb`, below the fol
 argument names. A folder `done` says that all were written.
 
 The cases of single nodes are computed by the package; those converted from PyTorch, simple models
-and light networks come with it.
+and light networks come with it. Two models of `trained` are made here.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 
@@ -72,6 +72,54 @@ def light(into):
             shutil.copy(output, data / f"output_{at}.pb")
 
 
+def trained(into):
+    """Two small models with weights and a named batch, to be trained."""
+    rng = np.random.default_rng(0)
+
+    def weight(name, *shape):
+        values = rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        return numpy_helper.from_array(values.astype(np.float32), name)
+
+    def save(name, nodes, weights, shape, classes):
+        values = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            nodes,
+            name,
+            [values("x", onnx.TensorProto.FLOAT, ["batch", *shape])],
+            [values("logits", onnx.TensorProto.FLOAT, ["batch", classes])],
+            weights,
+        )
+        opsets = [helper.make_opsetid("", 17)]
+        (into / "trained").mkdir(exist_ok=True)
+        onnx.save(helper.make_model(graph, opset_imports=opsets), into / "trained" / f"{name}.onnx")
+
+    node = helper.make_node
+    save(
+        "mlp",
+        [
+            node("Gemm", ["x", "w1", "b1"], ["h"], transB=1),
+            node("Relu", ["h"], ["r"]),
+            node("Gemm", ["r", "w2", "b2"], ["logits"], transB=1),
+        ],
+        [weight("w1", 16, 8), weight("b1", 16), weight("w2", 3, 16), weight("b2", 3)],
+        [8],
+        3,
+    )
+    save(
+        "cnn",
+        [
+            node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 1, 1]),
+            node("Relu", ["c"], ["r"]),
+            node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+            node("Flatten", ["p"], ["f"]),
+            node("Gemm", ["f", "w2", "b2"], ["logits"], transB=1),
+        ],
+        [weight("w1", 4, 1, 3, 3), weight("b1", 4), weight("w2", 3, 64), weight("b2", 3)],
+        [1, 8, 8],
+        3,
+    )
+
+
 def ramp(kind):
     """What the package feeds to its light networks: elements from 0 to 1 in their order."""
     shape = [dim.dim_value or 1 for dim in kind.shape.dim]
@@ -88,6 +136,7 @@ def main():
     nodes(into)
     bundled(into)
     light(into)
+    trained(into)
     (into / "done").mkdir()
 
 

@@ -34,7 +34,12 @@ pub fn bytes(path: &Path) -> Result<Vec<u8>> {
 
 /// The message in a file.
 pub fn message<M: Message + Default>(path: &Path) -> Result<M> {
-    M::decode(bytes(path)?.as_slice()).map_err(|error| Error::File {
+    decode(path, &bytes(path)?)
+}
+
+/// The message in these bytes, of the file of this path.
+pub fn decode<M: Message + Default>(path: &Path, bytes: &[u8]) -> Result<M> {
+    M::decode(bytes).map_err(|error| Error::File {
         path: path.into(),
         message: format!("is no protocol buffer of this kind, or damaged: {error}"),
     })

@@ -84,6 +84,19 @@ impl OnnxModel {
         })
     }
 
+    /// The model in the bytes of a file, whose data is in the file itself.
+    ///
+    /// # Errors
+    /// Bytes that are no model, or damaged.
+    pub fn of_bytes(bytes: &[u8]) -> Result<OnnxModel> {
+        let path = Path::new("the model");
+        let proto = file::decode(path, bytes)?;
+        OnnxModel::of_proto(proto, None).map_err(|message| Error::File {
+            path: path.into(),
+            message,
+        })
+    }
+
     fn of_proto(proto: ModelProto, folder: Option<PathBuf>) -> Result<OnnxModel, String> {
         let graph = proto.graph.as_ref().ok_or("has no graph")?;
         if !graph.sparse_initializer.is_empty() {

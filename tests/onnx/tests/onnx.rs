@@ -12,8 +12,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, thread};
 
-use slabwise_onnx::Error;
+use slabwise::optim::Adam;
+use slabwise::prelude::*;
 use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
+use slabwise_onnx::{Error, OnnxModel};
 
 /// The folder of the cases, which are made if they are missing; `None` where they cannot be.
 fn cases() -> Option<PathBuf> {
@@ -176,4 +178,108 @@ fn cases_of_the_package() {
         verdicts.len(),
         "cases.txt lists cases that are gone"
     );
+}
+
+/// Numbers of a small generator, from −1 to 1.
+fn noise(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+#[test]
+fn a_model_of_a_file_is_trained_and_saved() {
+    let Some(root) = cases() else { return };
+    for (name, n) in [("mlp", 8), ("cnn", 64)] {
+        let path = root.join(format!("trained/{name}.onnx"));
+        let open = OnnxModel::load(&path).expect("a model");
+        assert_eq!(open.open_dims(), ["batch"]);
+        let error = open
+            .declare(&Trace::inference())
+            .expect_err("the batch is open");
+        assert!(error.to_string().contains("--dim batch=1"), "{error}");
+
+        let model = open.with_dim("batch", 6);
+        let params = Params::seeded(0);
+        let trace = Trace::training();
+        let inputs = model.declare(&trace).expect("all lengths are known");
+        let labels = trace.input("labels", I32, (6,));
+        let outputs = model
+            .trace(&trace, &params.root(), &inputs)
+            .expect("it is expressed");
+        let loss = outputs[0].cross_entropy(labels);
+        trace.minimize(loss, Adam::new(0.01));
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        model.load_weights(&mut session).expect("they fit");
+        let before = session.value("w2").expect("a parameter");
+        assert!(before.iter().any(|&w| w != 0.0));
+        let (x, labels) = (noise(7, 6 * n), vec![0, 1, 2, 2, 1, 0]);
+        let mut losses = Vec::new();
+        for _ in 0..50 {
+            let [loss] = session.run(&step, (&x, &labels)).expect("it runs");
+            losses.push(loss.item());
+        }
+        assert!(losses[49] < 0.5 * losses[0], "{name}: {losses:?}");
+        assert_ne!(before, session.value("w2").expect("a parameter"));
+        let folder = env::temp_dir().join(format!("slabwise-onnx-{}-{name}", std::process::id()));
+        session.save(&folder).expect("it is saved");
+        fs::remove_file(&folder).expect("it was written");
+    }
+}
+
+/// Files with bytes lost or changed are refused, or read as another model; they never panic.
+#[test]
+fn damaged_models_are_refused() {
+    let Some(root) = cases() else { return };
+    let read = |folder: &str| {
+        let path = root.join("node").join(folder).join("model.onnx");
+        fs::read(path).expect("a case")
+    };
+    let names = [
+        "test_conv_with_strides_padding",
+        "test_gemm_all_attributes",
+        "test_reshape_negative_dim",
+        "test_if",
+        "test_slice",
+        "test_resize_upsample_scales_nearest",
+        "test_lstm_with_initial_bias",
+        "test_attention_4d",
+    ];
+    let mut tried = 0;
+    for (seed, name) in names.into_iter().enumerate() {
+        let whole = read(name);
+        let places = noise(seed as u64, 60);
+        for (at, place) in places.iter().enumerate() {
+            let spot = ((place + 1.0) / 2.0 * whole.len() as f32) as usize % whole.len();
+            let mut bytes = whole.clone();
+            match at % 3 {
+                0 => bytes.truncate(spot),
+                1 => bytes[spot] ^= 1 << (at % 8),
+                _ => bytes[spot] = 0xFF,
+            }
+            let run = || {
+                let Ok(model) = OnnxModel::of_bytes(&bytes) else {
+                    return;
+                };
+                let trace = Trace::inference();
+                let params = Params::seeded(0);
+                if let Ok(inputs) = model.declare(&trace) {
+                    // Either result is right; the trace of a changed model may have mistakes.
+                    let _ = model.trace(&trace, &params.root(), &inputs);
+                }
+            };
+            assert!(
+                catch_unwind(AssertUnwindSafe(run)).is_ok(),
+                "{name}: damage {at} at byte {spot}"
+            );
+            tried += 1;
+        }
+    }
+    assert_eq!(tried, 60 * names.len());
 }
