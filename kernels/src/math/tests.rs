@@ -141,7 +141,8 @@ fn accurate_between_bounds() {
 
 #[test]
 fn functions_in_double_precision_are_correct() {
-    let functions: [(&str, fn(f32) -> f32, fn(f64) -> f64); 3] = [
+    type Case = (&'static str, fn(f32) -> f32, fn(f64) -> f64);
+    let functions: [Case; 3] = [
         ("tan", tan, f64::tan),
         ("log2", log2, f64::log2),
         ("log10", log10, f64::log10),
