@@ -233,6 +233,33 @@ fn a_model_of_a_file_is_trained_and_saved() {
     }
 }
 
+/// A batch that is bounded gives, at every length up to the bound, the results of one that is fixed.
+#[test]
+fn a_bounded_batch_gives_the_same() {
+    let Some(root) = cases() else { return };
+    let run = |dim: Dim, x: &[f32]| {
+        let path = root.join("trained/cnn.onnx");
+        let model = OnnxModel::load(path)
+            .expect("a model")
+            .with_dim("batch", dim);
+        let (params, trace) = (Params::seeded(0), Trace::inference());
+        let inputs = model.declare(&trace).expect("all lengths are known");
+        let outputs = model
+            .trace(&trace, &params.root(), &inputs)
+            .expect("it is expressed");
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let program = session.compile_any(&trace, &outputs).expect("it compiles");
+        model.load_weights(&mut session).expect("they fit");
+        let x = ndarray::ArrayView::from_shape((x.len() / 64, 1, 8, 8), x).expect("images");
+        let results = session.run_any(&program, &x).expect("it runs");
+        results[0].array::<f32>().expect("logits")
+    };
+    for n in [1usize, 3, 7] {
+        let x = noise(n as u64, 64 * n);
+        assert_eq!(run(Dim::bounded("batch", 7), &x), run(n.into(), &x));
+    }
+}
+
 /// Files with bytes lost or changed are refused, or read as another model; they never panic.
 #[test]
 fn damaged_models_are_refused() {
