@@ -446,7 +446,7 @@ fn wide_arrays_are_narrowed_and_values_out_of_range_are_named() {
     let error = session.compile(&trace, [constant]).err();
     let error = error.expect("too large").to_string();
     assert!(
-        error.contains("tests/sessions.rs") && error.contains("element 0 is 9223372036854775807"),
+        error.contains("tests/sessions.rs") && error.contains("element [0] is 9223372036854775807"),
         "{error}"
     );
 }

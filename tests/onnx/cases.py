@@ -6,6 +6,7 @@ The cases of single nodes are computed by the package; those converted from PyTo
 and light networks come with it. Two models of `trained` are made here.
 """
 
+import os
 import pathlib
 import shutil
 import sys
@@ -131,13 +132,16 @@ def main():
     into = pathlib.Path(sys.argv[1])
     if (into / "done").exists():
         return
+    # Made aside, so that two processes do not disturb each other.
+    aside = into.with_name(f"{into.name}.{os.getpid()}")
+    aside.mkdir(parents=True)
+    nodes(aside)
+    bundled(aside)
+    light(aside)
+    trained(aside)
+    (aside / "done").mkdir()
     shutil.rmtree(into, ignore_errors=True)
-    into.mkdir(parents=True)
-    nodes(into)
-    bundled(into)
-    light(into)
-    trained(into)
-    (into / "done").mkdir()
+    aside.rename(into)
 
 
 if __name__ == "__main__":

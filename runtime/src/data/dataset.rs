@@ -15,7 +15,7 @@ use super::{DataError, Split};
 /// use ndarray::Array2;
 ///
 /// let pairs = Rows(Array2::from_shape_fn((100, 3), |(i, j)| (i + j) as f32))
-///     .zip(Items(vec![7; 100]))
+///     .zip(Items(vec![7i32; 100]))
 ///     .map(|(row, label)| (row * 0.5, label));
 /// for batch in pairs.batch(8).shuffle(1).drop_last().workers(2).epoch(0) {
 ///     let (rows, labels) = batch?;

@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::{env, fs, thread};
 
 use slabwise::optim::Adam;
@@ -19,6 +19,11 @@ use slabwise_onnx::{Error, OnnxModel};
 
 /// The folder of the cases, which are made if they are missing; `None` where they cannot be.
 fn cases() -> Option<PathBuf> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    MADE.get_or_init(make).clone()
+}
+
+fn make() -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = match env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => PathBuf::from(folder),
