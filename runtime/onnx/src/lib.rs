@@ -12,7 +12,7 @@
 //! there. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
 //!
 //! # How to add an operator
-//! A function in the file of its family under `ops/`, from a [`Call`](call::Call) to its results,
+//! A function in the file of its family under `ops/`, from a `Call` to its results,
 //! and a row in that file's table. Operators whose results are known when their inputs are, and
 //! which shapes are computed with, have a row in `fold.rs` too.
 #![forbid(unsafe_code)]

@@ -256,7 +256,7 @@ fn a_bounded_batch_gives_the_same() {
         let program = session.compile_any(&trace, &outputs).expect("it compiles");
         model.load_weights(&mut session).expect("they fit");
         let x = ndarray::ArrayView::from_shape((x.len() / 64, 1, 8, 8), x).expect("images");
-        let results = session.run_any(&program, &x).expect("it runs");
+        let results = session.run_any(&program, x).expect("it runs");
         results[0].array::<f32>().expect("logits")
     };
     for n in [1usize, 3, 7] {
