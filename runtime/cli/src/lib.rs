@@ -114,7 +114,7 @@ pub fn main() -> ExitCode {
         return output::WRONG_USAGE.into();
     }
     let done = match command {
-        Command::Plan(args) => plan::run(&args).map(success),
+        Command::Plan(args) => plan::run(&args),
         Command::Run(args) => onnx::run(&args),
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),

@@ -49,7 +49,7 @@ fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> 
 }
 
 /// Plans the model of a file.
-pub fn plan(args: &plan::Args, path: &Path) -> Result<()> {
+pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
     let failed = |error| failed(path, error);
     let absent = [
         ("--frontier", args.frontier),
@@ -59,7 +59,13 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<()> {
     if let Some((option, _)) = absent.iter().find(|(_, given)| *given) {
         return Err(Error::Value(format!("{option}: not for a model file")));
     }
-    let model = load(path, &args.file).map_err(failed)?;
+    let model = match load(path, &args.file) {
+        Ok(model) => model,
+        Err(error @ (slabwise_onnx::Error::File { .. } | slabwise_onnx::Error::Io { .. })) => {
+            return bad_input(error);
+        }
+        Err(error) => return Err(failed(error)),
+    };
     let params = Params::seeded(0);
     let session = Session::new(args.device, params.clone())?
         .with_budget(args.budget)
@@ -107,7 +113,8 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<()> {
                 report.insert("kernel_names".into(), plan.steps().collect());
             }
         }
-        return line(report);
+        line(report)?;
+        return Ok(ExitCode::SUCCESS);
     }
     line(&name)?;
     line(&plan)?;
@@ -116,7 +123,7 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<()> {
             line(format_args!("{at:>5}  {name}"))?;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A file of an input's values, as users write it.

@@ -1,6 +1,7 @@
 //! `slabwise plan`: the memory needs of a training step.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use serde_json::json;
 use slabwise::memory::export::{
@@ -112,9 +113,9 @@ pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result
     }
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.model {
-        ModelOrFile::BuiltIn(model) => built_in(args, *model),
+        ModelOrFile::BuiltIn(model) => built_in(args, *model).map(|()| ExitCode::SUCCESS),
         ModelOrFile::File(path) => onnx::plan(args, path),
     }
 }

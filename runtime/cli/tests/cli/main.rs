@@ -101,6 +101,17 @@ fn plan_reports_the_memory_of_a_step() {
 }
 
 #[test]
+fn a_model_file_that_cannot_be_read_is_bad_input() {
+    for command in ["plan", "run"] {
+        let error = failure(&format!("{command} no-such-model.onnx"), 2);
+        assert!(
+            error.contains("no-such-model.onnx: No such file"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn plan_draws_a_picture() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");
