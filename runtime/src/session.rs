@@ -23,8 +23,8 @@ mod values;
 mod variables;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
@@ -52,7 +52,6 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 use data_dependent::DataDependent;
-use shapes::first_lengths;
 
 pub use crate::backend::Roofline;
 pub use any::AnyProgram;
@@ -230,7 +229,17 @@ impl Session {
         trace: &Trace,
         outputs: [Tensor<'_>; N],
     ) -> Result<Program<N>> {
-        let graph = self.finished(trace, &outputs)?;
+        self.compile_traced(trace, &outputs)
+    }
+
+    /// Compiles a trace for outputs of which the program gives the first `N`.
+    #[track_caller]
+    fn compile_traced<const N: usize>(
+        &mut self,
+        trace: &Trace,
+        outputs: &[Tensor<'_>],
+    ) -> Result<Program<N>> {
+        let graph = self.finished(trace, outputs)?;
         let mut program = self.compile_outputs(trace.name(), &graph)?;
         program.debugged = trace.debugged();
         Ok(program)
@@ -243,10 +252,7 @@ impl Session {
     /// As [`Session::compile`].
     #[track_caller]
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
-        let started = Instant::now();
-        let graph = self.finished(trace, &outputs)?;
-        let graph = first_lengths(graph, &self.options.shapes);
-        Ok(self.planned(trace.name(), &graph, started)?.plan)
+        self.plan_any(trace, &outputs)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -337,14 +343,25 @@ impl Session {
         program: &Program<N>,
         feed: impl Feed,
     ) -> Result<[Output<'_>; N]> {
-        let inner = &*self.planned_for(program, &feed)?;
-        let mut env = self.begin(inner, &feed)?;
+        let (inner, env, slab) = self.run_planned(program, &feed)?;
+        self.outputs((&inner, &program.debugged), &feed, &env, slab)
+    }
+
+    /// Runs a program inside the slab: the plan that was run, the sizes of the run, and the slab,
+    /// in which its outputs lie.
+    fn run_planned<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: &impl Feed,
+    ) -> Result<(Arc<Compiled>, Env, Region)> {
+        let inner = self.planned_for(program, feed)?;
+        let mut env = self.begin(&inner, feed)?;
         let slab = self.memory.slab()?;
-        let regions = self.stage(inner, &feed, &env, &mut |buffer| {
+        let regions = self.stage(&inner, feed, &env, &mut |buffer| {
             inner.place_in(slab, buffer)
         })?;
-        self.run_fed(inner, &mut env, &regions)?;
-        self.outputs((inner, &program.debugged), &feed, &env, slab)
+        self.run_fed(&inner, &mut env, &regions)?;
+        Ok((inner, env, slab))
     }
 
     pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {

@@ -44,12 +44,13 @@ pub fn run(args: &Args, model: Model) -> Result<()> {
                 "overhead_pct": 100.0 * p.overhead,
             })
         };
-        let report = json!({ "model": model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
+        let report = json!({ "model": model.name(), "batch": args.batch(), "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
     line(format_args!(
         "{} · batch {} · slab against time, as modelled",
-        model, args.batch
+        model,
+        args.batch()
     ))?;
     let mut rows = vec![
         [
@@ -95,7 +96,7 @@ fn plan(args: &Args, model: Model, budget: Budget) -> Result<Plan> {
         .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
-    of_batch(args.batch, |batch| {
+    of_batch(args.batch(), |batch| {
         network.plan_training(&session, batch, optimizer)
     })
 }
@@ -172,7 +173,8 @@ fn svg(args: &Args, model: Model, points: &[Point]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <text x=\"{margin}\" y=\"26\" font-size=\"15\">{} · batch {} · slab against time, as modelled</text>\n",
-        model, args.batch
+        model,
+        args.batch()
     );
     // Writing to a string cannot fail.
     for quarter in 0..=4 {

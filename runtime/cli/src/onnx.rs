@@ -51,14 +51,6 @@ fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> 
 /// Plans the model of a file.
 pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
     let failed = |error| failed(path, error);
-    let absent = [
-        ("--frontier", args.frontier),
-        ("--snapshot, --perfetto and --pprof", args.exports()),
-        ("--optimizer (use --train)", args.optimizer.is_some()),
-    ];
-    if let Some((option, _)) = absent.iter().find(|(_, given)| *given) {
-        return Err(Error::Value(format!("{option}: not for a model file")));
-    }
     let model = match load(path, &args.file) {
         Ok(model) => model,
         Err(error @ (slabwise_onnx::Error::File { .. } | slabwise_onnx::Error::Io { .. })) => {
@@ -101,7 +93,7 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
         save(path, plan.html(none).as_bytes())?;
     }
     if args.json {
-        let mut report = plan::report(&plan, &name, args.batch);
+        let mut report = plan::report(&plan, &name, args.batch());
         if let Some(report) = report.as_object_mut() {
             report.remove("batch");
             let dims = args.file.dims.iter();
@@ -162,7 +154,8 @@ pub struct Args {
     random_inputs: Option<u64>,
     #[command(flatten)]
     file: FileOptions,
-    /// Write each output as NAME.npy into this folder
+    /// Write each output as NAME.npy into this folder, in the type it is computed in: other integers
+    /// as int32, double as float
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb; exit 1 if they

@@ -14,7 +14,7 @@ use slabwise::{
 use slabwise_models::{Model, OptimizerKind};
 
 use crate::arguments::{FileOptions, ModelOrFile, Rounding};
-use crate::output::{line, save};
+use crate::output::{bad_input, line, save};
 use crate::plan_diff::PlanFile;
 use crate::{frontier, onnx};
 
@@ -24,9 +24,9 @@ pub struct Args {
     /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2 (--help lists them
     /// with their sizes), or a file of a model that ends in .onnx
     pub model: ModelOrFile,
-    /// Examples in a step
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub batch: u32,
+    /// Examples in a step of a built-in model; 64 unless given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
     /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
     /// without recomputation, such as 50%
     #[arg(long)]
@@ -85,6 +85,35 @@ pub struct Args {
 }
 
 impl Args {
+    /// Examples in a step.
+    pub fn batch(&self) -> u32 {
+        self.batch.unwrap_or(64)
+    }
+
+    /// The options that were given and do not belong to the kind of model.
+    pub fn misplaced(&self) -> Vec<&'static str> {
+        let of_files = [
+            ("--dim", !self.file.dims.is_empty()),
+            ("--narrow", self.file.narrow),
+            ("--train", self.train.is_some()),
+        ];
+        let of_built_in = [
+            ("--batch (use --dim)", self.batch.is_some()),
+            ("--optimizer (use --train)", self.optimizer.is_some()),
+            ("--frontier", self.frontier),
+            ("--no-run", self.no_run),
+            ("--snapshot", self.snapshot.is_some()),
+            ("--perfetto", self.perfetto.is_some()),
+            ("--pprof", self.pprof.is_some()),
+        ];
+        let given: &[_] = match &self.model {
+            ModelOrFile::BuiltIn(_) => &of_files,
+            ModelOrFile::File(_) => &of_built_in,
+        };
+        let given = given.iter().filter(|(_, given)| *given);
+        given.map(|(option, _)| *option).collect()
+    }
+
     /// Whether measurements of a run are to be written.
     pub fn exports(&self) -> bool {
         [&self.snapshot, &self.perfetto, &self.pprof]
@@ -114,6 +143,14 @@ pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if let [first, ..] = args.misplaced()[..] {
+        return bad_input(match &args.model {
+            ModelOrFile::BuiltIn(model) => {
+                format!("{first} is for model files; {model} is built in")
+            }
+            ModelOrFile::File(_) => format!("{first} is for built-in models, not for a model file"),
+        });
+    }
     match &args.model {
         ModelOrFile::BuiltIn(model) => built_in(args, *model).map(|()| ExitCode::SUCCESS),
         ModelOrFile::File(path) => onnx::plan(args, path),
@@ -134,7 +171,7 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         session = session.with_dump(folder);
     }
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
-    let plan = of_batch(args.batch, |batch| {
+    let plan = of_batch(args.batch(), |batch| {
         network.plan_training(&session, batch, optimizer)
     })?;
     if let Some(path) = &args.svg {
@@ -162,7 +199,7 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         }
     }
     if !args.json {
-        line(format_args!("{model} · batch {}", args.batch))?;
+        line(format_args!("{model} · batch {}", args.batch()))?;
         line(&plan)?;
         if args.kernels {
             let used = resources(args, model)?;
@@ -176,7 +213,7 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         }
         return Ok(());
     }
-    let mut report = report(&plan, model.name(), args.batch);
+    let mut report = report(&plan, model.name(), args.batch());
     if args.offload.is_some() {
         let offloaded = plan.budget_report().offloaded.iter().map(|offloaded| {
             json!({
@@ -231,7 +268,7 @@ fn resources(args: &Args, model: Model) -> Result<Vec<Vec<String>>> {
         .with_options(args.rounding.options());
     let program = network.training(
         &mut session,
-        args.batch,
+        args.batch(),
         args.optimizer.unwrap_or(model.optimizer()),
     )?;
     let all = program.libraries().into_iter().zip(program.resources());
@@ -267,7 +304,7 @@ struct Ran {
 
 /// The measurements of one step, or why none was run.
 fn one_step(args: &Args, model: Model, plan: &Plan) -> std::result::Result<Ran, String> {
-    let batch = model.batch_bytes(args.batch as usize);
+    let batch = model.batch_bytes(args.batch() as usize);
     let needed = [
         plan.slab_bytes(),
         plan.persistent().weights,
@@ -290,10 +327,10 @@ fn one_step(args: &Args, model: Model, plan: &Plan) -> std::result::Result<Ran, 
             .with_budget(args.budget)
             .with_options(args.rounding.options());
         let optimizer = args.optimizer.unwrap_or(model.optimizer());
-        let program = of_batch(args.batch, |batch| {
+        let program = of_batch(args.batch(), |batch| {
             network.training(&mut session, batch, optimizer)
         })?;
-        let (examples, labels) = model.batch(args.batch as usize, 1);
+        let (examples, labels) = model.batch(args.batch() as usize, 1);
         let run = session.record(&program, (&examples, &labels))?;
         let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
         let (peak, whole) = (

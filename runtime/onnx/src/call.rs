@@ -265,6 +265,15 @@ pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
     lengths.collect()
 }
 
+/// The lengths of a tensor of `N` axes, all of which must be fixed.
+pub fn axes<const N: usize>(x: Tensor<'_>) -> Result<[usize; N], String> {
+    let lengths = lengths(x)?;
+    let found = lengths.len();
+    lengths
+        .try_into()
+        .map_err(|_| format!("{found} axes where {N} are needed"))
+}
+
 /// An axis that may count from the end.
 pub fn resolve(axis: i64, rank: usize) -> Result<usize, String> {
     let n = rank as i64;

@@ -159,9 +159,9 @@ fn places(of: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
 }
 
 fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+    let mut strides = vec![1usize; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis]);
     }
     strides
 }
@@ -377,6 +377,7 @@ fn gather(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         .iter()
         .map(|&i| resolve(i, n).ok())
         .collect::<Option<Vec<_>>>()?;
+    count(&[outer, index_values.len(), inner]).filter(|&n| n <= MOST)?;
     let mut places = Vec::new();
     for o in 0..outer {
         for &i in &index_values {
@@ -390,7 +391,8 @@ fn gather(call: &Call<'_, '_>) -> Option<Vec<Array>> {
 
 fn nonzero(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let a = call.known(0).ok()?;
-    let found: Vec<usize> = (0..a.len()).filter(|&i| a.to_floats()[i] != 0.0).collect();
+    let values = a.to_floats();
+    let found: Vec<usize> = (0..a.len()).filter(|&i| values[i] != 0.0).collect();
     let strides = strides(&a.shape);
     let rows = (0..a.shape.len()).flat_map(|axis| {
         let (stride, n) = (strides[axis], a.shape[axis]);
@@ -421,7 +423,8 @@ fn range(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let data = match start.as_ints() {
         Ok(first) => {
             let by = *step.as_ints().ok()?.first()?;
-            Data::Int((0..n as i64).map(|i| first[0] + i * by).collect())
+            let value = |i: i64| first[0].wrapping_add(i.wrapping_mul(by));
+            Data::Int((0..n as i64).map(value).collect())
         }
         Err(_) => Data::Float(
             (0..n)
@@ -506,6 +509,9 @@ pub fn steps(n: usize, start: i64, end: i64, step: i64) -> Option<(i64, i64, usi
     let n = n as i64;
     if step == 0 {
         return None;
+    }
+    if n == 0 {
+        return Some((0, step, 0));
     }
     let from_end = |at: i64| if at < 0 { at.saturating_add(n) } else { at };
     let (start, end) = (from_end(start), from_end(end));
@@ -600,7 +606,8 @@ pub fn split_lengths(call: &Call<'_, '_>, n: usize) -> Result<Vec<usize>, String
     };
     if let Some(given) = given {
         let given = lengths(&given).ok_or("a part has a negative length")?;
-        return match given.iter().sum::<usize>() == n {
+        let whole = given.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+        return match whole == Some(n) {
             true => Ok(given),
             false => Err(format!("its parts {given:?} do not make up {n}")),
         };

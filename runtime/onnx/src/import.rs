@@ -16,7 +16,26 @@ const DEEPEST: usize = 64;
 const MOST_NODES: usize = 1_000_000;
 
 /// Values by name; `None` for results of nodes that were refused.
-pub type Names<'t> = HashMap<String, Option<Value<'t>>>;
+#[derive(Default)]
+pub struct Names<'o, 't> {
+    own: HashMap<String, Option<Value<'t>>>,
+    /// Those around an inner graph.
+    outer: Option<&'o Names<'o, 't>>,
+}
+
+impl<'t> Names<'_, 't> {
+    /// The value of a name; `None` if nothing defines it.
+    pub fn get(&self, name: &str) -> Option<&Option<Value<'t>>> {
+        self.own
+            .get(name)
+            .or_else(|| self.outer.and_then(|outer| outer.get(name)))
+    }
+
+    /// Gives a name its value.
+    pub fn insert(&mut self, name: String, value: Option<Value<'t>>) {
+        self.own.insert(name, value);
+    }
+}
 
 /// The state of an import.
 pub struct Import<'m, 't> {
@@ -62,7 +81,7 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// Imports nodes in their order. What they name is added to `names`.
-    pub fn nodes(&mut self, nodes: &[NodeProto], names: &mut Names<'t>, depth: usize) {
+    pub fn nodes(&mut self, nodes: &[NodeProto], names: &mut Names<'_, 't>, depth: usize) {
         for node in nodes {
             let results = self.node(node, names, depth);
             let results = match results {
@@ -82,17 +101,23 @@ impl<'m, 't> Import<'m, 't> {
         }
     }
 
+    /// Counts a node, or an iteration of a loop, whose body may have none.
+    fn count_node(&mut self) -> Result<(), String> {
+        self.nodes += 1;
+        match self.nodes > MOST_NODES {
+            true => Err(format!("unrolls into more than {MOST_NODES} nodes")),
+            false => Ok(()),
+        }
+    }
+
     /// The results of a node; `None` if an input was refused before.
     fn node(
         &mut self,
         node: &NodeProto,
-        names: &mut Names<'t>,
+        names: &Names<'_, 't>,
         depth: usize,
     ) -> Result<Option<Vec<Value<'t>>>, String> {
-        self.nodes += 1;
-        if self.nodes > MOST_NODES {
-            return Err(format!("unrolls into more than {MOST_NODES} nodes"));
-        }
+        self.count_node()?;
         if depth > DEEPEST {
             return Err(format!("lies more than {DEEPEST} graphs deep"));
         }
@@ -193,7 +218,7 @@ impl<'m, 't> Import<'m, 't> {
         inputs: Vec<Option<Value<'t>>>,
         depth: usize,
     ) -> Result<Option<Vec<Value<'t>>>, String> {
-        let mut inner = Names::new();
+        let mut inner = Names::default();
         let mut inputs = inputs.into_iter();
         let mut nodes = function.node.clone();
         for name in &function.input {
@@ -224,7 +249,11 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// The values of these names.
-    fn named(&self, names: &[String], of: &Names<'t>) -> Result<Option<Vec<Value<'t>>>, String> {
+    fn named(
+        &self,
+        names: &[String],
+        of: &Names<'_, 't>,
+    ) -> Result<Option<Vec<Value<'t>>>, String> {
         let mut all = Vec::with_capacity(names.len());
         for name in names {
             match of.get(name) {
@@ -240,11 +269,14 @@ impl<'m, 't> Import<'m, 't> {
     fn graph(
         &mut self,
         graph: &GraphProto,
-        names: &Names<'t>,
+        names: &Names<'_, 't>,
         given: Vec<(String, Value<'t>)>,
         depth: usize,
     ) -> Results<'t> {
-        let mut inner = names.clone();
+        let mut inner = Names {
+            outer: Some(names),
+            ..Names::default()
+        };
         for tensor in &graph.initializer {
             let external = |_: &_| Err("an inner graph's tensor lies in another file".into());
             let array = crate::array::Array::of_proto(tensor, &external)?;
@@ -260,7 +292,7 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// `If` with a condition that is known.
-    fn branch(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+    fn branch(&mut self, call: &Call<'_, 't>, names: &Names<'_, 't>, depth: usize) -> Results<'t> {
         let condition = call.known(0).map_err(|_| {
             "its condition is computed from the inputs; only constant conditions can be expressed"
         })?;
@@ -274,7 +306,7 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// `Loop` with a known trip count and condition, unrolled.
-    fn repeat(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+    fn repeat(&mut self, call: &Call<'_, 't>, names: &Names<'_, 't>, depth: usize) -> Results<'t> {
         let body = call.graph("body").ok_or("its body is missing")?.clone();
         let most = match call.known_optional(0)? {
             Some(array) => *array
@@ -297,6 +329,7 @@ impl<'m, 't> Import<'m, 't> {
         let mut elements = vec![None; scanned];
         let mut step = 0;
         while running && step < most {
+            self.count_node()?;
             let mut given = Vec::new();
             let scalar = |values: i64| crate::array::Array::ints(Vec::new(), vec![values]);
             if let Some(name) = body.input.first() {
@@ -315,7 +348,7 @@ impl<'m, 't> Import<'m, 't> {
                 Some((_, array)) => array.as_ints()?.first() != Some(&0),
                 None => return Err("its condition is computed from the inputs".into()),
             };
-            state = results[1..].iter().take(carried).cloned().collect();
+            state = results.iter().skip(1).take(carried).cloned().collect();
             for (at, value) in results.iter().skip(1 + carried).enumerate().take(scanned) {
                 elements[at] = Some(value.element());
                 rows[at].push(value.traced(self.trace)?);
@@ -330,7 +363,7 @@ impl<'m, 't> Import<'m, 't> {
     }
 
     /// `Scan`, unrolled.
-    fn scan(&mut self, call: &Call<'_, 't>, names: &mut Names<'t>, depth: usize) -> Results<'t> {
+    fn scan(&mut self, call: &Call<'_, 't>, names: &Names<'_, 't>, depth: usize) -> Results<'t> {
         if call.opset < 9 {
             return Err("Scan before opset 9 is not expressed".into());
         }
@@ -358,6 +391,7 @@ impl<'m, 't> Import<'m, 't> {
         let mut rows: Vec<Vec<_>> = vec![Vec::new(); scanned];
         let mut elements = vec![None; scanned];
         for step in 0..steps {
+            self.count_node()?;
             let mut given = Vec::new();
             let mut targets = body.input.iter();
             for (value, name) in state.iter().zip(&mut targets) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use slabwise::shape::Dim;
 use slabwise::{DType, Init, Scope, Session, Shape, Tensor, Trace};
 
-use crate::array::{Array, lengths};
+use crate::array::{Array, count, lengths};
 use crate::element::Element;
 use crate::error::{Error, Refusal, Result};
 use crate::file;
@@ -279,7 +279,7 @@ impl OnnxModel {
                 "the model is for opset {version}; the newest known is {NEWEST_OPSET}"
             )));
         }
-        let mut names = Names::new();
+        let mut names = Names::default();
         for (input, tensor) in self.inputs.iter().zip(inputs) {
             let value = match self.values.get(&input.name) {
                 Some(array) => Value::both(*tensor, Known::Given, array.clone()),
@@ -287,9 +287,10 @@ impl OnnxModel {
             };
             names.insert(input.name.clone(), Some(value));
         }
+        let statistics = self.statistics();
         let mut refusals = Vec::new();
         for tensor in &self.graph().initializer {
-            let value = self.initializer(trace, scope, tensor);
+            let value = self.initializer(trace, scope, tensor, &statistics);
             let value = value.map_err(|reason| {
                 refusals.push(Refusal {
                     node: tensor.name.clone(),
@@ -367,6 +368,7 @@ impl OnnxModel {
         trace: &'t Trace,
         scope: &Scope,
         tensor: &TensorProto,
+        statistics: &HashSet<&str>,
     ) -> Result<Value<'t>, String> {
         if !is_parameter(tensor) {
             return self.array(tensor).map(Value::constant);
@@ -376,7 +378,7 @@ impl OnnxModel {
         if element == Element::F64 && !self.narrow {
             return Err("holds doubles; allow float instead (--narrow)".into());
         }
-        let param = match self.is_statistic(&tensor.name) {
+        let param = match statistics.contains(&*tensor.name) {
             true => scope.statistic(&tensor.name, &shape[..], Init::Constant(0.0)),
             false => scope.param(&tensor.name, &shape[..], Init::Constant(0.0)),
         };
@@ -385,17 +387,19 @@ impl OnnxModel {
             read = read.cast(element.dtype());
         }
         // Small ones may be options of an operator, such as scales of a resize.
-        match shape.iter().product::<usize>() <= SMALL {
+        match count(&shape).is_some_and(|n| n <= SMALL) {
             true => Ok(Value::both(read, Known::Parameter, self.array(tensor)?)),
             false => Ok(Value::tensor(element, read)),
         }
     }
 
-    /// Whether an initializer is a running statistic, which gradients leave alone.
-    fn is_statistic(&self, name: &str) -> bool {
-        self.graph().node.iter().any(|node| {
-            node.op_type == "BatchNormalization" && node.input.iter().skip(3).any(|i| i == name)
-        })
+    /// The initializers that are running statistics, which gradients leave alone.
+    fn statistics(&self) -> HashSet<&str> {
+        let nodes = self.graph().node.iter();
+        let norms = nodes.filter(|node| node.op_type == "BatchNormalization");
+        norms
+            .flat_map(|node| node.input.iter().skip(3).map(String::as_str))
+            .collect()
     }
 }
 

@@ -153,7 +153,7 @@ fn parse(
 }
 
 /// Fills `buffer` as far as `reader` goes; gives the number of bytes.
-fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
         match reader.read(&mut buffer[got..]) {

@@ -41,6 +41,7 @@ use rawzip::{
 use slabwise_planner::{brief, files};
 
 use super::HostArray;
+use super::idx::fill;
 use crate::error::DataError;
 use header::{Header, Stored};
 
@@ -391,21 +392,6 @@ impl<R: Read> Elements<'_, R> {
         }
         malformed(self.path, format!("element {index:?} is {value}"))
     }
-}
-
-/// Fills a buffer as far as the source goes; the number of bytes.
-fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match reader.read(&mut buffer[got..]) {
-            Ok(0) => break,
-            Ok(n) => got += n,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got)
 }
 
 #[cfg(test)]

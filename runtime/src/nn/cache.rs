@@ -84,7 +84,8 @@ impl<'t> KvCache<'t> {
     /// prompt calls it first.
     #[track_caller]
     pub fn clear(&self) {
-        self.length.advance(|length| length * 0.0);
+        let none = self.trace.full(0.0, DType::I32, ());
+        self.length.advance(|_| none);
     }
 
     /// Writes keys and values `[batch, heads, new positions, width]` behind those so far, and gives

@@ -51,11 +51,8 @@ impl Session {
     /// As [`Session::compile`].
     #[track_caller]
     pub fn compile_any(&mut self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<AnyProgram> {
-        let graph = self.finished(trace, outputs)?;
-        let mut program = self.compile_outputs(trace.name(), &graph)?;
-        program.debugged = trace.debugged();
         Ok(AnyProgram {
-            program,
+            program: self.compile_traced(trace, outputs)?,
             outputs: outputs.len(),
         })
     }
@@ -78,13 +75,8 @@ impl Session {
     /// # Errors
     /// As [`Session::run`].
     pub fn run_any(&mut self, program: &AnyProgram, feed: impl Feed) -> Result<Vec<Output<'_>>> {
-        let inner = &*self.planned_for(&program.program, &feed)?;
-        let mut env = self.begin(inner, &feed)?;
-        let slab = self.memory.slab()?;
-        let regions = self.stage(inner, &feed, &env, &mut |buffer| {
-            inner.place_in(slab, buffer)
-        })?;
-        self.run_fed(inner, &mut env, &regions)?;
+        let (inner, env, slab) = self.run_planned(&program.program, &feed)?;
+        let inner = &*inner;
         let debugged = &program.program.debugged;
         let [] = self.outputs((inner, debugged), &feed, &env, slab)?;
         let places = inner.outputs[..program.outputs].iter();

@@ -112,6 +112,19 @@ fn a_model_file_that_cannot_be_read_is_bad_input() {
 }
 
 #[test]
+fn options_of_the_other_kind_of_model_are_refused() {
+    let error = failure("plan model.onnx --batch 8", 2);
+    assert!(error.contains("--batch (use --dim)"), "{error}");
+    for option in ["--dim batch=8", "--narrow", "--train adam"] {
+        let error = failure(&format!("plan cnn {option}"), 2);
+        assert!(
+            error.contains("is for model files; cnn is built in"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn plan_draws_a_picture() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");

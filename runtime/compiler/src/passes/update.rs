@@ -154,6 +154,12 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         graded.add(before as u32, after as u32);
         updates.after[after].push(before);
     }
+    let mut assigned: FxHashMap<NodeId, u32> = FxHashMap::default();
+    for id in graph.ids() {
+        if let Op::Assign(_) = graph.node(id).op {
+            *assigned.entry(graph.node(id).inputs[0]).or_default() += 1;
+        }
+    }
     for id in graph.ids() {
         let Op::Assign(variable) = graph.node(id).op else {
             continue;
@@ -174,7 +180,8 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         before.dedup();
         let circle = before.iter().any(|&r| graded.leads(writer, r));
         let replaces = matches!(graph.node(value).op, Op::SliceAssign { .. });
-        if replaces && !circle && replaces_part(clusters, value, variable) {
+        let once = || assigned.get(&value) == Some(&1);
+        if replaces && !circle && once() && replaces_part(clusters, value, variable) {
             for &r in &before {
                 graded.add(r as u32, writer as u32);
             }
@@ -298,15 +305,11 @@ fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
 fn replaces_part(clusters: &Clusters, value: NodeId, variable: u32) -> bool {
     let graph = &clusters.graph;
     let is_own = graph.node(graph.node(value).inputs[0]).op == Op::Variable(variable);
-    let assigns = |id: &NodeId| {
-        matches!(graph.node(*id).op, Op::Assign(_)) && graph.node(*id).inputs[0] == value
-    };
-    let once = graph.ids().filter(assigns).count() == 1;
     let mut reads = 0;
     clusters.each_source(value, |source| {
         reads += usize::from(graph.node(source).op == Op::Variable(variable));
     });
-    is_own && once && reads == 1 && !graph.outputs.contains(&value)
+    is_own && reads == 1 && !graph.outputs.contains(&value)
 }
 
 /// Whether the writer reads the variable only at the places it writes.

@@ -4,7 +4,7 @@ use slabwise::tensor::{AttentionOptions, ConvOptions, RopeLayout};
 use slabwise::{DType, Tensor};
 
 use super::Run;
-use crate::call::{Call, Results, lengths, result};
+use crate::call::{Call, Results, axes, lengths, result};
 use crate::element::Element;
 use crate::value::Value;
 
@@ -26,9 +26,7 @@ fn heads(call: &Call<'_, '_>, name: &str, length: usize) -> Result<usize, String
 
 /// `[batch, positions, heads · width]` as `[batch, heads, positions, width]`.
 fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t>, String> {
-    let &[batch, positions, width] = &lengths(x)?[..] else {
-        return Err(format!("an input of {} axes", x.rank()));
-    };
+    let [batch, positions, width] = axes(x)?;
     let heads = heads(call, name, width)?;
     let x = x.reshape([batch, positions, heads, width / heads]);
     Ok(x.permute([0, 2, 1, 3]))
@@ -36,9 +34,7 @@ fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t
 
 /// The inverse of [`split`].
 fn united(x: Tensor<'_>) -> Result<Tensor<'_>, String> {
-    let &[batch, heads, positions, width] = &lengths(x)?[..] else {
-        return Err(format!("a result of {} axes", x.rank()));
-    };
+    let [batch, heads, positions, width] = axes(x)?;
     Ok(x.permute([0, 2, 1, 3])
         .reshape([batch, positions, heads * width]))
 }
@@ -64,7 +60,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let (k, v) = (after(old_keys, k), after(old_values, v));
     let past = match old_keys {
-        Some(old) => lengths(old)?[2],
+        Some(old) => axes::<4>(old)?[2],
         None => 0,
     };
     let limits = Limits {
@@ -74,7 +70,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         past,
         used: call.optional(6)?.map(|n| n.cast(DType::I32)),
     };
-    let width = lengths(q)?[3];
+    let width = axes::<4>(q)?[3];
     let scale = match call.has("scale") {
         true => call.f("scale", 1.0),
         false => (1.0 / (width.max(1) as f64).sqrt()) as f32,
@@ -93,7 +89,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         }
         (q.attention_with(k, v, options), None)
     } else {
-        let bias = limits.bias(call, lengths(q)?[2], lengths(k)?[2])?;
+        let bias = limits.bias(call, axes::<4>(q)?[2], axes::<4>(k)?[2])?;
         whole(call, [q, k, v], bias, scale, cap)?
     };
     let y = if flat { united(y)? } else { y };
@@ -181,7 +177,7 @@ fn whole<'t>(
     scale: f32,
     cap: f32,
 ) -> Result<(Tensor<'t>, Option<Tensor<'t>>), String> {
-    let (of_queries, of_keys) = (lengths(q)?[1], lengths(k)?[1]);
+    let (of_queries, of_keys) = (axes::<4>(q)?[1], axes::<4>(k)?[1]);
     let each = match of_keys {
         0 => 1,
         n => of_queries / n,
@@ -206,7 +202,7 @@ fn whole<'t>(
     let shares = match bias {
         Some(bias) => {
             let none = f32::NEG_INFINITY;
-            let unseen = |x: Tensor<'t>| x.max_keep(x.rank() - 1).equal(none);
+            let unseen = |x: Tensor<'t>| x.max_keep(x.rank().saturating_sub(1)).equal(none);
             let hidden = unseen(scores).or(unseen(bias));
             hidden.select(0.0, shares)
         }
@@ -235,7 +231,7 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
         let shape = call.shape(3)?;
         let places = call.x(3)?.cast(DType::I32).reshape([-1i64]);
         let rows = |table: Tensor<'t>| -> Result<Tensor<'t>, String> {
-            let to = [&shape[..], &lengths(table)?[1..]].concat();
+            let to = [&shape[..], &axes::<2>(table)?[1..]].concat();
             Ok(table.index_select(0, places).reshape(&to[..]))
         };
         (cos, sin) = (rows(cos)?, rows(sin)?);
@@ -243,14 +239,14 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if cos.rank() != 3 || sin.rank() != 3 {
         return Err("its tables are not of one row for each position".into());
     }
-    let pairs = lengths(cos)?[2];
-    let width = lengths(x)?[3];
+    let pairs = axes::<3>(cos)?[2];
+    let width = axes::<4>(x)?[3];
     let turned = match usize::try_from(call.int("rotary_embedding_dim", 0)) {
         Ok(0) => width,
         Ok(n) => n,
         Err(_) => return Err("a negative rotary_embedding_dim".into()),
     };
-    if 2 * pairs != turned || turned > width {
+    if turned > width || 2 * pairs != turned {
         return Err(format!(
             "tables of {pairs} pairs for {turned} of {width} elements"
         ));
@@ -269,8 +265,8 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let q = split(call, call.float(0)?, "q_num_heads")?;
     let k = split(call, call.float(1)?, "kv_num_heads")?;
     let v = split(call, call.float(2)?, "kv_num_heads")?;
-    let (of_q, of_k, of_v) = (lengths(q)?, lengths(k)?, lengths(v)?);
-    let (batch, heads, steps, width) = (of_k[0], of_k[1], of_k[2], of_k[3]);
+    let (of_q, of_k, of_v) = (axes::<4>(q)?, axes::<4>(k)?, axes::<4>(v)?);
+    let [batch, heads, steps, width] = of_k;
     if heads == 0 || !of_q[1].is_multiple_of(heads) || of_q[3] != width {
         return Err(format!("queries of {of_q:?} for keys of {of_k:?}"));
     }
@@ -361,8 +357,8 @@ fn causal_conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let mut all = call.same(y)?;
     if call.outputs > 1 {
-        let n = lengths(padded)?[2];
-        let state = padded.slice(2, n - before..n);
+        let n = axes::<3>(padded)?[2];
+        let state = padded.slice(2, n.saturating_sub(before)..n);
         all.push(Value::tensor(
             call.element(0)?,
             state.cast(call.element(0)?.dtype()),

@@ -131,14 +131,16 @@ fn max_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if let Some(positions) = positions {
         // Positions count through all images and channels.
         let shape = call.shape(0)?;
-        let area: usize = shape[2..].iter().product();
+        let elements = crate::array::count(&shape).and_then(|n| i32::try_from(n).ok());
+        elements.ok_or("an input whose positions leave 32 bits")?;
+        let area = shape[2..].iter().product::<usize>() as i32;
         let planes = call
             .trace
             .arange(shape[0] * shape[1])
             .cast(slabwise::DType::I32);
         let mut to = vec![shape[0], shape[1]];
         to.resize(shape.len(), 1);
-        let first = planes.reshape(&to[..]) * area as f32;
+        let first = planes.reshape(&to[..]) * area;
         results.push(result(Element::I64, positions + first));
     }
     Ok(results)
@@ -155,25 +157,25 @@ fn max_unpool<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let Padding::Sides([rows, columns]) = padding::<2>(call)? else {
         return Err("automatic padding".into());
     };
-    let own = [
-        (h - 1) * sh + kh - rows.0 - rows.1,
-        (w - 1) * sw + kw - columns.0 - columns.1,
-    ];
-    let to = match call.ints(2)? {
-        Some(to) if to.len() == 4 => [to[2] as usize, to[3] as usize],
-        _ => own,
+    let length = |n: usize, stride: usize, k: usize, (before, after): (usize, usize)| {
+        let reach = n.checked_sub(1)?.checked_mul(stride)?.checked_add(k)?;
+        reach.checked_sub(before)?.checked_sub(after)
     };
-    let area = own[0] * own[1];
-    let planes = call.trace.arange(n * c).cast(slabwise::DType::I32);
-    let first = planes.reshape([n, c, 1, 1]) * area as f32;
-    // Positions in an image of the pooling's size.
-    let places = call.x(1)? - first;
-    let image = x.max_unpool2d(places, own);
-    let _ = to;
-    if to != own {
+    let own = [length(h, sh, kh, rows), length(w, sw, kw, columns)];
+    let [Some(oh), Some(ow)] = own else {
+        return Err("its strides and pads fit no image".into());
+    };
+    if let Some(to) = call.ints(2)?
+        && to.get(2..) != Some(&[oh as i64, ow as i64])
+    {
         return Err("an output_shape other than that of its geometry".into());
     }
-    call.same(image)
+    let area = oh.checked_mul(ow).and_then(|n| i32::try_from(n).ok());
+    let area = area.ok_or("an image whose positions leave 32 bits")?;
+    let planes = call.trace.arange(n * c).cast(slabwise::DType::I32);
+    // Positions in an image of the pooling's size.
+    let places = call.x(1)? - planes.reshape([n, c, 1, 1]) * area;
+    call.same(x.max_unpool2d(places, [oh, ow]))
 }
 
 fn lp_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -303,7 +305,7 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
                 if length == 1 {
                     resized.crop = (0.0, 0.0);
                 } else if whole > 0.0 {
-                    resized.crop = (0.0, ((length - 1) as f64 / whole) as f32);
+                    resized.crop = (0.0, (length.saturating_sub(1) as f64 / whole) as f32);
                 }
             }
             if let (Coordinates::Crop, Some(roi)) = (coordinates, &roi)
@@ -346,6 +348,9 @@ fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
         "nearest" => Interpolation::Nearest(Rounding::Floor),
         _ => Interpolation::Linear,
     };
+    if scales.len() != shape.len() {
+        return Err(format!("{} scales for {} axes", scales.len(), shape.len()));
+    }
     let axes = scales
         .iter()
         .enumerate()

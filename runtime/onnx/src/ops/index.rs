@@ -56,7 +56,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
 pub fn positive<'t>(index: Tensor<'t>, n: Option<usize>) -> Result<Tensor<'t>, String> {
     let n = n.ok_or("the indexed axis is not fixed")?;
     let index = index.cast(DType::I32);
-    Ok(index.lt(0.0).select(index + n as f32, index))
+    let n = i32::try_from(n).map_err(|_| "the indexed axis leaves 32 bits")?;
+    Ok(index.lt(0).select(index + n, index))
 }
 
 /// [`positive`] for rows of coordinates.
@@ -70,9 +71,9 @@ pub fn positive_rows<'t>(
         .len(index.rank().saturating_sub(1))
         .ok_or("rows of no fixed length")?;
     let part = shape
-        .get(batch..batch + k)
+        .get(batch..batch.saturating_add(k))
         .ok_or("more coordinates than axes")?;
-    let lengths: Vec<i32> = part.iter().map(|&n| n as i32).collect();
+    let lengths: Vec<i64> = part.iter().map(|&n| n as i64).collect();
     let index = index.cast(DType::I32);
     Ok(index
         .lt(0.0)
@@ -134,7 +135,7 @@ fn one_hot<'t>(call: &Call<'_, 't>) -> Results<'t> {
     }
     let n = depth as usize;
     let axis = resolve(call.int("axis", -1), index.rank() + 1)?;
-    let index = index.lt(0.0).select(index + n as f32, index);
+    let index = index.lt(0).select(index + n as i32, index);
     let mut place = call.trace.arange(n).cast(DType::I32);
     for _ in axis..index.rank() {
         place = place.unsqueeze(place.rank());

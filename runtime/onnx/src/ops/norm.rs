@@ -3,6 +3,7 @@
 use slabwise::{DType, Tensor};
 
 use super::Run;
+use super::product::along_channels;
 use crate::call::{Call, Results, result};
 use crate::element::Element;
 use crate::value::Value;
@@ -17,7 +18,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
         c.same(scaled(normal, Some(c.float(1)?), Some(c.float(2)?)))
     }),
     ("LRN", |c| {
-        let size = usize::try_from(c.int("size", 1)).unwrap_or(1);
+        let size = usize::try_from(c.int("size", 1)).unwrap_or(0);
+        if !(1..=1 << 16).contains(&size) {
+            return Err(format!("a size of {}", c.int("size", 1)));
+        }
         let (alpha, beta) = (c.f("alpha", 1e-4), c.f("beta", 0.75));
         let x = c.float(0)?;
         let half = (size - 1) / 2;
@@ -53,11 +57,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
 
 /// Scale and bias of the channels, axis 1.
 fn scaled<'t>(x: Tensor<'t>, scale: Option<Tensor<'t>>, bias: Option<Tensor<'t>>) -> Tensor<'t> {
-    let along = |v: Tensor<'t>| {
-        let mut shape = vec![1i64; x.rank()];
-        shape[1] = -1;
-        v.reshape(&shape[..])
-    };
+    let along = |v: Tensor<'t>| along_channels(v, x.rank());
     let x = scale.map_or(x, |scale| x * along(scale));
     bias.map_or(x, |bias| x + along(bias))
 }
@@ -89,10 +89,12 @@ fn batch<'t>(call: &Call<'_, 't>) -> Results<'t> {
 fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let shape = call.shape(0)?;
-    let groups = usize::try_from(call.int("num_groups", 1))
-        .unwrap_or(1)
-        .max(1);
+    let groups = call.int("num_groups", 1);
     let channels = *shape.get(1).ok_or("it has no channels")?;
+    let groups = usize::try_from(groups)
+        .ok()
+        .filter(|&n| n > 0 && channels.is_multiple_of(n))
+        .ok_or_else(|| format!("{channels} channels do not divide into {groups} groups"))?;
     let mut split = vec![shape[0], groups, channels / groups];
     split.extend(&shape[2..]);
     let axes: Vec<usize> = (2..split.len()).collect();

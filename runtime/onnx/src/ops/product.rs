@@ -33,10 +33,10 @@ pub fn product<'t>(a: Tensor<'t>, b: Tensor<'t>) -> Tensor<'t> {
     let b = if right { b.unsqueeze(1) } else { b };
     let mut result = a.matmul(b);
     if right {
-        result = result.squeeze(result.rank() - 1);
+        result = result.squeeze(result.rank().saturating_sub(1));
     }
     if left {
-        result = result.squeeze(result.rank() - if right { 1 } else { 2 });
+        result = result.squeeze(result.rank().saturating_sub(if right { 1 } else { 2 }));
     }
     result
 }
@@ -51,7 +51,7 @@ fn int_matmul<'t>(call: &Call<'_, 't>) -> Results<'t> {
         return Err("a product of vectors of integers".into());
     }
     let wide = a.unsqueeze(a.rank()) * b.unsqueeze(b.rank() - 2);
-    call.same(wide.sum_over(wide.rank() - 2))
+    call.same(wide.sum_over(wide.rank().saturating_sub(2)))
 }
 
 fn gemm<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -71,6 +71,11 @@ fn gemm<'t>(call: &Call<'_, 't>) -> Results<'t> {
         result = result + if beta == 1.0 { c } else { c * beta };
     }
     call.same(result)
+}
+
+/// A vector along axis 1, the channels, of a tensor of `rank` axes.
+pub fn along_channels(v: Tensor<'_>, rank: usize) -> Tensor<'_> {
+    (2..rank).fold(v, |v, _| v.unsqueeze(v.rank()))
 }
 
 /// The attribute of one number per axis.
@@ -116,12 +121,7 @@ fn options<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, String
 
 fn biased<'t>(call: &Call<'_, 't>, y: Tensor<'t>) -> Results<'t> {
     let y = match call.optional_float(2)? {
-        Some(bias) => {
-            let n = bias.len(0).ok_or("its bias is not fixed")?;
-            let mut shape = vec![1usize; y.rank()];
-            shape[1] = n;
-            y + bias.reshape(&shape[..])
-        }
+        Some(bias) => y + along_channels(bias, y.rank()),
         None => y,
     };
     call.same(y)
@@ -148,16 +148,21 @@ fn conv_transpose<'t>(call: &Call<'_, 't>) -> Results<'t> {
     biased(call, y)
 }
 
+const ABSURD: &str = "its strides, dilations or padding are beyond any image";
+
 /// With `output_shape` or `auto_pad` the padding follows from the result's lengths.
 fn transposed<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, String> {
     let mut options: ConvOptions<N> = options(call)?;
-    let shape = call.shape(0)?;
-    let kernel = call.shape(1)?;
+    let (shape, kernel) = (call.shape(0)?, call.shape(1)?);
+    if kernel.len() != N + 2 || shape.contains(&0) || kernel.contains(&0) {
+        return Ok(options);
+    }
     let mode = call.text("auto_pad", "NOTSET");
     let wanted = match (call.sizes("output_shape")?, &*mode) {
         (Some(shape), _) if shape.len() >= N => Some(shape[shape.len() - N..].to_vec()),
         (_, "SAME_UPPER" | "SAME_LOWER") => {
-            Some((0..N).map(|i| shape[i + 2] * options.stride[i]).collect())
+            let lengths = (0..N).map(|i| shape[i + 2].checked_mul(options.stride[i]));
+            Some(lengths.collect::<Option<Vec<_>>>().ok_or(ABSURD)?)
         }
         _ => None,
     };
@@ -166,10 +171,15 @@ fn transposed<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, Str
     };
     let mut sides = [(0, 0); N];
     for i in 0..N {
-        let whole = (shape[i + 2] - 1) * options.stride[i]
-            + (kernel[i + 2] - 1) * options.dilation[i]
-            + 1
-            + options.output_padding[i];
+        let reach = |n: usize, by: usize| (n - 1).checked_mul(by);
+        let whole = reach(shape[i + 2], options.stride[i])
+            .zip(reach(kernel[i + 2], options.dilation[i]))
+            .and_then(|(a, b)| {
+                a.checked_add(b)?
+                    .checked_add(1)?
+                    .checked_add(options.output_padding[i])
+            })
+            .ok_or(ABSURD)?;
         match whole.checked_sub(wanted[i]) {
             Some(total) => {
                 let less = total / 2;

@@ -51,6 +51,9 @@ fn tensor_scatter<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (cache, update) = (lane(call, 0)?, lane(call, 1)?);
     let axis = call.axis("axis", -2)?;
     let (shape, part) = (call.shape(0)?, call.shape(1)?);
+    if part.len() != shape.len() {
+        return Err(format!("an update of {part:?} for a cache of {shape:?}"));
+    }
     let (n, new) = (shape[axis], part[axis]);
     let along = |axis: usize, of: usize, x: Tensor<'t>| {
         let mut to = vec![1usize; shape.len()];

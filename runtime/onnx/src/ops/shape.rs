@@ -249,7 +249,7 @@ fn center_crop_pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let mut pads = vec![(0, 0); shape.len()];
     for (&axis, &to) in axes.iter().zip(&to) {
-        let more = to - shape[axis] as i64;
+        let more = to.saturating_sub(shape[axis] as i64);
         // An odd element is added or taken at the end.
         let before = match more >= 0 {
             true => more / 2,

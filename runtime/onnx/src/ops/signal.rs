@@ -96,7 +96,7 @@ impl Transform {
         real: Tensor<'t>,
         imaginary: Option<Tensor<'t>>,
     ) -> Result<(Tensor<'t>, Option<Tensor<'t>>), String> {
-        let last = real.rank() - 1;
+        let last = real.rank().saturating_sub(1);
         let half = self.n / 2 + 1;
         let real_result = self.inverse && self.onesided;
         let given = real.len(last).ok_or("the transformed axis is not fixed")?;
@@ -185,7 +185,7 @@ fn dft<'t>(call: &Call<'_, 't>) -> Results<'t> {
         return Err("a transform of length 0".into());
     }
     let (real, imaginary) = parts(x)?;
-    let last = real.rank() - 1;
+    let last = real.rank().saturating_sub(1);
     let swapped = |x: Tensor<'t>| {
         if axis == last {
             x
