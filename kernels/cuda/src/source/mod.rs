@@ -3,6 +3,7 @@
 mod elementwise;
 mod gather;
 mod horizontal;
+mod iterate;
 mod non_max_suppression;
 mod nonzero;
 pub(crate) mod params;
@@ -57,5 +58,6 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::NonMaxSuppression(non_max_suppression) => {
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
+        Body::Iterate(iterate) => iterate::lower(iterate, bounds, target),
     }
 }
