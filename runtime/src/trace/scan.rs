@@ -9,7 +9,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS};
 
 use super::{Building, Line, Trace};
-use crate::graph::{Body, BodyBuilder, Feed, Graph, Origin, Phase};
+use crate::graph::{Body, BodyBuilder, Feed, Graph, Node, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::tensor::Tensor;
 
@@ -455,6 +455,16 @@ impl Building {
         let own = recorded.results.iter().filter(|id| carry_of(id).is_none());
         outputs.extend(own);
         body.graph.outputs = body.copy(graph, Some(recorded.start), &mut map, &outputs);
+        let symbols = &body.graph.symbols;
+        let found = |node: &&Node| symbols.any_data_dependent(&node.dims);
+        if let Some(node) = body.graph.nodes.iter().find(found) {
+            return Err(format!(
+                "scan: a step has a {} {}, whose length a run finds out; a scan is planned for \
+                 lengths that are known before it",
+                node.op.name(),
+                symbols.show(&node.dims)
+            ));
+        }
         let arguments = body.operands.len() + body.graph.outputs.len();
         if arguments >= MAX_ARGUMENTS {
             return Err(format!(
