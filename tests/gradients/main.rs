@@ -2,6 +2,7 @@
 //! double precision.
 
 mod composites;
+mod loops;
 mod methods;
 #[path = "../support/mod.rs"]
 mod support;
@@ -9,7 +10,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use slabwise::shape::{Dims, Env, Size};
-use slabwise_compiler::graph::{BodyBuilder, Feed, Graph};
+use slabwise_compiler::graph::Graph;
 use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
 use slabwise_compiler::passes::autodiff::gradients;
 use slabwise_compiler::reference::{Array, Precision, evaluate};
@@ -535,47 +536,6 @@ fn scanned(rng: &mut Rng, cases: &mut Vec<Case>) {
     }
 }
 
-/// Loops over steps: with one carry or two, forwards and backwards, with a part of the steps' results
-/// read and with the last carry alone.
-fn iterated(rng: &mut Rng, cases: &mut Vec<Case>) {
-    for (reverse, last) in [(false, false), (true, false), (false, true), (true, true)] {
-        let arguments = vec![
-            floats(rng, &[3, 2, 2]),
-            floats(rng, &[2, 2]),
-            floats(rng, &[2, 2]),
-        ];
-        let name = format!("a scan, reverse {reverse}, of its last carry {last}");
-        cases.push(Case::new(name, arguments, move |g, x| {
-            let square = dims(&[2, 2]);
-            let of = || (DType::F32, square.clone());
-            let mut body = BodyBuilder::within(g);
-            let h = body.input(Feed::Carry, &[x[1]], "h", of());
-            let c = body.input(Feed::Carry, &[x[2]], "c", of());
-            let part = body.input(Feed::Step, &[x[0]], "part", of());
-            let w = body.input(Feed::Whole, &[x[1]], "w", of());
-            let later = Feed::Neighbour { later: !reverse };
-            let beside = body.input(later, &[x[0], x[2]], "beside", of());
-            let b = &mut body.graph;
-            let product = b.matmul(h, w);
-            let sum = b.add(product, part);
-            let next = b.scalar(ScalarOp::Tanh, &[sum]);
-            let gated = b.mul(c, next);
-            let next_c = b.add(gated, beside);
-            let result = b.mul(next, c);
-            b.outputs = vec![next, next_c, result];
-            let scan = body.finish(g, 3, reverse);
-            let [h, c, y] = [0, 1, 2].map(|k| g.iterated(scan, k).expect("a result"));
-            if last {
-                let at = if reverse { 0 } else { 2 };
-                let (h, c) = (g.part_at(h, at), g.part_at(c, at));
-                return g.mul(h, c);
-            }
-            let both = g.add(h, c);
-            g.mul(both, y)
-        }));
-    }
-}
-
 /// Selection by values: positions have no gradient, the elements at them have.
 fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
     cases.push(Case::new(
@@ -688,7 +648,7 @@ fn every_structural_operation() {
     indexed(&mut rng, &mut cases);
     assigned(&mut rng, &mut cases);
     scanned(&mut rng, &mut cases);
-    iterated(&mut rng, &mut cases);
+    loops::iterated(&mut rng, &mut cases);
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
