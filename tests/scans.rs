@@ -1,7 +1,7 @@
 //! Scans: loops whose body is compiled once, against the same loops unrolled.
 
 use ndarray::{ArrayD, IxDyn};
-use slabwise::nn::{Gru, Lstm, Rnn};
+use slabwise::nn::{Gru, Linear, Lstm, Rnn};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Scan};
@@ -450,4 +450,40 @@ fn a_recurrent_layer_learns_with_scans_as_unrolled() {
     for (a, b) in scanned.iter().zip(&unrolled) {
         assert!((a - b).abs() < 1e-5, "{scanned:?} and {unrolled:?}");
     }
+}
+
+#[test]
+fn a_budget_changes_no_bit_of_scans() {
+    let train = |budget: Budget| {
+        let params = Params::seeded(3);
+        let at = &params.root();
+        let first = Lstm::new(at / "first", WIDTH, 16).unrolled_up_to(0);
+        let second = Gru::new(at / "second", 16, 16).unrolled_up_to(0);
+        let wide = Linear::new(at / "wide", 16, 200);
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (BATCH, 40, WIDTH));
+        let y = x.apply(&first).apply(&second).apply(&wide).gelu().square();
+        let loss = y.mean();
+        trace.minimize(loss, Adam::new(0.01));
+        let session = Session::new(Device::Cpu, params).expect("a session");
+        let mut session = session.with_threads(2).with_budget(budget);
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        let x = random(&[BATCH, 40, WIDTH], 9);
+        let mut run = || {
+            session.run(&step, (&x,)).expect("it runs")[0]
+                .item()
+                .to_bits()
+        };
+        let losses: Vec<u32> = (0..5).map(|_| run()).collect();
+        (
+            losses,
+            step.plan().slab_bytes(),
+            step.plan().persistent().clone(),
+        )
+    };
+    let (free, slab, persistent) = train(Budget::Unlimited);
+    let most = persistent.weights + persistent.state + slab * 9 / 10;
+    let (within, smaller, _) = train(Budget::from(Bytes(most)));
+    assert!(smaller < slab, "{smaller} of {slab} bytes");
+    assert_eq!(free, within);
 }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Call, Place, Scratch, Slot};
-use slabwise_planner::{ALIGN, Work};
+use slabwise_planner::ALIGN;
 
 use super::front::{Front, FrontOptions};
 use super::{CompileOptions, refuse_absurd_sizes};
 use crate::backend::{KernelCache, Target};
 use crate::error::{Error, Result};
 use crate::graph::{Body, Feed, Graph, Kept, PlannedBody};
-use crate::ir::{Program, Source, Value};
+use crate::ir::{CallId, Program, Source, Value, ValueId};
 use crate::ops::Op;
 use crate::passes::{DumpOptions, PassError, Pipeline, Prepare};
 
@@ -116,15 +116,13 @@ impl Bodies<'_> {
             .map_err(|v| Error::Internal(format!("the plan of a scan is wrong: {v}")))?;
         let mut scratch = plan.height.next_multiple_of(ALIGN);
         let sizes = program.values.iter().any(|v| v.source == Source::Sizes);
-        let layout = Layout::new(body, kept, sizes, &program, &mut scratch)?;
-        let work = program.work();
+        // Without copies to the host, a task is a call.
+        let order: Vec<CallId> = plan.order.iter().map(|task| CallId(task.0)).collect();
+        let layout = Layout::new(body, kept, sizes, (&program, &order), &mut scratch)?;
         let mut calls = Vec::with_capacity(program.kernels.len());
-        for task in &plan.order {
-            let Work::Run(call) = work[task.index()] else {
-                return Err(Error::Internal("a step copies to the host".into()));
-            };
-            let call = &program.kernels[call.index()];
-            let place = |value: &crate::ir::ValueId| {
+        for (call, task) in order.iter().zip(&plan.order) {
+            let call = program.call(*call);
+            let place = |value: &ValueId| {
                 let (at, value) = (value.index(), program.value(*value));
                 let offset = plan.offsets.get(at).copied();
                 layout.place(&program, &results, value, offset.unwrap_or_default())
@@ -154,7 +152,7 @@ impl<'a> Layout<'a> {
         body: &'a Body,
         kept: &'a [Kept],
         sizes: bool,
-        program: &Program,
+        (program, order): (&Program, &[CallId]),
         scratch: &mut u64,
     ) -> Result<Self> {
         let operands = body.feeds.iter().map(|feed| feed.operands()).sum();
@@ -187,7 +185,13 @@ impl<'a> Layout<'a> {
                 Some(argument) => Slot::Argument(argument as u16),
                 None => place(),
             };
-            slots.push(Some([last, place()]));
+            // A step may write its carry over the one that it found.
+            let other = if is_in_place(body, result, program, order) {
+                last
+            } else {
+                place()
+            };
+            slots.push(Some([last, other]));
         }
         Ok(Layout {
             body,
@@ -258,6 +262,32 @@ impl<'a> Layout<'a> {
             })),
         }
     }
+}
+
+/// Whether a step writes a carry at the places at which it reads the one that it found, and does not
+/// read that one afterwards.
+fn is_in_place(body: &Body, carry: usize, program: &Program, order: &[CallId]) -> bool {
+    let mut feeds = body.feeds.iter().enumerate();
+    let feed = feeds.by_ref().filter(|f| *f.1 == Feed::Carry).nth(carry);
+    let Some((input, _)) = feed else { return false };
+    let output = program.graph.outputs[carry];
+    let of = |value: ValueId| program.value(value);
+    let is_found = |value: ValueId| of(value).source == Source::Input(input as u32);
+    let is_left = |value: ValueId| of(value).output && of(value).node == Some(output);
+    let mut written = false;
+    for call in order.iter().map(|&call| program.call(call)) {
+        if written && call.args.iter().any(|&arg| is_found(arg)) {
+            return false;
+        }
+        let pairs = &call.in_place;
+        written |= pairs
+            .iter()
+            .any(|&(from, to)| is_found(from) && is_left(to));
+        if !written && call.args.iter().any(|&arg| is_left(arg)) {
+            return false;
+        }
+    }
+    written
 }
 
 /// For each body, what is needed of its results.
