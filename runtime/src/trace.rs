@@ -14,6 +14,7 @@ mod parameters;
 mod precision;
 mod random;
 mod ranges;
+mod ranks;
 mod segments;
 mod state;
 

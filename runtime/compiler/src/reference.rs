@@ -14,6 +14,7 @@ use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::CollectiveOp;
 
 use crate::graph::{Graph, Needed, Node};
 use crate::ops::Op;
@@ -195,6 +196,26 @@ pub fn evaluate(
     variables: &[Array],
     precision: Precision,
 ) -> Result<Evaluated, Fault> {
+    let alone = |op: CollectiveOp, value: &Array| {
+        let mut value = value.clone();
+        if op == CollectiveOp::AllGather {
+            value.dims.insert(0, 1);
+        }
+        value
+    };
+    evaluate_rank(graph, env, inputs, variables, precision, &alone)
+}
+
+/// The value of every node of a graph on one of several ranks, as [`evaluate`]; `exchange` gives
+/// the result of a collective for this rank's operand, and all ranks call it in the same order.
+pub fn evaluate_rank(
+    graph: &Graph,
+    env: &Env,
+    inputs: &[Array],
+    variables: &[Array],
+    precision: Precision,
+    exchange: &dyn Fn(CollectiveOp, &Array) -> Array,
+) -> Result<Evaluated, Fault> {
     let mut env = *env;
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
@@ -255,6 +276,7 @@ pub fn evaluate(
                 needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
+            Op::Collective { op, .. } => exchange(*op, args[0]),
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
                 Fault::Index {
                     node: id.0,
@@ -302,7 +324,11 @@ fn compute(
     };
     Ok(match op {
         // These are the caller's.
-        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => args
+        Op::Input(_)
+        | Op::Variable(_)
+        | Op::Assign(_)
+        | Op::Bind { .. }
+        | Op::Collective { .. } => args
             .first()
             .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
         Op::Const(value) => pointwise(&|_| from_value(*value)),

@@ -56,6 +56,8 @@ impl Session {
             self.options.shapes.use_gaps,
             self.id,
         )?;
+        compiled.rank = self.world.rank() as u32;
+        compiled.fingerprint = self.agree(&program, &compiled)?;
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;
         self.memory.prepare_staging(&mut compiled, room)?;

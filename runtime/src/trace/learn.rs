@@ -6,11 +6,12 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Building, Held, Line, Trace};
-use crate::graph::{Graph, Origin, Phase, VariableInfo};
+use super::{Building, Line, Trace};
+use crate::graph::{Graph, Phase, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
 use crate::optim::{Optimizer, Weight};
 use crate::tensor::Tensor;
+use crate::world::{Spread, Tree, TreeSum};
 
 /// An update that is being recorded.
 #[derive(Default)]
@@ -26,6 +27,26 @@ pub(super) struct Updating {
 pub(super) struct Frozen {
     at: Line,
     chosen: Rc<dyn Fn(&VariableInfo) -> bool>,
+}
+
+/// The sums over the parts of a step.
+struct PartSums<'t> {
+    tree: Tree,
+    /// The share of each part in the mean, if the step is spread over ranks.
+    share: Option<Tensor<'t>>,
+    loss: TreeSum<Tensor<'t>>,
+    gradients: BTreeMap<u32, TreeSum<NodeId>>,
+}
+
+impl<'t> PartSums<'t> {
+    fn new(tree: Tree, share: Option<Tensor<'t>>) -> Self {
+        PartSums {
+            loss: tree.sum(),
+            gradients: BTreeMap::new(),
+            tree,
+            share,
+        }
+    }
 }
 
 impl Building {
@@ -125,6 +146,20 @@ impl Trace {
             return;
         }
         let loss = self.scalar_loss(at, "minimize", loss);
+        let spread = self.spread();
+        if let Some(spread) = spread.filter(|s| s.grains != s.ranks) {
+            let each = spread.grains / spread.ranks;
+            let message = format!(
+                "minimize: each of {} ranks runs {each} of {} grains; use minimize_in_parts({each}, …)",
+                spread.ranks, spread.grains
+            );
+            return self.building.borrow_mut().mistake(at, "", message);
+        }
+        // Scaled before differentiation, so that the sums are gradients of the mean.
+        let loss = match spread {
+            Some(spread) => self.on_behalf(at, || loss * self.share(at, spread, 1)),
+            None => loss,
+        };
         if loss.is_poisoned() {
             return;
         }
@@ -170,9 +205,8 @@ impl Trace {
         if !self.may_learn(at, &optimizer) {
             return self.poisoned();
         }
-        let share = 1.0 / parts as f32;
-        let mut sums: BTreeMap<u32, NodeId> = BTreeMap::new();
-        let mut total: Option<Tensor<'t>> = None;
+        // The model's parameters say how the step is spread, and no part has read them yet.
+        let mut sums: Option<PartSums<'t>> = None;
         for part in 0..parts {
             {
                 let building = &mut *self.building.borrow_mut();
@@ -180,19 +214,29 @@ impl Trace {
                 building.part = Some(part);
             }
             let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
+            let sums = match &mut sums {
+                Some(sums) => sums,
+                None => match self.part_sums(at, parts) {
+                    Ok(new) => sums.insert(new),
+                    Err(message) => return self.fail(at, "", message),
+                },
+            };
             // Scaled before differentiation, so that the sums are gradients of the mean.
-            let loss = self.on_behalf(at, || loss * share);
+            let loss = self.on_behalf(at, || match sums.share {
+                Some(share) => loss * share,
+                None => loss * (1.0 / parts as f32),
+            });
             if loss.is_poisoned() {
                 return loss;
             }
-            total = Some(total.map_or(loss, |total| self.on_behalf(at, || total + loss)));
+            sums.loss
+                .push(loss, &mut |a, b| self.on_behalf(at, || a + b));
             let learning = self.learning();
             let building = &mut *self.building.borrow_mut();
             for (variable, gradient) in building.gradients(loss.id, learning) {
-                let sum = sums
-                    .get(&variable)
-                    .map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
-                sums.insert(variable, sum);
+                let new = || sums.tree.sum();
+                let sum = sums.gradients.entry(variable).or_insert_with(new);
+                sum.push(gradient, &mut |a, b| building.sum(at, variable, a, b));
             }
         }
         {
@@ -200,8 +244,42 @@ impl Trace {
             building.graph.current_part += 1;
             building.part = None;
         }
-        self.update(at, sums.into_iter().collect(), &optimizer);
-        total.unwrap_or(self.poisoned())
+        let Some(PartSums {
+            gradients, loss, ..
+        }) = sums
+        else {
+            return self.poisoned();
+        };
+        let gradients = gradients.into_iter();
+        let gradients = gradients.filter_map(|(variable, sum)| Some((variable, sum.finish()?)));
+        self.update(at, gradients.collect(), &optimizer);
+        let total = loss.finish().unwrap_or(self.poisoned());
+        if self.spread().is_some() {
+            self.on_behalf(at, || total.sum_over_ranks())
+        } else {
+            total
+        }
+    }
+
+    /// The sums over `parts` parts of a step, without any yet.
+    fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
+        let Some(spread) = self.spread() else {
+            // One after the other, which holds the fewest gradients.
+            return Ok(PartSums::new(Tree::chain(parts), None));
+        };
+        let Spread { ranks, grains } = spread;
+        if grains / ranks != parts {
+            return Err(format!(
+                "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
+                grains / ranks
+            ));
+        }
+        let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
+        let share = self.share(at, spread, parts);
+        Ok(PartSums::new(
+            below.unwrap_or(Tree::chain(parts)),
+            Some(share),
+        ))
     }
 
     /// Whether this trace can learn by the optimizer; if not, records the mistake.
@@ -225,6 +303,13 @@ impl Trace {
     /// Adds the optimizer's update of the weights with these gradients.
     fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
         self.check_frozen();
+        let gradients = match self.spread().filter(|spread| spread.ranks > 1) {
+            Some(spread) => self
+                .building
+                .borrow_mut()
+                .gradients_of_all_ranks(at, gradients, spread),
+            None => gradients,
+        };
         let weights: Vec<Weight<'_>> = {
             let building = &mut *self.building.borrow_mut();
             if gradients.is_empty() {
@@ -336,16 +421,7 @@ impl Building {
 
     /// The sum of two gradients of a variable.
     fn sum(&mut self, at: Line, variable: u32, a: NodeId, b: NodeId) -> NodeId {
-        let Held { node, .. } = self.variables[variable as usize];
-        let layer = self.graph.origin(node).layer.clone();
-        let location = self.user_line(at);
-        self.graph.set_origin(Origin {
-            location,
-            layer,
-            phase: Phase::Backward,
-            segment: 0,
-            part: self.graph.current_part,
-        });
+        self.origin_of(at, variable);
         self.graph.add(a, b)
     }
 }

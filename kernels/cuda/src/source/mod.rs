@@ -57,5 +57,8 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::NonMaxSuppression(non_max_suppression) => {
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
+        Body::Collective(_) => Err(SpecError::unsupported(
+            "ranks exchange bytes on the CPU only",
+        )),
     }
 }

@@ -2,8 +2,8 @@
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand,
-    Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign, Sort,
+    Body, BoundsCheck, Collective, Conv2d, ConvKind, Dims, Gather, Matmul, NonMaxSuppression,
+    Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -189,6 +189,12 @@ impl<'a> Lowering<'a> {
                             keep: own,
                         })
                     }
+                    Op::Collective { op, ranks } => Body::Collective(Collective {
+                        op: *op,
+                        ranks: *ranks,
+                        source: first,
+                        result: own,
+                    }),
                     _ => return None,
                 }
             }

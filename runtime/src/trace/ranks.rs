@@ -1,0 +1,248 @@
+//! Steps of several ranks: the share of each in the loss, and the sums of their gradients.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{CollectiveOp, Dims};
+use smallvec::SmallVec;
+
+use super::{Building, Held, Line, Trace};
+use crate::graph::{Graph, Origin, Phase};
+use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::tensor::Tensor;
+use crate::world::{Spread, Tree};
+
+/// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
+const LARGE: i64 = 64 << 10;
+
+/// The bytes at which a bucket of small gradients is full.
+const BUCKET: i64 = 1 << 20;
+
+/// A gradient on its way: a variable, its gradient and the number of elements.
+struct Sent {
+    variable: u32,
+    gradient: NodeId,
+    elements: i64,
+}
+
+impl Trace {
+    /// How the step is spread over ranks, if it is.
+    pub(super) fn spread(&self) -> Option<Spread> {
+        let building = self.building.borrow();
+        building.params.as_ref().and_then(crate::Params::spread)
+    }
+
+    /// The part of the whole batch's mean that `parts` equal parts of this rank have each: by the
+    /// number of examples on every rank, if that can differ from run to run.
+    pub(super) fn share(&self, at: Line, spread: Spread, parts: usize) -> Tensor<'_> {
+        self.record(at, &[], |g, _| {
+            let examples = g
+                .inputs
+                .first()
+                .and_then(|input| input.dims.first().copied());
+            let examples = examples.filter(|n| n.as_fixed().is_none());
+            let Some(examples) = examples.filter(|_| spread.ranks > 1) else {
+                let share = 1.0 / (spread.ranks * parts) as f32;
+                return Ok(g.emit(Op::Const(Value::F32(share)), &[], DType::F32, Dims::new()));
+            };
+            let own = g.emit(Op::Size(examples), &[], DType::I32, Dims::new());
+            let own = g.cast(own, DType::F32);
+            let total = sum_over_ranks(g, own, spread.ranks);
+            let number = Op::Const(Value::F32(parts as f32));
+            let parts = g.emit(number, &[], DType::F32, Dims::new());
+            let total = g.mul(total, parts);
+            Ok(g.scalar(ScalarOp::Div, &[own, total]))
+        })
+    }
+}
+
+impl<'t> Tensor<'t> {
+    /// The sum of this tensor over the ranks of the [world](crate::Session::on) that the session is
+    /// in, the same on every rank: the tensor itself in a world of one. Ranks are added in a fixed
+    /// tree. Its gradient is that of the sum of what all ranks compute.
+    ///
+    /// Of f32 or i32 numbers, of a shape without bounded dimensions; integers wrap.
+    #[track_caller]
+    pub fn sum_over_ranks(self) -> Tensor<'t> {
+        let at = std::panic::Location::caller();
+        let spread = self.trace().spread();
+        self.trace().record(at, &[self], |g, ids| {
+            let dtype = g.dtype(ids[0]);
+            if !matches!(dtype, DType::F32 | DType::I32) {
+                return Err(format!(
+                    "sum_over_ranks does not take {dtype}; convert with cast"
+                ));
+            }
+            let dims = g.dims(ids[0]);
+            if dims.iter().any(|d| d.as_fixed().is_none()) {
+                let dims = g.symbols.show(dims);
+                return Err(format!(
+                    "sum_over_ranks of {dtype} {dims}: its length may differ between ranks"
+                ));
+            }
+            Ok(match spread {
+                Some(spread) => sum_over_ranks(g, ids[0], spread.ranks),
+                None => ids[0],
+            })
+        })
+    }
+}
+
+impl Building {
+    /// The gradients of the whole batch on every rank, from those of each rank's part.
+    pub(super) fn gradients_of_all_ranks(
+        &mut self,
+        at: Line,
+        gradients: Vec<(u32, NodeId)>,
+        spread: Spread,
+    ) -> Vec<(u32, NodeId)> {
+        let ranks = spread.ranks;
+        let mut summed = Vec::with_capacity(gradients.len());
+        let mut bucket: Vec<Sent> = Vec::new();
+        let mut bytes = 0;
+        // The backward pass computes the gradients of the last layers first.
+        for (variable, gradient) in gradients.into_iter().rev() {
+            let elements = self.graph.dims(gradient).iter();
+            let elements = elements.map(|d| d.as_fixed().unwrap_or(0)).product();
+            let sent = Sent {
+                variable,
+                gradient,
+                elements,
+            };
+            if elements * 4 >= LARGE && elements % ranks as i64 == 0 {
+                self.origin_of(at, variable);
+                let whole = row_of(&mut self.graph, &sent);
+                let sum = exchange(&mut self.graph, whole, ranks);
+                summed.push((variable, part(&mut self.graph, sum, 0, &sent)));
+                continue;
+            }
+            bytes += elements * 4;
+            bucket.push(sent);
+            if bytes >= BUCKET {
+                self.send(at, std::mem::take(&mut bucket), ranks, &mut summed);
+                bytes = 0;
+            }
+        }
+        self.send(at, bucket, ranks, &mut summed);
+        summed.sort_unstable_by_key(|(variable, _)| *variable);
+        summed
+    }
+
+    /// Adds up the gradients of a bucket.
+    fn send(&mut self, at: Line, bucket: Vec<Sent>, ranks: usize, summed: &mut Vec<(u32, NodeId)>) {
+        let Some(first) = bucket.first() else { return };
+        self.origin_of(at, first.variable);
+        let g = &mut self.graph;
+        let mut rows: SmallVec<[NodeId; 8]> = bucket.iter().map(|sent| row_of(g, sent)).collect();
+        let elements: i64 = bucket.iter().map(|sent| sent.elements).sum();
+        let length = (elements as u64).next_multiple_of(ranks as u64) as i64;
+        if length > elements {
+            let padding = Dims::from_slice(&[Size::fixed(length - elements)]);
+            rows.push(g.full(0.0, DType::F32, &padding));
+        }
+        let joined = Dims::from_slice(&[Size::fixed(length)]);
+        let whole = match rows[..] {
+            [one] => one,
+            _ => g.emit(Op::Concat { axis: 0 }, &rows, DType::F32, joined),
+        };
+        let sum = exchange(g, whole, ranks);
+        let mut start = 0;
+        for sent in bucket {
+            summed.push((sent.variable, part(g, sum, start, &sent)));
+            start += sent.elements;
+        }
+    }
+
+    /// Makes the next nodes part of the backward pass, in the layer of a variable.
+    pub(super) fn origin_of(&mut self, at: Line, variable: u32) {
+        let Held { node, .. } = self.variables[variable as usize];
+        let layer = self.graph.origin(node).layer.clone();
+        let location = self.user_line(at);
+        self.graph.set_origin(Origin {
+            location,
+            layer,
+            phase: Phase::Backward,
+            segment: 0,
+            part: self.graph.current_part,
+        });
+    }
+}
+
+/// A gradient as one row.
+fn row_of(g: &mut Graph, sent: &Sent) -> NodeId {
+    let row = Dims::from_slice(&[Size::fixed(sent.elements)]);
+    g.reshape(sent.gradient, &row)
+}
+
+/// The gradient that begins at a place of a row, in its own shape.
+fn part(g: &mut Graph, row: NodeId, start: i64, sent: &Sent) -> NodeId {
+    let dims = g.dims(sent.gradient).clone();
+    let own = Dims::from_slice(&[Size::fixed(sent.elements)]);
+    let part = if g.dims(row) == &own {
+        row
+    } else {
+        let slice = Op::Slice {
+            start: Dims::from_slice(&[Size::fixed(start)]),
+            step: SmallVec::from_elem(1, 1),
+        };
+        let dtype = g.dtype(row);
+        g.emit(slice, &[row], dtype, own)
+    };
+    g.reshape(part, &dims)
+}
+
+/// The sum of a row of every rank, on every rank: each rank adds up one part of all rows, and sends
+/// it to the others. A rank sends 2(ranks − 1)/ranks of the row's bytes.
+fn exchange(g: &mut Graph, row: NodeId, ranks: usize) -> NodeId {
+    let (dtype, dims) = (g.dtype(row), g.dims(row).clone());
+    let rows = Size::fixed(ranks as i64);
+    let each = dims[0].checked_div(ranks as i64).unwrap_or(Size::ZERO);
+    let parts = Dims::from_slice(&[rows, each]);
+    let own = g.reshape(row, &parts);
+    let to_all = |op| Op::Collective {
+        op,
+        ranks: ranks as u32,
+    };
+    let received = g.emit(to_all(CollectiveOp::AllToAll), &[own], dtype, parts.clone());
+    let sum = sum_of_rows(g, received, ranks);
+    let all = g.emit(to_all(CollectiveOp::AllGather), &[sum], dtype, parts);
+    g.reshape(all, &dims)
+}
+
+/// The sum of a small value of every rank, on every rank.
+fn sum_over_ranks(g: &mut Graph, own: NodeId, ranks: usize) -> NodeId {
+    if ranks == 1 {
+        return own;
+    }
+    let (dtype, dims) = (g.dtype(own), g.dims(own).clone());
+    let rows = Size::fixed(ranks as i64);
+    let all: Dims = std::iter::once(rows).chain(dims.iter().copied()).collect();
+    let gather = Op::Collective {
+        op: CollectiveOp::AllGather,
+        ranks: ranks as u32,
+    };
+    let all = g.emit(gather, &[own], dtype, all);
+    sum_of_rows(g, all, ranks)
+}
+
+/// `[ranks, …] → […]`: the rows, added in the tree of that many ranks.
+fn sum_of_rows(g: &mut Graph, rows: NodeId, ranks: usize) -> NodeId {
+    let (dtype, dims) = (g.dtype(rows), g.dims(rows).clone());
+    let mut row = dims.clone();
+    row[0] = Size::ONE;
+    let tree = Tree::of(ranks);
+    let mut sum = tree.sum();
+    for rank in 0..ranks {
+        let mut start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+        start[0] = Size::fixed(rank as i64);
+        let slice = Op::Slice {
+            start,
+            step: SmallVec::from_elem(1, dims.len()),
+        };
+        let one = g.emit(slice, &[rows], dtype, row.clone());
+        sum.push(one, &mut |a, b| g.add(a, b));
+    }
+    let own = Dims::from_slice(&dims[1..]);
+    let sum = sum.finish().unwrap_or(rows);
+    g.reshape(sum, &own)
+}
