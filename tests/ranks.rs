@@ -1,13 +1,14 @@
 //! Training on several ranks of one process: the same bits in worlds of every size, faults that
 //! every rank reports, and ranks that run different programs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ndarray::{Array1, Array2, s};
 use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::{AdamW, Sgd};
 use slabwise::prelude::*;
-use slabwise::{Error, World};
+use slabwise::{Error, Strategy, World};
 use slabwise_models::noise;
 
 const INPUTS: usize = 12;
@@ -60,6 +61,26 @@ fn bits(session: &Session) -> Vec<(String, Vec<u32>)> {
     names.into_iter().map(value).collect()
 }
 
+/// The data in the file of all weights and states, which rank 0 writes.
+fn saved(session: &Session) -> Option<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("all.safetensors");
+    session.save(&path).expect("it is saved");
+    let is_first = session.world().rank() == 0;
+    is_first.then(|| {
+        let file = std::fs::read(&path).expect("it is there");
+        let header = u64::from_le_bytes(file[..8].try_into().expect("8 bytes"));
+        file[8 + header as usize..].to_vec()
+    })
+}
+
+/// Worlds of these sizes with each strategy.
+fn both(worlds: &[usize]) -> impl Iterator<Item = (usize, Strategy)> {
+    let strategies = [Strategy::Replicated, Strategy::ShardedState];
+    let each = move |&ranks: &usize| strategies.map(|strategy| (ranks, strategy));
+    worlds.iter().flat_map(each)
+}
+
 /// The results of every rank of a world, each on a thread of its own.
 fn on_each<R: Send>(worlds: Vec<World>, run: impl Fn(World) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
@@ -75,8 +96,9 @@ fn on_each<R: Send>(worlds: Vec<World>, run: impl Fn(World) -> R + Sync) -> Vec<
     })
 }
 
-/// Trains for some steps on a rank's rows of a batch of `rows`, in as many parts as it has grains.
-fn train(world: &World, rows: usize, steps: u64) -> Result<(Session, Vec<f32>)> {
+/// A session of a world, and its step on its rows of a batch of `rows`, in as many parts as it has
+/// grains.
+fn learner(world: &World, rows: usize) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let net = Net::new(&params);
     let session = Session::new(Device::Cpu, params)?.with_threads(1);
@@ -93,15 +115,25 @@ fn train(world: &World, rows: usize, steps: u64) -> Result<(Session, Vec<f32>)> 
         x[i].apply(&net).cross_entropy(labels[i])
     });
     let step = session.compile(&trace, [loss])?;
-    let mut losses = Vec::new();
-    for seed in 0..steps {
-        let (x, labels) = batch(rows, seed);
-        let own = world.share(rows);
-        let x = x.slice(s![own.clone(), ..]).to_owned();
-        let labels = labels.slice(s![own]).to_owned();
-        losses.push(session.run(&step, (&x, &labels))?[0].item());
-        assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
-    }
+    Ok((session, step))
+}
+
+/// The loss of a step on a rank's rows of a batch.
+fn run_step(session: &mut Session, step: &Program<1>, rows: usize, seed: u64) -> Result<f32> {
+    let (x, labels) = batch(rows, seed);
+    let own = session.world().share(rows);
+    let x = x.slice(s![own.clone(), ..]).to_owned();
+    let labels = labels.slice(s![own]).to_owned();
+    let loss = session.run(step, (&x, &labels))?[0].item();
+    assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
+    Ok(loss)
+}
+
+/// Trains for some steps.
+fn train(world: &World, rows: usize, steps: u64) -> Result<(Session, Vec<f32>)> {
+    let (mut session, step) = learner(world, rows)?;
+    let losses = (0..steps).map(|seed| run_step(&mut session, &step, rows, seed));
+    let losses = losses.collect::<Result<_>>()?;
     Ok((session, losses))
 }
 
@@ -109,20 +141,26 @@ fn train(world: &World, rows: usize, steps: u64) -> Result<(Session, Vec<f32>)> 
 fn worlds_of_every_size_have_the_same_bits() {
     for (grains, worlds) in [(4, vec![1, 2, 4]), (6, vec![1, 3, 6])] {
         let mut expected = None;
-        for ranks in worlds {
+        for (ranks, strategy) in both(&worlds) {
             let worlds = World::local(ranks).expect("a world");
             let ran = on_each(worlds, |world| {
                 let world = world.with_grains(grains).expect("they share them");
+                let world = world.with_strategy(strategy);
                 let (session, losses) = train(&world, 24, 4).expect("it trains");
                 let losses: Vec<u32> = losses.iter().map(|l| l.to_bits()).collect();
-                (bits(&session), losses)
+                (saved(&session), losses)
             });
-            for (rank, ran) in ran.into_iter().enumerate() {
-                let first = expected.get_or_insert_with(|| ran.clone());
-                assert_eq!(ran.1, first.1, "losses of rank {rank} of {ranks}");
-                for (a, b) in ran.0.iter().zip(&first.0) {
-                    assert!(a == b, "{} of rank {rank} of {ranks}, {grains} grains", a.0);
-                }
+            for (rank, (file, losses)) in ran.into_iter().enumerate() {
+                let (first, expected) =
+                    expected.get_or_insert_with(|| (file.clone(), losses.clone()));
+                assert_eq!(
+                    &losses, expected,
+                    "losses of rank {rank} of {ranks}, {strategy:?}"
+                );
+                assert!(
+                    rank > 0 || file == *first,
+                    "weights or state of {ranks} ranks and {grains} grains, {strategy:?}"
+                );
             }
         }
     }
@@ -228,6 +266,49 @@ fn a_fault_on_one_rank_fails_the_step_on_all_and_changes_nothing() {
     }
 }
 
+/// Trains on one world, saves, and goes on with the file on another; the file at the end.
+fn resumed(first: (usize, Strategy), second: (usize, Strategy)) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("between.safetensors");
+    let run = |(ranks, strategy): (usize, Strategy), resumes: bool| {
+        let worlds = World::local(ranks).expect("a world");
+        let mut files = on_each(worlds, |world| {
+            let world = world.with_grains(4).expect("they share them");
+            let (mut session, step) = learner(&world.with_strategy(strategy), 24)?;
+            if resumes {
+                session.load(&path)?;
+            }
+            for seed in 0..3 {
+                run_step(&mut session, &step, 24, seed + 3 * u64::from(resumes))?;
+            }
+            if !resumes {
+                session.save(&path)?;
+            }
+            Ok::<_, Error>(saved(&session))
+        });
+        files
+            .swap_remove(0)
+            .expect("it trains")
+            .expect("the file of rank 0")
+    };
+    run(first, false);
+    run(second, true)
+}
+
+#[test]
+fn a_world_goes_on_with_the_file_of_another() {
+    let [all, parts] = [Strategy::Replicated, Strategy::ShardedState];
+    let expected = resumed((1, all), (1, all));
+    for (first, second) in [
+        ((4, parts), (2, parts)),
+        ((2, all), (4, parts)),
+        ((4, parts), (1, all)),
+    ] {
+        let file = resumed(first, second);
+        assert!(file == expected, "{first:?}, then {second:?}");
+    }
+}
+
 #[test]
 fn different_programs_are_refused() {
     let worlds = World::local(2).expect("a world");
@@ -251,9 +332,11 @@ fn different_programs_are_refused() {
     }
 }
 
-/// The errors of three ranks of which the last ends, or sleeps, instead of making a second step.
+/// The errors of three ranks of which the last ends, or does nothing until the others have ended,
+/// instead of making a second step.
 fn without_rank_2(ends: bool) -> Vec<String> {
-    let worlds = World::local_with_patience(3, Duration::from_millis(400)).expect("a world");
+    let worlds = World::local_with_patience(3, Duration::from_secs(4)).expect("a world");
+    let others = AtomicUsize::new(0);
     on_each(worlds, |world| {
         let params = Params::seeded(3);
         let layer = Linear::new(&params.root() / "layer", 4, 3);
@@ -268,10 +351,13 @@ fn without_rank_2(ends: bool) -> Vec<String> {
         let x = Array2::<f32>::ones((2, 4));
         session.run(&step, &x).expect("a step");
         if last {
-            std::thread::sleep(Duration::from_millis(if ends { 0 } else { 1500 }));
+            while !ends && others.load(Ordering::SeqCst) < 2 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             return String::new();
         }
         let error = session.run(&step, &x).map(drop);
+        others.fetch_add(1, Ordering::SeqCst);
         error.expect_err("rank 2 is missing").to_string()
     })
 }
@@ -282,7 +368,7 @@ fn a_rank_that_ends_or_hangs_is_named() {
         assert!(error.contains("rank 2 of 3 is gone"), "{error}");
     }
     for error in &without_rank_2(false)[..2] {
-        assert!(error.contains("has waited 0.4 s for rank 2"), "{error}");
+        assert!(error.contains("has waited 4.0 s for rank 2"), "{error}");
     }
 }
 

@@ -407,6 +407,7 @@ impl Param {
             is_param: true,
             trained: self.is_trained(),
             average_of: None,
+            whole: None,
             data: None,
         }
     }

@@ -34,6 +34,20 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub struct World {
     transport: Option<Arc<dyn Transport>>,
     grains: Option<u32>,
+    strategy: Strategy,
+}
+
+/// Which values of a training step every rank holds, and of which each holds a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// Every rank holds all weights and all state (data parallelism as of PyTorch's DDP).
+    #[default]
+    Replicated,
+    /// Every rank holds all weights, and an equal part of the optimizer's state of each weight of
+    /// 64 KiB and more whose number of elements the number of ranks divides (ZeRO stage 1;
+    /// Rajbhandari, Rasley, Ruwase & He 2020). It sends as many bytes as the replicated step, and
+    /// has the same bits. For [elementwise](crate::optim::Optimizer::is_elementwise) optimizers.
+    ShardedState,
 }
 
 impl World {
@@ -42,6 +56,7 @@ impl World {
         World {
             transport: None,
             grains: None,
+            strategy: Strategy::default(),
         }
     }
 
@@ -67,6 +82,7 @@ impl World {
         let world = |transport| World {
             transport: Some(Arc::new(transport) as Arc<dyn Transport>),
             grains: None,
+            strategy: Strategy::default(),
         };
         Ok(local::ranks(ranks, patience).map(world).collect())
     }
@@ -91,6 +107,13 @@ impl World {
         }
         self.grains = u32::try_from(grains).ok();
         Ok(self)
+    }
+
+    /// Which values each rank holds whole.
+    #[must_use]
+    pub fn with_strategy(mut self, strategy: Strategy) -> World {
+        self.strategy = strategy;
+        self
     }
 
     /// The number of ranks.
@@ -137,6 +160,7 @@ impl World {
         (self.ranks() > 1 || self.grains.is_some()).then(|| Spread {
             ranks: self.ranks(),
             grains: self.grains(),
+            strategy: self.strategy,
         })
     }
 
@@ -167,4 +191,5 @@ impl fmt::Debug for World {
 pub(crate) struct Spread {
     pub ranks: usize,
     pub grains: usize,
+    pub strategy: Strategy,
 }

@@ -6,12 +6,13 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::ranks::Summed;
 use super::{Building, Line, Trace};
 use crate::graph::{Graph, Phase, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
 use crate::optim::{Optimizer, Weight};
 use crate::tensor::Tensor;
-use crate::world::{Spread, Tree, TreeSum};
+use crate::world::{Spread, Strategy, Tree, TreeSum};
 
 /// An update that is being recorded.
 #[derive(Default)]
@@ -267,7 +268,7 @@ impl Trace {
             // One after the other, which holds the fewest gradients.
             return Ok(PartSums::new(Tree::chain(parts), None));
         };
-        let Spread { ranks, grains } = spread;
+        let Spread { ranks, grains, .. } = spread;
         if grains / ranks != parts {
             return Err(format!(
                 "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
@@ -303,14 +304,26 @@ impl Trace {
     /// Adds the optimizer's update of the weights with these gradients.
     fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
         self.check_frozen();
-        let gradients = match self.spread().filter(|spread| spread.ranks > 1) {
+        let spread = self.spread().filter(|spread| spread.ranks > 1);
+        if spread.is_some_and(|s| s.strategy == Strategy::ShardedState)
+            && !optimizer.is_elementwise()
+        {
+            let message = "minimize: this optimizer reads more of a weight than the element that it updates, \
+                           so ranks cannot hold parts of its state; Strategy::Replicated can be used"
+                .into();
+            return self.building.borrow_mut().mistake(at, "", message);
+        }
+        let gradients: Vec<(u32, Summed)> = match spread {
             Some(spread) => self
                 .building
                 .borrow_mut()
                 .gradients_of_all_ranks(at, gradients, spread),
-            None => gradients,
+            None => {
+                let whole = gradients.into_iter();
+                whole.map(|(v, g)| (v, Summed::Whole(g))).collect()
+            }
         };
-        let weights: Vec<Weight<'_>> = {
+        let values = {
             let building = &mut *self.building.borrow_mut();
             if gradients.is_empty() {
                 let frozen = if building.frozen.is_empty() {
@@ -342,16 +355,24 @@ impl Trace {
                 return;
             }
             building.updating = Some(Updating::default());
-            let tensor = |id| Tensor { trace: self, id };
-            let weight = |(v, gradient)| {
-                Weight::new(
-                    v,
-                    tensor(building.variables[v as usize].node),
-                    tensor(gradient),
-                )
+            let value = |v: u32| Tensor {
+                trace: self,
+                id: building.variables[v as usize].node,
             };
-            gradients.into_iter().map(weight).collect()
+            let values: Vec<Tensor<'_>> = gradients.iter().map(|(v, _)| value(*v)).collect();
+            values
         };
+        let weights: Vec<Weight<'_>> = gradients
+            .into_iter()
+            .zip(values)
+            .map(|((v, gradient), value)| match gradient {
+                Summed::Whole(id) => Weight::new(v, value, Tensor { trace: self, id }),
+                Summed::Shard(id, shard) => {
+                    let part = self.part_of(at, value, shard);
+                    Weight::new(v, part, Tensor { trace: self, id }).of_shard(shard)
+                }
+            })
+            .collect();
         self.on_behalf(at, || optimizer.update(self, &weights));
         let building = &mut *self.building.borrow_mut();
         let Some(Updating { assigned, counters }) = building.updating.take() else {

@@ -9,14 +9,24 @@ use smallvec::SmallVec;
 use super::{Building, Held, Line, Trace};
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::optim::Shard;
 use crate::tensor::Tensor;
-use crate::world::{Spread, Tree};
+use crate::world::{Spread, Strategy, Tree};
 
 /// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
 const LARGE: i64 = 64 << 10;
 
 /// The bytes at which a bucket of small gradients is full.
 const BUCKET: i64 = 1 << 20;
+
+/// The sum of a gradient over all ranks.
+#[derive(Clone, Copy)]
+pub(super) enum Summed {
+    /// All of it, in the shape of the weight.
+    Whole(NodeId),
+    /// The part that this rank updates, as one row.
+    Shard(NodeId, Shard),
+}
 
 /// A gradient on its way: a variable, its gradient and the number of elements.
 struct Sent {
@@ -56,6 +66,48 @@ impl Trace {
     }
 }
 
+impl Trace {
+    /// The part of a weight that this rank updates, as one row.
+    pub(super) fn part_of<'t>(&'t self, at: Line, weight: Tensor<'t>, shard: Shard) -> Tensor<'t> {
+        self.record(at, &[weight], |g, ids| {
+            let rank = Size::symbol(g.symbols.rank(shard.ranks)?);
+            let each = Size::fixed(shard.elements);
+            let rows = Size::fixed(i64::from(shard.ranks));
+            let (length, start) = (each.checked_mul(rows), each.checked_mul(rank));
+            let (length, start) = length.zip(start).ok_or("the weight is too long")?;
+            let row = g.reshape(ids[0], &Dims::from_slice(&[length]));
+            let slice = Op::Slice {
+                start: Dims::from_slice(&[start]),
+                step: SmallVec::from_elem(1, 1),
+            };
+            let dtype = g.dtype(row);
+            Ok(g.emit(slice, &[row], dtype, Dims::from_slice(&[each])))
+        })
+    }
+
+    /// A weight from the parts that the ranks have updated.
+    pub(crate) fn whole_of<'t>(
+        &'t self,
+        at: Line,
+        variable: u32,
+        part: Tensor<'t>,
+        shard: Shard,
+    ) -> Tensor<'t> {
+        let dims = self.info(variable).dims;
+        self.record(at, &[part], |g, ids| {
+            if g.dims(ids[0])[..] != [Size::fixed(shard.elements)] {
+                return Err(format!(
+                    "a part of {} elements is set to {}",
+                    shard.elements,
+                    g.symbols.show(g.dims(ids[0]))
+                ));
+            }
+            let row = gathered(g, ids[0], shard.ranks as usize);
+            Ok(g.reshape(row, &dims))
+        })
+    }
+}
+
 impl<'t> Tensor<'t> {
     /// The sum of this tensor over the ranks of the [world](crate::Session::on) that the session is
     /// in, the same on every rank: the tensor itself in a world of one. Ranks are added in a fixed
@@ -89,15 +141,16 @@ impl<'t> Tensor<'t> {
 }
 
 impl Building {
-    /// The gradients of the whole batch on every rank, from those of each rank's part.
+    /// The gradients of the whole batch on every rank, or of its part of a weight, from those of
+    /// each rank's part of the batch.
     pub(super) fn gradients_of_all_ranks(
         &mut self,
         at: Line,
         gradients: Vec<(u32, NodeId)>,
         spread: Spread,
-    ) -> Vec<(u32, NodeId)> {
+    ) -> Vec<(u32, Summed)> {
         let ranks = spread.ranks;
-        let mut summed = Vec::with_capacity(gradients.len());
+        let mut summed: Vec<(u32, Summed)> = Vec::with_capacity(gradients.len());
         let mut bucket: Vec<Sent> = Vec::new();
         let mut bytes = 0;
         // The backward pass computes the gradients of the last layers first.
@@ -111,9 +164,20 @@ impl Building {
             };
             if elements * 4 >= LARGE && elements % ranks as i64 == 0 {
                 self.origin_of(at, variable);
-                let whole = row_of(&mut self.graph, &sent);
-                let sum = exchange(&mut self.graph, whole, ranks);
-                summed.push((variable, part(&mut self.graph, sum, 0, &sent)));
+                let g = &mut self.graph;
+                let row = row_of(g, &sent);
+                let own = sum_of_part(g, row, ranks);
+                let sum = if spread.strategy == Strategy::ShardedState {
+                    let shard = Shard {
+                        ranks: ranks as u32,
+                        elements: elements / ranks as i64,
+                    };
+                    Summed::Shard(own, shard)
+                } else {
+                    let sum = gathered(g, own, ranks);
+                    Summed::Whole(part(g, sum, 0, &sent))
+                };
+                summed.push((variable, sum));
                 continue;
             }
             bytes += elements * 4;
@@ -129,7 +193,7 @@ impl Building {
     }
 
     /// Adds up the gradients of a bucket.
-    fn send(&mut self, at: Line, bucket: Vec<Sent>, ranks: usize, summed: &mut Vec<(u32, NodeId)>) {
+    fn send(&mut self, at: Line, bucket: Vec<Sent>, ranks: usize, summed: &mut Vec<(u32, Summed)>) {
         let Some(first) = bucket.first() else { return };
         self.origin_of(at, first.variable);
         let g = &mut self.graph;
@@ -145,10 +209,11 @@ impl Building {
             [one] => one,
             _ => g.emit(Op::Concat { axis: 0 }, &rows, DType::F32, joined),
         };
-        let sum = exchange(g, whole, ranks);
+        let own = sum_of_part(g, whole, ranks);
+        let sum = gathered(g, own, ranks);
         let mut start = 0;
         for sent in bucket {
-            summed.push((sent.variable, part(g, sum, start, &sent)));
+            summed.push((sent.variable, Summed::Whole(part(g, sum, start, &sent))));
             start += sent.elements;
         }
     }
@@ -191,22 +256,33 @@ fn part(g: &mut Graph, row: NodeId, start: i64, sent: &Sent) -> NodeId {
     g.reshape(part, &dims)
 }
 
-/// The sum of a row of every rank, on every rank: each rank adds up one part of all rows, and sends
-/// it to the others. A rank sends 2(ranks − 1)/ranks of the row's bytes.
-fn exchange(g: &mut Graph, row: NodeId, ranks: usize) -> NodeId {
-    let (dtype, dims) = (g.dtype(row), g.dims(row).clone());
-    let rows = Size::fixed(ranks as i64);
-    let each = dims[0].checked_div(ranks as i64).unwrap_or(Size::ZERO);
-    let parts = Dims::from_slice(&[rows, each]);
+/// The sum over all ranks of this rank's part of a row: each rank adds up one part of all rows.
+fn sum_of_part(g: &mut Graph, row: NodeId, ranks: usize) -> NodeId {
+    let (dtype, length) = (g.dtype(row), g.dims(row)[0]);
+    let each = length.checked_div(ranks as i64).unwrap_or(Size::ZERO);
+    let parts = Dims::from_slice(&[Size::fixed(ranks as i64), each]);
     let own = g.reshape(row, &parts);
-    let to_all = |op| Op::Collective {
-        op,
+    let exchange = Op::Collective {
+        op: CollectiveOp::AllToAll,
         ranks: ranks as u32,
     };
-    let received = g.emit(to_all(CollectiveOp::AllToAll), &[own], dtype, parts.clone());
-    let sum = sum_of_rows(g, received, ranks);
-    let all = g.emit(to_all(CollectiveOp::AllGather), &[sum], dtype, parts);
-    g.reshape(all, &dims)
+    let received = g.emit(exchange, &[own], dtype, parts);
+    sum_of_rows(g, received, ranks)
+}
+
+/// The parts of every rank as one row. With [`sum_of_part`] a rank sends 2(ranks − 1)/ranks of the
+/// row's bytes.
+fn gathered(g: &mut Graph, part: NodeId, ranks: usize) -> NodeId {
+    let (dtype, each) = (g.dtype(part), g.dims(part)[0]);
+    let rows = Size::fixed(ranks as i64);
+    let gather = Op::Collective {
+        op: CollectiveOp::AllGather,
+        ranks: ranks as u32,
+    };
+    let parts = Dims::from_slice(&[rows, each]);
+    let all = g.emit(gather, &[part], dtype, parts);
+    let length = each.checked_mul(rows).unwrap_or(Size::ZERO);
+    g.reshape(all, &Dims::from_slice(&[length]))
 }
 
 /// The sum of a small value of every rank, on every rank.
