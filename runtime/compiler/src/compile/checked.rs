@@ -180,3 +180,94 @@ impl CompiledPlan {
         (self.program, self.plan)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slabwise_kernels::cpu::{Config, Isa};
+    use slabwise_kernels::dtype::DType;
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::size::Size;
+    use slabwise_kernels::spec::{Dims, Inst};
+
+    use super::*;
+    use crate::backend::{self, KernelCache};
+    use crate::compile::CompileOptions;
+    use crate::device::Device;
+    use crate::graph::{Graph, InputInfo};
+    use crate::ops::{GraphBuilder, Op};
+
+    /// Rewrites the program of `tanh(exp(x))`, and checks the result.
+    fn rewritten(
+        rewrite: impl FnOnce(Program, Offsets) -> Result<(Program, Offsets, ())>,
+    ) -> Result<CheckedProgram> {
+        let dims = Dims::from_slice(&[Size::fixed(64)]);
+        let mut graph = Graph::default();
+        graph.inputs.push(InputInfo {
+            name: "x".into(),
+            dtype: DType::F32,
+            dims: dims.clone(),
+            donated_to: None,
+        });
+        let x = graph.emit(Op::Input(0), &[], DType::F32, dims);
+        let y = graph.scalar(ScalarOp::Exp, &[x]);
+        let y = graph.scalar(ScalarOp::Tanh, &[y]);
+        graph.outputs.push(y);
+        let config = Config {
+            threads: 1,
+            isa: Isa::detect(),
+        };
+        let target = backend::open(Device::Cpu)?.target(config, None);
+        let passes = Pipeline::new("test", true, None)?;
+        let (options, kernels) = (CompileOptions::default(), KernelCache::default());
+        let front = Front {
+            graph: &graph,
+            options: &options,
+            half_products: target.capabilities().half_products,
+            passes: &passes,
+            kernels: &kernels,
+        };
+        let prepare = Prepare {
+            target: &target,
+            guard: 0,
+            kernels: &kernels,
+        };
+        let planned = Planned::new(&front, &prepare, &options.planner, |_, _| ())?;
+        planned.rewrite(&passes, &target, rewrite)?.0.check(&passes)
+    }
+
+    fn error(checked: Result<CheckedProgram>) -> String {
+        checked.err().map_or_else(String::new, |e| e.to_string())
+    }
+
+    #[test]
+    fn a_rewrite_must_keep_the_values() {
+        assert!(rewritten(|program, offsets| Ok((program, offsets, ()))).is_ok());
+        let changed = rewritten(|mut program, offsets| {
+            for inst in &mut program.kernels[0].spec.code {
+                if let Inst::Op(op @ ScalarOp::Tanh, _) = inst {
+                    *op = ScalarOp::Sin;
+                }
+            }
+            Ok((program, offsets, ()))
+        });
+        let message = error(changed);
+        assert!(
+            message.contains("a pass changed the program"),
+            "{message:?}"
+        );
+    }
+
+    #[test]
+    fn a_rewritten_program_is_verified_and_its_plan_checked() {
+        let message = error(rewritten(|mut program, offsets| {
+            program.kernels[0].args.pop();
+            Ok((program, offsets, ()))
+        }));
+        assert!(!message.is_empty(), "a call without its output is accepted");
+        let message = error(rewritten(|program, mut offsets| {
+            offsets.offsets.fill(0);
+            Ok((program, offsets, ()))
+        }));
+        assert!(message.contains("the plan is wrong"), "{message:?}");
+    }
+}
