@@ -9,9 +9,11 @@
 
 pub mod analysis;
 mod error;
+mod iterate;
 mod verify;
 
 pub use error::{PrologueError, SpecError};
+pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
@@ -161,6 +163,9 @@ pub enum Body {
     /// Whether each box is kept by non-maximum suppression; `dims` is one axis, of boxes in order
     /// of preference.
     NonMaxSuppression(NonMaxSuppression),
+    /// Calls of kernels in a loop over steps. Writes its results itself: there is no `code`, and
+    /// `dims` has no axes.
+    Iterate(Box<Iterate>),
 }
 
 /// See [`Body::Matmul`].
@@ -593,6 +598,7 @@ impl Body {
                 list.push((s.boxes.clone(), corners, Access::Read));
                 list.push((s.keep.clone(), dims.clone(), Access::Write));
             }
+            Body::Iterate(iterate) => list = iterate.operands(),
         }
         list
     }

@@ -16,6 +16,7 @@ mod parameters;
 mod precision;
 mod random;
 mod ranges;
+mod scan;
 mod segments;
 mod state;
 
@@ -43,6 +44,7 @@ pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::{Gradients, Learning, names};
 pub use precision::Precision;
 pub use random::Key;
+pub use scan::Scan;
 pub(crate) use state::RANDOM;
 pub use state::State;
 
@@ -222,6 +224,7 @@ impl Trace {
         }
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
+        scan::refuse_leaks(&mut building, &graph);
         for info in &graph.inputs {
             let Some(position) = info.donated_to else {
                 continue;

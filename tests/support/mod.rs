@@ -98,7 +98,7 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 }
 
 /// The number of kinds of operations.
-pub const KINDS: usize = 32;
+pub const KINDS: usize = 34;
 
 /// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
 /// here and a case in the tests that count numbers.
@@ -136,6 +136,9 @@ pub fn kind(op: &Op) -> usize {
         Op::NonMaxSuppression { .. } => 29,
         Op::SliceAssign { .. } => 30,
         Op::Scan { .. } => 31,
+        // A placeholder is in no graph that runs.
+        Op::Iterate(_) | Op::Placeholder => 32,
+        Op::Iterated(_) => 33,
     }
 }
 

@@ -64,6 +64,8 @@ pub enum Word {
     /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a
     /// multiple of 16.
     Argument(u16),
+    /// The address at an offset in bytes into an argument's region: a multiple of 16, too.
+    Part(u16, u64),
     /// The address at an offset in bytes into the workspace.
     Workspace(u64),
     /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of

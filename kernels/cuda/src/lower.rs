@@ -3,6 +3,7 @@
 //! It needs neither a driver nor a compiler.
 
 pub(crate) mod horizontal;
+mod iterate;
 pub(crate) mod products;
 
 use slabwise_kernels::size::Env;
@@ -34,5 +35,6 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::NonMaxSuppression(non_max_suppression) => {
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
+        Body::Iterate(iterate) => iterate::lower(iterate, bounds, target),
     }
 }

@@ -447,6 +447,9 @@ impl Device {
             for (slot, word) in words.iter_mut().zip(&dispatch.words) {
                 *slot = match *word {
                     Word::Argument(at) => self.address(&launch.arguments[usize::from(at)]),
+                    Word::Part(at, offset) => {
+                        self.address(&launch.arguments[usize::from(at)]) + offset
+                    }
                     Word::Workspace(offset) => workspace + offset,
                     Word::Fault => fault,
                     Word::Step => launch.step as u64,

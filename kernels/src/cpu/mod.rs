@@ -5,6 +5,7 @@ mod conv2d;
 mod gather;
 mod gemm;
 mod isa;
+mod iterate;
 mod loops;
 mod non_max_suppression;
 mod nonzero;
@@ -120,6 +121,7 @@ enum Prepared {
     Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
     NonMaxSuppression(non_max_suppression::NonMaxSuppression),
+    Iterate(iterate::Iterate),
 }
 
 impl Kernel {
@@ -179,6 +181,7 @@ impl Kernel {
             Body::NonMaxSuppression(_) => Prepared::NonMaxSuppression(
                 non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
             ),
+            Body::Iterate(_) => Prepared::Iterate(iterate::Iterate::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
         Ok(Kernel {
@@ -274,6 +277,7 @@ impl Kernel {
             Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
             Prepared::NonMaxSuppression(k) => k.workspace(),
+            Prepared::Iterate(k) => k.workspace(),
         }
     }
 
@@ -407,6 +411,9 @@ impl Kernel {
             }
         }
         memory.assert_writable(workspace);
+        if let Prepared::Iterate(k) = &self.body {
+            return k.run(&self.spec, memory, args, workspace, env, team);
+        }
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
             args.iter().map(|r| memory.address(r)).collect();
         // Without a workspace, an address that is valid for a slice of no elements.
@@ -441,6 +448,7 @@ impl Kernel {
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
+                Prepared::Iterate(_) => unreachable!("launched by its calls"),
             }
         }
         Ok(())

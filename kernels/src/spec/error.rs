@@ -149,6 +149,9 @@ pub enum SpecError {
     /// An invalid prologue of a convolution.
     #[error("invalid kernel: a prologue {0}")]
     Prologue(PrologueError),
+    /// A loop over steps whose calls cannot find their arguments, and why.
+    #[error("invalid kernel: a loop over steps: {0}")]
+    Iterate(String),
     /// A valid spec that a back end has no kernel for, and the reason.
     #[error("invalid kernel: {0}")]
     Unsupported(String),

@@ -163,6 +163,7 @@ impl Spec {
                 check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
             }
+            Body::Iterate(iterate) => iterate.check(self),
         }
     }
 

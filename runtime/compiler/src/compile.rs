@@ -1,5 +1,6 @@
 //! The compiler: every pass from graph to program, in order.
 
+mod bodies;
 mod budget;
 mod checked;
 mod front;
@@ -10,6 +11,7 @@ use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
+use self::bodies::Bodies;
 use self::checked::Planned;
 use self::front::Front;
 use crate::backend::{Backend, KernelCache, Target};
@@ -149,6 +151,14 @@ pub fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
+    let graph = Bodies {
+        options,
+        target: &tuned(&environment.target, options.tuning, &graph),
+        verifies: settings::verify()?,
+        dump: environment.dump,
+        kernels: &kernels,
+    }
+    .plan(name, graph)?;
     let front = Front {
         graph: &graph,
         options,

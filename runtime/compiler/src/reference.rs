@@ -5,18 +5,20 @@
 //! once.
 
 mod double;
+mod iterate;
 mod structural;
 
 use std::fmt;
 
 use half::{bf16, f16};
+use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::{Env, Size, Symbol};
 
 use crate::graph::{Graph, Needed, Node};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 use crate::shape::Extent;
 use structural as s;
 
@@ -196,6 +198,7 @@ pub fn evaluate(
     precision: Precision,
 ) -> Result<Evaluated, Fault> {
     let mut env = *env;
+    let mut loops: FxHashMap<NodeId, Vec<Array>> = FxHashMap::default();
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
     // Lengths that a node finds are known behind it; the others are now.
@@ -255,6 +258,24 @@ pub fn evaluate(
                 needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
+            Op::Iterate(_) => {
+                let missing = Fault::Argument {
+                    node: id.0,
+                    what: "the body of a scan",
+                };
+                let body = graph.body(id).ok_or(missing)?;
+                loops.insert(id, iterate::results(body, &args, &env, precision)?);
+                Array::zeros(node.dtype, &dims)
+            }
+            Op::Iterated(result) => {
+                let results = loops.get(&node.inputs[0]);
+                let missing = Fault::Argument {
+                    node: id.0,
+                    what: "a result of a scan",
+                };
+                let found = results.and_then(|r| r.get(*result as usize)).cloned();
+                found.ok_or(missing)?
+            }
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
                 Fault::Index {
                     node: id.0,
@@ -302,7 +323,13 @@ fn compute(
     };
     Ok(match op {
         // These are the caller's.
-        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => args
+        Op::Input(_)
+        | Op::Variable(_)
+        | Op::Assign(_)
+        | Op::Bind { .. }
+        | Op::Iterate(_)
+        | Op::Iterated(_)
+        | Op::Placeholder => args
             .first()
             .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
         Op::Const(value) => pointwise(&|_| from_value(*value)),

@@ -177,6 +177,13 @@ pub enum Op {
         /// The part.
         threshold: f32,
     },
+    /// A loop whose body is the graph's of this index; its value is never read, but through
+    /// [`Op::Iterated`].
+    Iterate(u32),
+    /// The result of this index of the loop that the operand is, of all steps.
+    Iterated(u32),
+    /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
+    Placeholder,
     /// Assigns the operand to a variable at the end of the step; its value is never read.
     Assign(u32),
 }
@@ -209,6 +216,8 @@ impl Op {
                 | Op::NonMaxSuppression { .. }
                 | Op::Scan { .. }
                 | Op::SliceAssign { .. }
+                | Op::Iterate(_)
+                | Op::Iterated(_)
         )
     }
 
@@ -274,6 +283,9 @@ impl Op {
             Op::Nonzero => "positions",
             Op::Sort { .. } => "argsort",
             Op::NonMaxSuppression { .. } => "nms",
+            Op::Iterate(_) => "scan",
+            Op::Iterated(_) => "scan.result",
+            Op::Placeholder => "scan.step",
             Op::Assign(_) => "assign",
         }
     }
