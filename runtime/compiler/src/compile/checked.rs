@@ -252,7 +252,10 @@ mod tests {
     fn a_rewrite_must_keep_the_values() {
         assert!(rewritten(|program, offsets| Ok((program, offsets, ()))).is_ok());
         let changed = rewritten(|mut program, offsets| {
-            for inst in &mut program.kernels[0].spec.code {
+            let call = &mut program.kernels[0];
+            // A kernel belongs to its spec.
+            call.kernel = None;
+            for inst in &mut call.spec.code {
                 if let Inst::Op(op @ ScalarOp::Tanh, _) = inst {
                     *op = ScalarOp::Sin;
                 }
