@@ -3,9 +3,9 @@
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Access, Argument, Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Iterate, Matmul,
-    NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign,
-    Sort,
+    Access, Argument, Body, BoundsCheck, Collective, Conv2d, ConvKind, Dims, Gather, Iterate,
+    Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter,
+    SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -195,6 +195,12 @@ impl<'a> Lowering<'a> {
                             keep: own,
                         })
                     }
+                    Op::Collective { op, ranks } => Body::Collective(Collective {
+                        op: *op,
+                        ranks: *ranks,
+                        source: first,
+                        result: own,
+                    }),
                     _ => return None,
                 }
             }
