@@ -8,7 +8,9 @@ mod constants;
 mod debug;
 mod donate;
 mod gradients;
+pub(crate) mod handle;
 mod learn;
+pub(crate) mod operand;
 mod options;
 mod parameters;
 mod precision;
@@ -34,11 +36,12 @@ use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
-use crate::tensor::{POISON, Tensor};
+
+use handle::{POISON, Tensor};
 
 pub(crate) use constants::countable;
 pub(crate) use debug::{Debugged, SCALARS};
-pub(crate) use learn::names;
+pub(crate) use learn::{Gradients, Learning, names};
 pub use precision::Precision;
 pub use random::Key;
 pub use scan::Scan;

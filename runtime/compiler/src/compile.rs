@@ -2,7 +2,9 @@
 
 mod bodies;
 mod budget;
+mod checked;
 mod front;
+mod segments;
 
 use std::time::Instant;
 
@@ -11,7 +13,9 @@ use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
 use self::bodies::Bodies;
-use self::front::{Front, FrontOptions};
+use self::checked::Planned;
+use self::front::Front;
+use self::segments::segmented;
 use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
@@ -20,11 +24,13 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::{NodeId, Op};
-use crate::passes::{DumpOptions, Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues};
-use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
+use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, Simplify, count_prologues};
+use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::DynamicShapes;
+
+pub use self::checked::CompiledPlan;
 
 /// How programs are compiled. Every optimisation that changes no result is on by default; results
 /// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
@@ -130,16 +136,6 @@ pub struct MemoryUse {
     pub prefetch_slots: usize,
 }
 
-/// A compiled program without memory.
-pub struct CompiledPlan {
-    /// The program in the late IR, with prepared kernels.
-    pub program: ir::Program,
-    /// Its plan.
-    pub plan: Plan,
-    /// The bytes that the budget leaves for the slab, if there is one.
-    pub room: Option<u64>,
-}
-
 /// Compiles a graph of possible sizes (see [`refuse_absurd_sizes`]), up to a checked plan. Nothing
 /// is allocated but the plan itself.
 pub fn compile(
@@ -149,7 +145,6 @@ pub fn compile(
     environment: &Environment<'_>,
     started: Instant,
 ) -> Result<CompiledPlan> {
-    let memory = &environment.memory;
     let mut clock = Clock::since(started);
     let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
     passes.start(graph)?;
@@ -157,65 +152,89 @@ pub fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
-    let graph = Bodies {
+    let run = |graph: Graph, clock: Clock| {
+        compile_simplified(name, graph, options, environment, &passes, &kernels, clock)
+    };
+    // Scans that keep fewer carries compute their steps once more, so they are the last resort.
+    match run(graph.clone(), clock.clone()) {
+        Err(error @ Error::Budget { .. }) => match segmented(&graph) {
+            Some(graph) => {
+                let graph = passes.run(&options.simplify, &graph)?;
+                clock.ended("segments", graph.nodes.len());
+                run(graph, clock).map_err(|other| closer(error, other))
+            }
+            None => Err(error),
+        },
+        compiled => compiled,
+    }
+}
+
+/// Of two errors the one of the program that comes closer to its budget, if both are of that kind.
+fn closer(first: Error, second: Error) -> Error {
+    match (&first, &second) {
+        (Error::Budget { needed: a, .. }, Error::Budget { needed: b, .. }) if a < b => first,
+        _ => second,
+    }
+}
+
+/// Compiles a simplified graph.
+fn compile_simplified(
+    name: &str,
+    graph: Graph,
+    options: &CompileOptions,
+    environment: &Environment<'_>,
+    passes: &Pipeline,
+    kernels: &KernelCache,
+    mut clock: Clock,
+) -> Result<CompiledPlan> {
+    let memory = &environment.memory;
+    let target = tuned(&environment.target, options.tuning, &graph);
+    let bodies = Bodies {
         options,
-        target: &tuned(&environment.target, options.tuning, &graph),
+        target: &target,
         verifies: settings::verify()?,
         dump: environment.dump,
-        kernels: &kernels,
-    }
-    .plan(name, graph)?;
+        kernels,
+    };
+    let graph = bodies.plan(name, graph)?;
     let front = Front {
         graph: &graph,
         options,
         half_products: environment.target.capabilities().half_products,
-        passes: &passes,
-        kernels: &kernels,
+        passes,
+        kernels,
     };
-    let program = front.run(FrontOptions::default(), |stage, count| {
-        clock.ended(stage, count)
-    })?;
-    let target = tuned(&environment.target, options.tuning, &program.graph);
     let prepare = Prepare {
         target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
-        kernels: &kernels,
+        kernels,
     };
-    let mut program = passes.run(&prepare, &program)?;
-    clock.ended("schedule", program.kernels.len());
-    let mut dag = program.to_dag();
-    let mut offsets = slabwise_planner::plan(&dag, &options.planner).map_err(PassError::from)?;
-    clock.ended("plan", program.kernels.len());
+    let mut planned = Planned::new(&front, &prepare, &options.planner, |stage, count| {
+        clock.ended(stage, count)
+    })?;
+    let height = planned.offsets().height;
     let mut budget_report = BudgetReport {
-        once: offsets.height,
-        floor: offsets.lower_bound,
+        once: height,
+        floor: planned.offsets().lower_bound,
         ..BudgetReport::default()
     };
     let beside = memory.persistent;
-    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, &dag);
-    let room = memory
-        .budget
-        .room(beside, offsets.height.saturating_add(prefetch));
+    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, planned.dag());
+    let room = memory.budget.room(beside, height.saturating_add(prefetch));
     if let Some(room) = room
         .map(|room| room.saturating_sub(prefetch))
-        .filter(|&room| room < offsets.height)
+        .filter(|&room| room < height)
     {
-        let before = passes.remember(&program, &offsets.order);
-        let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
-        budget::Candidate {
-            program,
-            offsets,
-            budget_report,
-        } = fitted;
-        passes.validate(before.as_ref(), (&program, &offsets.order), &target)?;
-        budget_report.prologues = count_prologues(&program);
-        dag = program.to_dag();
-        clock.ended("budget", program.kernels.len());
+        (planned, budget_report) = planned.rewrite(passes, &target, |program, offsets| {
+            let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
+            Ok((fitted.program, fitted.offsets, fitted.budget_report))
+        })?;
+        budget_report.prologues = count_prologues(planned.program());
+        clock.ended("budget", planned.program().kernels.len());
     }
-    let offsets = slabwise_planner::check(&dag, offsets)
-        .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
-    clock.ended("check", program.kernels.len());
-    let staging = staging_within(environment, &dag, room, offsets.height, prefetch);
+    let checked = planned.check(passes)?;
+    clock.ended("check", checked.program().kernels.len());
+    let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
     let mut persistent = Persistent {
         prefetch,
         staging,
@@ -229,28 +248,23 @@ pub fn compile(
         }) += variable_bytes(&graph, info)?;
     }
     let bounds = graph.symbols.describe();
-    let found = data_dependent_buffers(&program);
-    let plan = Plan::new(
-        name,
-        environment.device,
+    let details = PlanDetails {
+        name: name.into(),
+        device: environment.device,
         bounds,
-        dag,
-        offsets,
         persistent,
         budget_report,
         clock,
-    )
-    .with_data_dependent(found);
-    passes.finish(&program, || format!("{:#}\n", plan.to_json()))?;
+        data_dependent: data_dependent_buffers(checked.program()),
+    };
+    let compiled = checked.compiled(details, room);
+    let plan = compiled.plan();
+    passes.finish(compiled.program(), || format!("{:#}\n", plan.to_json()))?;
     match room {
         Some(room) if plan.slab_bytes() > room => {
             Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
         }
-        _ => Ok(CompiledPlan {
-            program,
-            plan,
-            room,
-        }),
+        _ => Ok(compiled),
     }
 }
 

@@ -11,6 +11,7 @@ mod clip;
 mod combine;
 mod group;
 mod lion;
+mod minimize;
 mod muon;
 mod named;
 mod rmsprop;
@@ -42,7 +43,7 @@ use slabwise_kernels::spec::Dims;
 use crate::graph::VariableInfo;
 use crate::params::Init;
 use crate::tensor::Tensor;
-use crate::trace::{State, Trace};
+use crate::trace::{Learning, State, Trace};
 
 /// A rule that changes weights by their gradients; see [`Trace::minimize`].
 pub trait Optimizer {
@@ -165,11 +166,11 @@ pub struct Weight<'t> {
 }
 
 impl<'t> Weight<'t> {
-    pub(crate) fn new(variable: u32, value: Tensor<'t>, gradient: Tensor<'t>) -> Self {
+    fn new(learning: &Learning<'t>) -> Self {
         Weight {
-            variable,
-            value,
-            gradient,
+            variable: learning.variable,
+            value: learning.value,
+            gradient: learning.gradient,
             group: Group::new(),
         }
     }

@@ -10,12 +10,13 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::handle::Tensor;
+use super::operand::number;
 use super::{Held, Line, Trace, resolve};
 use crate::graph::{Counter, VariableInfo};
 use crate::ops::{GraphBuilder, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
-use crate::tensor::Tensor;
 
 /// The name of the random state.
 pub(crate) const RANDOM: &str = "random";
@@ -135,7 +136,7 @@ impl Trace {
                 Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => {
                     Err(format!("random values are f32, not {dtype}"))
                 }
-                Init::Constant(value) => crate::tensor::number(value, dtype).map(|_| dims),
+                Init::Constant(value) => number(value, dtype).map(|_| dims),
                 _ => init.fault().map_or(Ok(dims), Err),
             }
         };

@@ -3,7 +3,8 @@
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Argument, Call, Iterate, Located, Place, SpecError};
 
-use crate::lower::{Dispatch, Lowered, Target, Word};
+use crate::abi::{Dispatch, Target, Word};
+use crate::lowered::Lowered;
 
 /// Kernels rely on arguments that begin at multiples of this.
 const ALIGN: i64 = 16;
