@@ -22,6 +22,7 @@ mod padding;
 mod pool;
 mod position;
 mod product;
+mod ranks;
 mod reduce;
 mod resize;
 mod sample;

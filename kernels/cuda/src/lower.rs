@@ -36,5 +36,8 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
         Body::Iterate(iterate) => iterate::lower(iterate, bounds, target),
+        Body::Collective(_) => Err(SpecError::unsupported(
+            "ranks exchange bytes on the CPU only",
+        )),
     }
 }

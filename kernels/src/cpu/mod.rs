@@ -25,10 +25,11 @@ pub use team::Team;
 
 use smallvec::SmallVec;
 
+use crate::collective::{Transport, TransportError};
 use crate::memory::{Memory, Region};
 use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
+use crate::spec::{Access, Body, CollectiveOp, Dims, MAX_ARGUMENTS, Operand, Spec};
 pub use crate::spec::{MAX_AXES, SpecError};
 
 /// The machine that kernels are prepared for.
@@ -122,6 +123,8 @@ enum Prepared {
     Sort(sort::Sort),
     NonMaxSuppression(non_max_suppression::NonMaxSuppression),
     Iterate(iterate::Iterate),
+    /// It has no code: a transport runs it.
+    Collective,
 }
 
 impl Kernel {
@@ -182,6 +185,7 @@ impl Kernel {
                 non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
             ),
             Body::Iterate(_) => Prepared::Iterate(iterate::Iterate::new(&spec, bound, config)?),
+            Body::Collective(_) => Prepared::Collective,
         };
         let arguments = spec.arguments();
         Ok(Kernel {
@@ -278,6 +282,7 @@ impl Kernel {
             Prepared::Sort(k) => k.workspace(),
             Prepared::NonMaxSuppression(k) => k.workspace(),
             Prepared::Iterate(k) => k.workspace(),
+            Prepared::Collective => 0,
         }
     }
 
@@ -317,6 +322,50 @@ impl Kernel {
         );
         self.check(args, workspace, env);
         self.launch(memory, args, workspace, env, team, None)
+    }
+
+    /// Runs a collective, whose bytes the transport moves.
+    ///
+    /// # Errors
+    /// The transport's. The result is then undefined.
+    ///
+    /// # Panics
+    /// As [`Kernel::run`], or if the kernel is no collective or one of another number of ranks.
+    pub fn exchange(
+        &self,
+        memory: &mut Memory,
+        args: &[Region],
+        env: &Env,
+        transport: &dyn Transport,
+    ) -> Result<(), TransportError> {
+        let Body::Collective(collective) = &self.spec.body else {
+            panic!("a kernel that is no collective is given a transport")
+        };
+        assert_eq!(collective.ranks as usize, transport.ranks(), "ranks");
+        self.check(args, &Region::default(), env);
+        let (from, to) = (&args[0], &args[1]);
+        memory.assert_readable(from);
+        memory.assert_writable(to);
+        let bytes = |argument: usize| {
+            let (operand, dims, _) = &self.arguments[argument];
+            let size = operand.dtype.bytes();
+            let elements: usize = dims.iter().map(|d| d.usize_at(env)).product();
+            (operand.offset.usize_at(env) * size, elements * size)
+        };
+        let ((skipped, sent), (before, received)) = (bytes(0), bytes(1));
+        // SAFETY: `check` proved that both ranges lie inside their regions and that the regions do
+        // not overlap; a collective's operands are contiguous; `memory` is borrowed exclusively,
+        // and no copy in flight conflicts with either region.
+        let (send, receive) = unsafe {
+            (
+                std::slice::from_raw_parts(memory.address(from).add(skipped).cast_const(), sent),
+                std::slice::from_raw_parts_mut(memory.address(to).add(before), received),
+            )
+        };
+        match collective.op {
+            CollectiveOp::AllToAll => transport.all_to_all(send, receive),
+            CollectiveOp::AllGather => transport.all_gather(send, receive),
+        }
     }
 
     /// Runs a slice of a run of the sizes `whole`. Regions hold the slice's examples; regions of
@@ -449,6 +498,7 @@ impl Kernel {
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
                 Prepared::Iterate(_) => unreachable!("launched by its calls"),
+                Prepared::Collective => panic!("a collective runs by Kernel::exchange"),
             }
         }
         Ok(())
@@ -511,14 +561,23 @@ impl Kernel {
                     // which is read before it is written; the regions' unreached ends do not
                     // matter.
                     let start = |region: &Region| (region.arena, region.offset);
-                    let same = start(&args[i]) == start(&args[j])
-                        && operand == other
-                        && self.is_pointwise(i)
-                        && self.is_pointwise(j);
+                    let pointwise =
+                        operand == other && self.is_pointwise(i) && self.is_pointwise(j);
+                    let same =
+                        start(&args[i]) == start(&args[j]) && (pointwise || self.is_in_place(j, i));
                     assert!(same, "argument {i} is written and overlaps argument {j}");
                 }
             }
         }
+    }
+
+    /// Whether a loop over steps may write one argument over another. Its calls are checked again
+    /// when they run.
+    fn is_in_place(&self, from: usize, to: usize) -> bool {
+        let Body::Iterate(iterate) = &self.spec.body else {
+            return false;
+        };
+        iterate.in_place.contains(&(from as u16, to as u16))
     }
 
     /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point

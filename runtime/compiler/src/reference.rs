@@ -16,6 +16,7 @@ use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::CollectiveOp;
 
 use crate::graph::{Graph, Needed, Node};
 use crate::ops::{NodeId, Op};
@@ -197,6 +198,26 @@ pub fn evaluate(
     variables: &[Array],
     precision: Precision,
 ) -> Result<Evaluated, Fault> {
+    let alone = |op: CollectiveOp, value: &Array| {
+        let mut value = value.clone();
+        if op == CollectiveOp::AllGather {
+            value.dims.insert(0, 1);
+        }
+        value
+    };
+    evaluate_rank(graph, env, inputs, variables, precision, &alone)
+}
+
+/// The value of every node of a graph on one of several ranks, as [`evaluate`]; `exchange` gives
+/// the result of a collective for this rank's operand, and all ranks call it in the same order.
+pub fn evaluate_rank(
+    graph: &Graph,
+    env: &Env,
+    inputs: &[Array],
+    variables: &[Array],
+    precision: Precision,
+    exchange: &dyn Fn(CollectiveOp, &Array) -> Array,
+) -> Result<Evaluated, Fault> {
     let mut env = *env;
     let mut loops: FxHashMap<NodeId, Vec<Array>> = FxHashMap::default();
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
@@ -276,6 +297,7 @@ pub fn evaluate(
                 let found = results.and_then(|r| r.get(*result as usize)).cloned();
                 found.ok_or(missing)?
             }
+            Op::Collective { op, .. } => exchange(*op, args[0]),
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
                 Fault::Index {
                     node: id.0,
@@ -329,7 +351,8 @@ fn compute(
         | Op::Bind { .. }
         | Op::Iterate(_)
         | Op::Iterated(_)
-        | Op::Placeholder => args
+        | Op::Placeholder
+        | Op::Collective { .. } => args
             .first()
             .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
         Op::Const(value) => pointwise(&|_| from_value(*value)),

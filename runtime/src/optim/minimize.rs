@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::{Optimizer, Weight};
 use crate::tensor::Tensor;
-use crate::trace::{Gradients, Learning, Trace};
+use crate::trace::{Learning, PartSums, Trace};
 
 impl Trace {
     /// Makes every step change the parameters that `loss` depends on, to decrease it. The loss is
@@ -16,11 +16,26 @@ impl Trace {
             return;
         }
         let loss = self.scalar_loss(at, "minimize", loss);
+        let spread = self.spread();
+        if let Some(spread) = spread.filter(|s| s.grains != s.ranks) {
+            let each = spread.grains / spread.ranks;
+            let message = format!(
+                "minimize: each of {} ranks runs {each} of {} grains; use minimize_in_parts({each}, …)",
+                spread.ranks, spread.grains
+            );
+            self.fail(at, "", message);
+            return;
+        }
+        // Scaled before differentiation, so that the sums are gradients of the mean.
+        let loss = match spread {
+            Some(spread) => self.on_behalf(at, || loss * self.share(at, spread, 1)),
+            None => loss,
+        };
         if loss.is_poisoned() {
             return;
         }
         let gradients = self.weight_gradients(loss);
-        self.record_update(at, gradients, |learning| {
+        self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
             update_by(&optimizer, self, &learning)
         });
     }
@@ -62,23 +77,45 @@ impl Trace {
         if !self.may_learn(at, optimizer.check()) {
             return self.poisoned();
         }
-        let share = 1.0 / parts as f32;
-        let mut sums = Gradients::default();
-        let mut total: Option<Tensor<'t>> = None;
+        // The model's parameters say how the step is spread, and no part has read them yet.
+        let mut sums: Option<PartSums<'t>> = None;
         for part in 0..parts {
             self.begin_part(Some(part));
             let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
+            let sums = match &mut sums {
+                Some(sums) => sums,
+                None => match self.part_sums(at, parts) {
+                    Ok(new) => sums.insert(new),
+                    Err(message) => return self.fail(at, "", message),
+                },
+            };
             // Scaled before differentiation, so that the sums are gradients of the mean.
-            let loss = self.on_behalf(at, || loss * share);
+            let loss = self.on_behalf(at, || match sums.share {
+                Some(share) => loss * share,
+                None => loss * (1.0 / parts as f32),
+            });
             if loss.is_poisoned() {
                 return loss;
             }
-            total = Some(total.map_or(loss, |total| self.on_behalf(at, || total + loss)));
-            self.add_weight_gradients(at, &mut sums, loss);
+            sums.loss
+                .push(loss, &mut |a, b| self.on_behalf(at, || a + b));
+            self.add_weight_gradients(at, sums, loss);
         }
         self.begin_part(None);
-        self.record_update(at, sums, |learning| update_by(&optimizer, self, &learning));
-        total.unwrap_or(self.poisoned())
+        let Some(sums) = sums else {
+            return self.poisoned();
+        };
+        let spreads = sums.share.is_some();
+        let (total, gradients) = sums.finish();
+        self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
+            update_by(&optimizer, self, &learning)
+        });
+        let total = total.unwrap_or(self.poisoned());
+        if spreads {
+            self.on_behalf(at, || total.sum_over_ranks())
+        } else {
+            total
+        }
     }
 }
 

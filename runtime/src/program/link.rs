@@ -68,6 +68,8 @@ impl Compiled {
             has_data_dependent,
             gaps,
             loaded: None,
+            rank: 0,
+            fingerprint: None,
         })
     }
 }

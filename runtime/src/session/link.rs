@@ -45,8 +45,11 @@ impl Session {
         let variables = self.adopt(&compiled.program().graph)?;
         compiled.stage_ended("variables");
         self.memory.budget.settle(room);
+        let shown = self.shown(&compiled);
         let mut compiled =
             Compiled::link(compiled, &variables, self.options.shapes.use_gaps, self.id)?;
+        compiled.rank = self.world.rank() as u32;
+        compiled.fingerprint = self.agree(&compiled, shown)?;
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;
         self.memory.prepare_staging(&mut compiled, room)?;

@@ -1,14 +1,17 @@
 //! Learning: which parameters of a model change, by which gradients, and the recording of their
 //! update.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::handle::Tensor;
-use super::{Building, Held, Line, Trace};
-use crate::graph::{Graph, Origin, Phase, VariableInfo};
+use super::ranks::Summed;
+use super::{Building, Line, Trace};
+use crate::graph::{Graph, Phase, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
+use crate::world::{Shard, Spread, Strategy, Tree, TreeSum};
 
 /// An update that is being recorded.
 #[derive(Default)]
@@ -24,13 +27,41 @@ pub(crate) struct Learning<'t> {
     pub variable: u32,
     /// Its value when the step begins.
     pub value: Tensor<'t>,
-    /// The gradient of the loss, in its shape.
+    /// The gradient of the loss, in the shape of the value.
     pub gradient: Tensor<'t>,
+    /// The part of the weight that value and gradient are of, if ranks update a part each.
+    pub shard: Option<Shard>,
 }
 
 /// The gradients of weights, by the numbers of their variables.
-#[derive(Default)]
 pub(crate) struct Gradients(Vec<(u32, NodeId)>);
+
+/// The sums of a loss and of its gradients over the parts of a step.
+pub(crate) struct PartSums<'t> {
+    tree: Tree,
+    /// The share of each part in the mean, if the step is spread over ranks.
+    pub share: Option<Tensor<'t>>,
+    pub loss: TreeSum<Tensor<'t>>,
+    gradients: BTreeMap<u32, TreeSum<NodeId>>,
+}
+
+impl<'t> PartSums<'t> {
+    fn new(tree: Tree, share: Option<Tensor<'t>>) -> Self {
+        PartSums {
+            loss: tree.sum(),
+            gradients: BTreeMap::new(),
+            tree,
+            share,
+        }
+    }
+
+    /// The sum of the losses, once all have come, and those of the gradients.
+    pub fn finish(self) -> (Option<Tensor<'t>>, Gradients) {
+        let sums = self.gradients.into_iter();
+        let sums = sums.filter_map(|(variable, sum)| Some((variable, sum.finish()?)));
+        (self.loss.finish(), Gradients(sums.collect()))
+    }
+}
 
 /// A rule that freezes weights, and the user's line of it.
 #[derive(Clone)]
@@ -133,16 +164,39 @@ impl Trace {
         Gradients(self.building.borrow_mut().gradients(loss.id, learning))
     }
 
-    /// Adds the gradients of another loss. `at` is the line that requests it.
-    pub(crate) fn add_weight_gradients(&self, at: Line, sums: &mut Gradients, loss: Tensor<'_>) {
+    /// Adds the gradients of the loss of the next part. `at` is the line that requests it.
+    pub(crate) fn add_weight_gradients(&self, at: Line, sums: &mut PartSums<'_>, loss: Tensor<'_>) {
         let learning = self.learning();
         let building = &mut *self.building.borrow_mut();
         for (variable, gradient) in building.gradients(loss.id, learning) {
-            match sums.0.binary_search_by_key(&variable, |(v, _)| *v) {
-                Ok(i) => sums.0[i].1 = building.sum(at, variable, sums.0[i].1, gradient),
-                Err(i) => sums.0.insert(i, (variable, gradient)),
-            }
+            let new = || sums.tree.sum();
+            let sum = sums.gradients.entry(variable).or_insert_with(new);
+            sum.push(gradient, &mut |a, b| building.sum(at, variable, a, b));
         }
+    }
+
+    /// The sums over `parts` parts of a step, without any yet.
+    ///
+    /// # Errors
+    /// If ranks run another number of parts.
+    pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
+        let Some(spread) = self.spread() else {
+            // One after the other, which holds the fewest gradients.
+            return Ok(PartSums::new(Tree::chain(parts), None));
+        };
+        let Spread { ranks, grains, .. } = spread;
+        if grains / ranks != parts {
+            return Err(format!(
+                "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
+                grains / ranks
+            ));
+        }
+        let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
+        let share = self.share(at, spread, parts);
+        Ok(PartSums::new(
+            below.unwrap_or(Tree::chain(parts)),
+            Some(share),
+        ))
     }
 
     /// Begins a part of a step in parts, or the rest of the step after its parts.
@@ -176,10 +230,18 @@ impl Trace {
         &'t self,
         at: Line,
         gradients: Gradients,
+        is_elementwise: bool,
         update: impl FnOnce(Vec<Learning<'t>>),
     ) {
         self.check_frozen();
-        let weights: Vec<Learning<'t>> = {
+        let spread = self.spread().filter(|spread| spread.ranks > 1);
+        if spread.is_some_and(|s| s.strategy == Strategy::ShardedState) && !is_elementwise {
+            let message = "minimize: this optimizer reads more of a weight than the element that it updates, \
+                           so ranks cannot hold parts of its state; Strategy::Replicated can be used"
+                .into();
+            return self.building.borrow_mut().mistake(at, "", message);
+        }
+        let values = {
             let building = &mut *self.building.borrow_mut();
             if gradients.0.is_empty() {
                 let frozen = if building.frozen.is_empty() {
@@ -212,14 +274,35 @@ impl Trace {
                 return;
             }
             building.updating = Some(Updating::default());
-            let tensor = |id| Tensor { trace: self, id };
-            let weight = |(variable, gradient)| Learning {
-                variable,
-                value: tensor(building.variables[variable as usize].node),
-                gradient: tensor(gradient),
+            let value = |&(v, _): &(u32, NodeId)| Tensor {
+                trace: self,
+                id: building.variables[v as usize].node,
             };
-            gradients.0.into_iter().map(weight).collect()
+            gradients.0.iter().map(value).collect::<Vec<_>>()
         };
+        let summed = match spread {
+            Some(spread) => {
+                let building = &mut *self.building.borrow_mut();
+                building.gradients_of_all_ranks(at, gradients.0, spread)
+            }
+            None => {
+                let whole = gradients.0.into_iter();
+                whole.map(|(v, g)| (v, Summed::Whole(g))).collect()
+            }
+        };
+        let learning = |((variable, summed), value)| {
+            let (value, id, shard) = match summed {
+                Summed::Whole(id) => (value, id, None),
+                Summed::Shard(id, shard) => (self.part_of(at, value, shard), id, Some(shard)),
+            };
+            Learning {
+                variable,
+                value,
+                gradient: Tensor { trace: self, id },
+                shard,
+            }
+        };
+        let weights = summed.into_iter().zip(values).map(learning).collect();
         self.on_behalf(at, || update(weights));
         let building = &mut *self.building.borrow_mut();
         let Some(Updating { assigned, counters }) = building.updating.take() else {
@@ -289,16 +372,7 @@ impl Building {
 
     /// The sum of two gradients of a variable.
     fn sum(&mut self, at: Line, variable: u32, a: NodeId, b: NodeId) -> NodeId {
-        let Held { node, .. } = self.variables[variable as usize];
-        let layer = self.graph.origin(node).layer.clone();
-        let location = self.user_line(at);
-        self.graph.set_origin(Origin {
-            location,
-            layer,
-            phase: Phase::Backward,
-            segment: 0,
-            part: self.graph.current_part,
-        });
+        self.origin_of(at, variable);
         self.graph.add(a, b)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{Access, Body, ConvKind, Inst, ReduceOp, ScanOp, Spec};
+use slabwise_kernels::spec::{Access, Body, CollectiveOp, ConvKind, Inst, ReduceOp, ScanOp, Spec};
 use slabwise_planner::{Bytes, Space, Work};
 
 use super::{KernelCall, Piece, Program, Recompute, Source, ValueId};
@@ -45,6 +45,10 @@ fn function(spec: &Spec) -> String {
         Body::Sort(_) => "argsort",
         Body::NonMaxSuppression(_) => "non_max_suppression",
         Body::Iterate(_) => "scan",
+        Body::Collective(collective) => match collective.op {
+            CollectiveOp::AllToAll => "all_to_all",
+            CollectiveOp::AllGather => "all_gather",
+        },
     };
     let mut names: Vec<String> = Vec::new();
     names.extend((!anchor.is_empty()).then(|| anchor.to_owned()));

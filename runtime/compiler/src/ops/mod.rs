@@ -9,6 +9,7 @@
 
 mod assign;
 mod builder;
+mod collective;
 mod conv;
 mod index;
 mod matmul;
@@ -23,7 +24,7 @@ mod view;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, ScanOp, Window};
+use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Window};
 use smallvec::SmallVec;
 
 pub use builder::{GraphBuilder, NodeId};
@@ -184,6 +185,14 @@ pub enum Op {
     Iterated(u32),
     /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
     Placeholder,
+    /// Moves parts of the operand between the ranks that run this program, each on its own data.
+    /// `AllToAll`: `[ranks, …] → [ranks, …]`. `AllGather`: `[…] → [ranks, …]`.
+    Collective {
+        /// Which parts move.
+        op: CollectiveOp,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// Assigns the operand to a variable at the end of the step; its value is never read.
     Assign(u32),
 }
@@ -218,6 +227,7 @@ impl Op {
                 | Op::SliceAssign { .. }
                 | Op::Iterate(_)
                 | Op::Iterated(_)
+                | Op::Collective { .. }
         )
     }
 
@@ -286,6 +296,10 @@ impl Op {
             Op::Iterate(_) => "scan",
             Op::Iterated(_) => "scan.result",
             Op::Placeholder => "scan.step",
+            Op::Collective { op, .. } => match op {
+                CollectiveOp::AllToAll => "all_to_all",
+                CollectiveOp::AllGather => "all_gather",
+            },
             Op::Assign(_) => "assign",
         }
     }

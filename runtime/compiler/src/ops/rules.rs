@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 
 use super::scan::Scan;
 use super::{
-    GraphBuilder, NodeId, Op, assign, conv, index, matmul, pool, reduce, scalar, scan, select, view,
+    GraphBuilder, NodeId, Op, assign, collective, conv, index, matmul, pool, reduce, scalar, scan,
+    select, view,
 };
 use crate::shape::Symbols;
 
@@ -90,6 +91,7 @@ pub fn infer(
         Op::NonMaxSuppression { threshold } => {
             select::infer_non_max_suppression(*threshold, given[0], symbols)
         }
+        Op::Collective { op, ranks } => collective::infer(*op, *ranks, given[0], symbols),
     }
 }
 
@@ -155,6 +157,7 @@ pub fn gradient(
             };
             scan::gradient(g, scan, node, inputs, dy)
         }
+        Op::Collective { op, ranks } => collective::gradient(g, *op, *ranks, inputs[0], dy),
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

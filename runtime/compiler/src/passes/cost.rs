@@ -43,7 +43,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::Scatter(_) => PER_INSTRUCTION,
         // Moves of bytes alone.
-        Body::SliceAssign(_) => 0,
+        Body::SliceAssign(_) | Body::Collective(_) => 0,
         Body::Scan(scan) => match scan.op {
             ScanOp::LogSumExp => 2 * PER_FUNCTION,
             _ => 2 * PER_INSTRUCTION,

@@ -196,6 +196,13 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
                     };
                     views.view(&out, *input).and_then(strides).is_none()
                 }
+                Op::Collective { .. } => {
+                    views.extend(&out);
+                    let dims = &out.node(*input).dims;
+                    let own = contiguous(dims);
+                    let whole = |v: View| own.is_some_and(|own| own == v.strides);
+                    !views.view(&out, *input).is_some_and(whole)
+                }
                 // The three words of a key are read by their address.
                 Op::Uniform { .. } => k == 0 && graph.node(source).op.is_view(),
                 _ => false,

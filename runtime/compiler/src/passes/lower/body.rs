@@ -3,9 +3,9 @@
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Access, Argument, Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Iterate, Matmul,
-    NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign,
-    Sort,
+    Access, Argument, Body, BoundsCheck, Collective, Conv2d, ConvKind, Dims, Gather, Iterate,
+    Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter,
+    SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -195,6 +195,12 @@ impl<'a> Lowering<'a> {
                             keep: own,
                         })
                     }
+                    Op::Collective { op, ranks } => Body::Collective(Collective {
+                        op: *op,
+                        ranks: *ranks,
+                        source: first,
+                        result: own,
+                    }),
                     _ => return None,
                 }
             }
@@ -234,19 +240,33 @@ impl Lowering<'_> {
             let operand = Operand::contiguous(DType::I32, &dims)?;
             add(operand, &dims, Access::Read, Arg::Sizes);
         }
+        let mut in_place = Vec::new();
         for (result, _) in (0..).zip(&planned.kept).filter(|(_, k)| **k != Kept::None) {
             let members = &self.clusters.list[self.cluster].members;
             let is_result = |m: &&NodeId| self.graph.node(**m).op == Op::Iterated(result);
             let member = *members.iter().find(is_result)?;
             let node = self.graph.node(member);
             let operand = Operand::contiguous(node.dtype, &node.dims)?;
-            add(operand, &node.dims, Access::Write, Arg::Buffer(member));
+            let pairs = planned.in_place.iter();
+            let from = pairs.filter(|(_, to)| *to == result as usize);
+            in_place.extend(from.map(|(from, _)| (*from as u16, arguments.len() as u16)));
+            arguments.push(Argument {
+                operand,
+                dims: node.dims.clone(),
+                access: Access::Write,
+            });
+            args.push(Arg::Buffer(member));
         }
+        in_place.retain(|&(from, _)| {
+            let Argument { operand, dims, .. } = &arguments[usize::from(from)];
+            Operand::contiguous(operand.dtype, dims).as_ref() == Some(operand)
+        });
         let iterate = Iterate {
             steps: body.steps,
             reverse: body.reverse,
             arguments,
             calls: planned.calls.clone(),
+            in_place,
             scratch: planned.scratch,
         };
         Some((Body::Iterate(Box::new(iterate)), args))
