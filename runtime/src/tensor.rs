@@ -48,7 +48,7 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{AttentionOptions, Mask, Tiles};
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropy, Ctc, Reduction};
 pub use order::Running;
 pub use padding::PadMode;
 pub use position::{Rope, RopeLayout, RopeScaling};
