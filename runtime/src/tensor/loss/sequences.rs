@@ -135,7 +135,10 @@ impl<'t> Tensor<'t> {
             None => labels,
         };
         // Blanks around all labels: [n, states].
-        let blanks = labels * 0 + options.blank;
+        let blanks = trace.record(Location::caller(), &[labels], |g, ids| {
+            let dims = g.dims(ids[0]).clone();
+            Ok(g.full(options.blank as f32, DType::I32, &dims))
+        });
         let pairs = trace.stack(&[blanks, labels], 2).flatten(1);
         let path = match count {
             0 => trace.full(0.0, DType::I32, (1, 1)) + options.blank,

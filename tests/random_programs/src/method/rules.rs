@@ -374,7 +374,7 @@ fn compared(loss: Loss, by: Reduction, x: &Fact, y: &Fact, scope: &Scope<'_>) ->
         Loss::SoftMargin => x.bound() * y.bound() + 1.0,
         Loss::Focal => share(y).then(|| x.bound() + 1.0)?,
         Loss::Dice => (share(x) && share(y) && x.rank() > 0).then_some(1.0)?,
-        Loss::KlDivergenceOfLogs => (y.bound() <= 2.0).then(|| 8.0 * apart)?,
+        Loss::KlDivergenceOfLogs => (y.bound() <= 2.0).then_some(8.0 * apart)?,
     };
     let dims = match loss {
         Loss::Dice => x.dims[..1].to_vec(),
