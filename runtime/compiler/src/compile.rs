@@ -195,7 +195,7 @@ pub fn compile(
         budget_report.prologues = count_prologues(planned.program());
         clock.ended("budget", planned.program().kernels.len());
     }
-    let checked = planned.check(&passes)?;
+    let checked = planned.check()?;
     clock.ended("check", checked.program().kernels.len());
     let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
     let mut persistent = Persistent {

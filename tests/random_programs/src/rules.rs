@@ -316,7 +316,7 @@ fn scattered(
         && index.exact
         && index.low >= 0.0
         && index.high < limit;
-    let n = (scope.most(index.dims[axis]) as f64).max(1.0);
+    let n = (scope.most(*index.dims.get(axis)?) as f64).max(1.0);
     let takes = how == Scatter::Set || matches!(x.dtype, DType::F32 | DType::I32);
     let hull = (x.low.min(v.low), x.high.max(v.high));
     let (low, high) = match how {
