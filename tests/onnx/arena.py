@@ -7,15 +7,17 @@ CASES is the folder that `cases.py` made, of which the light networks are run, R
 `real.py`, MORE any folder of the same layout. Needs the packages onnx, onnxruntime and numpy.
 
 The numbers are those of the arena itself (`AllocatorGetStats` of its C interface, called through
-ctypes, because its Python interface lacks it), with default options but for one thread:
+ctypes, because its Python interface lacks it), over three runs on one thread:
 
-    loaded  bytes in use once the session is made: the weights
-    peak    the most bytes in use at once, from the start through three runs, less than which no
-            order of the same runs could have needed; inputs are the caller's and not counted
-    taken   bytes that the arena has taken from the system after them
+    loaded  bytes in use once the session is made: weights, as far as they are in the arena
+    peak    the most bytes in use at once; inputs are the caller's and not counted
+    taken   bytes that the arena has taken from the system
+    exact   `peak` less `loaded` of an arena that gives each request the bytes it asks for. By
+            default a request may take a larger free block whole.
 """
 
 import ctypes
+import multiprocessing
 import pathlib
 import sys
 
@@ -36,7 +38,10 @@ PLACES = {
     "CreateCpuMemoryInfo": 69,
     "ReleaseSession": 95,
     "ReleaseValue": 96,
+    "AddSessionConfigEntry": 130,
     "CreateAllocator": 131,
+    "CreateAndRegisterAllocator": 144,
+    "CreateArenaCfg": 156,
     "GetKeyValue": 297,
     "AllocatorGetStats": 319,
 }
@@ -79,13 +84,22 @@ class Ort:
 
 
 class Session:
-    def __init__(self, ort, env, path):
+    def __init__(self, ort, path, exact):
         self.ort = ort
+        # Errors alone are shown.
+        env = ort.make("CreateEnv", ctypes.c_int(3), ctypes.c_char_p(b"arena"))
         options = ort.make("CreateSessionOptions")
         ort.call("SetIntraOpNumThreads", options, ctypes.c_int(1))
-        self.session = ort.make("CreateSession", env, ctypes.c_char_p(str(path).encode()), options)
         # The arena's: type 1 of allocators, type 0 of memory.
         self.info = ort.make("CreateCpuMemoryInfo", ctypes.c_int(1), ctypes.c_int(0))
+        if exact:
+            # Strategy 1 takes what a request needs; a block's rest of a byte is free again.
+            numbers = [ctypes.c_size_t(0), *map(ctypes.c_int, (1, -1, 1))]
+            arena = ort.make("CreateArenaCfg", *numbers)
+            ort.call("CreateAndRegisterAllocator", env, self.info, arena)
+            entry = [b"session.use_env_allocators", b"1"]
+            ort.call("AddSessionConfigEntry", options, *map(ctypes.c_char_p, entry))
+        self.session = ort.make("CreateSession", env, ctypes.c_char_p(str(path).encode()), options)
         self.allocator = ort.make("CreateAllocator", self.session, self.info)
 
     def stats(self, key):
@@ -126,27 +140,28 @@ class Session:
         for value in [*values, *map(void, results)]:
             self.ort.of("ReleaseValue", None)(value)
 
-    def end(self):
-        self.ort.of("ReleaseSession", None)(self.session)
-
 
 def array(path):
     tensor = onnx.TensorProto.FromString(path.read_bytes())
     return np.ascontiguousarray(numpy_helper.to_array(tensor))
 
 
-def measure(ort, env, model, data):
+def measure(model, data, exact):
     graph = onnx.load(model, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     names = [value.name for value in graph.input if value.name not in weights]
     inputs = {name: array(data / f"input_{at}.pb") for at, name in enumerate(names)}
-    session = Session(ort, env, model)
+    session = Session(Ort(), model, exact)
     loaded = session.stats("InUse")
     for _ in range(RUNS):
         session.run(inputs, [value.name for value in graph.output])
-    peak, taken = session.stats("MaxInUse"), session.stats("TotalAllocated")
-    session.end()
-    return loaded, peak, taken
+    return loaded, session.stats("MaxInUse"), session.stats("TotalAllocated")
+
+
+def alone(*args):
+    """Measures in a process of its own, because sessions of a process may share an arena."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, args)
 
 
 def main():
@@ -154,15 +169,16 @@ def main():
     models = sorted((cases / "light").glob("*/model.onnx"))
     for folder in others:
         models += sorted(folder.glob("*/model.onnx"))
-    ort = Ort()
-    # Errors alone are shown.
-    env = ort.make("CreateEnv", ctypes.c_int(3), ctypes.c_char_p(b"arena"))
-    version = onnxruntime.__version__
-    lines = [f"# Bytes in onnxruntime {version}'s arena, written by arena.py: loaded peak taken."]
+    lines = [
+        f"# Bytes in the arena of onnxruntime {onnxruntime.__version__}, written by arena.py:",
+        "# loaded peak taken exact",
+    ]
     for model in models:
         for data in sorted(model.parent.glob("test_data_set_*")):
+            usual = alone(model, data, False)
+            least, most, _ = alone(model, data, True)
             name = f"{model.parent.name}/{data.name[-1]}"
-            lines.append(" ".join([name, *map(str, measure(ort, env, model, data))]))
+            lines.append(" ".join([name, *map(str, [*usual, most - least])]))
             print(lines[-1], flush=True)
     pathlib.Path(__file__).with_name("arena.txt").write_text("\n".join(lines) + "\n")
 

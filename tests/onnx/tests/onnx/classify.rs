@@ -7,7 +7,8 @@ mod classifier;
 use std::path::Path;
 
 use classifier::{Classifier, Preparation};
-use slabwise::data::{Image, read_image};
+use ndarray::Axis;
+use slabwise::data::{Image, Mnist, read_image};
 use slabwise_onnx::check::read_array;
 
 use crate::{cases, made};
@@ -75,6 +76,34 @@ fn images_are_told_by_their_color() {
         let error = classifier.top(&image, 1).expect_err("no such image");
         assert!(error.to_string().contains(part), "{error}");
     }
+}
+
+/// PyTorch tells 490 of these 500 (`data/record.py`).
+#[test]
+fn digits_are_told_as_in_pytorch() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
+    let preparation = Preparation {
+        size: 28,
+        resize: Some(28),
+        mean: vec![0.1307],
+        deviation: vec![0.3081],
+    };
+    let mut classifier =
+        Classifier::open(&data.join("digits.onnx"), preparation).expect("a classifier");
+    assert!(classifier.is_grey());
+    let digits = Mnist::load(Mnist::default_dir()).expect("the digits").test;
+    let (images, labels) = digits.batches(500).next().expect("500 images");
+    let told = images
+        .axis_iter(Axis(0))
+        .zip(&labels)
+        .filter(|(image, label)| {
+            let top = classifier.top(&image.to_owned(), 1).expect("it classifies");
+            i32::try_from(top[0].0) == Ok(**label)
+        });
+    assert_eq!(told.count(), 490);
+    let seven = read_image(data.join("seven.png"), true).expect("an image");
+    let top = classifier.top(&seven, 5).expect("it classifies");
+    assert!(top[0].0 == 7 && top[0].1 > 0.99, "{top:?}");
 }
 
 /// A network of ImageNet's size, on a photo. Its weights are all equal, and therefore its results.

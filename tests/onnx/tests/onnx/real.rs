@@ -120,7 +120,9 @@ fn planned(path: &Path, set: &Path) -> [u64; 3] {
     let (params, trace) = (Params::seeded(0), Trace::inference());
     let tensors = model.declare(&trace).expect("all lengths are known");
     let outputs = model.trace(&trace, &params.root(), &tensors);
-    let session = Session::new(Device::Cpu, params).expect("a session");
+    let session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
     let plan = session
         .plan_any(&trace, &outputs.expect("it is expressed"))
         .expect("a plan");
@@ -131,15 +133,18 @@ fn planned(path: &Path, set: &Path) -> [u64; 3] {
 }
 
 /// Runs whose slab is larger than the arena's peak: of a few windows of sound, whose activations are
-/// smaller than the workspace in which a convolution packs its weights at each run. onnxruntime
-/// packs them once, when it loads the model.
-const ABOVE: [&str; 5] = [
+/// smaller than the workspace in which a convolution packs parts of its operands.
+const ABOVE: &[&str] = &[
     "silero_opset18/0",
     "silero_opset18/1",
     "silero_opset18/2",
     "silero_sequence/0",
     "silero_sequence/1",
 ];
+
+/// Further runs whose slab is larger than the peak would be if each request took only the bytes
+/// that it asks for, or on some processors may be.
+const ABOVE_EXACT: &[&str] = &["light_densenet121/0", "light_vgg19/0"];
 
 /// The slab, which holds inputs too, is smaller than the most bytes that the arena has in use at
 /// once beyond its weights, and the inputs. The weights are not compared, because some of
@@ -152,15 +157,15 @@ fn plans_stay_below_the_arena_of_onnxruntime() {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("arena.txt");
     let recorded = fs::read_to_string(recorded).expect("it was recorded");
     let rows = recorded.lines().filter(|line| !line.starts_with('#'));
-    let mut above = Vec::new();
-    eprintln!("| run | slab | arena's peak above its weights, and inputs | weights | taken |");
+    let (mut above, mut above_exact) = (Vec::new(), Vec::new());
+    eprintln!("| run | slab | arena and inputs | exact | slab and weights | taken |");
     for row in rows {
         let fields: Vec<&str> = row.split(' ').collect();
-        let [run, loaded, peak, taken] = fields[..] else {
-            panic!("{row}: four fields");
+        let [run, loaded, peak, taken, exact] = fields[..] else {
+            panic!("{row}: five fields");
         };
-        let [loaded, peak, taken]: [u64; 3] =
-            [loaded, peak, taken].map(|text| text.parse().expect("a number of bytes"));
+        let [loaded, peak, taken, exact]: [u64; 4] =
+            [loaded, peak, taken, exact].map(|text| text.parse().expect("a number of bytes"));
         let (name, set) = run.split_once('/').expect("the name of a run");
         let kind = match name.starts_with("light_") {
             true => cases.join("light"),
@@ -169,17 +174,19 @@ fn plans_stay_below_the_arena_of_onnxruntime() {
         let folder = kind.join(name);
         let set = folder.join(format!("test_data_set_{set}"));
         let [slab, kept, inputs] = planned(&folder.join("model.onnx"), &set);
-        let most = peak - loaded + inputs;
-        eprintln!(
-            "| {run} | {} | {} | {} | {} |",
-            Bytes(slab),
-            Bytes(most),
-            Bytes(kept),
-            Bytes(taken)
-        );
-        if slab > most {
+        let (usual, exact) = (peak - loaded + inputs, exact + inputs);
+        let shown = [slab, usual, exact, slab + kept, taken].map(|n| Bytes(n).to_string());
+        eprintln!("| `{run}` | {} |", shown.join(" | "));
+        if slab > usual {
             above.push(run);
+        } else if slab > exact {
+            above_exact.push(run);
         }
     }
     assert_eq!(above, ABOVE, "runs above the peak of the arena");
+    above_exact.retain(|run| !ABOVE_EXACT.contains(run));
+    assert!(
+        above_exact.is_empty(),
+        "runs above its exact peak: {above_exact:?}"
+    );
 }
