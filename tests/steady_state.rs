@@ -6,7 +6,7 @@ mod allocator;
 
 use allocator::counted;
 use ndarray::{ArrayD, Axis, Slice};
-use slabwise::nn::Linear;
+use slabwise::nn::{Linear, Lstm};
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
 use slabwise_models::{Examples, Gpt, Model, OptimizerKind};
@@ -210,6 +210,29 @@ fn steps_with_copies() {
 }
 
 /// One test, because requests are counted for the whole process.
+/// A recurrent layer whose steps are a scan, and its gradient a scan of scans.
+fn scanned_steps() {
+    let params = Params::seeded(1);
+    let layer = Lstm::new(&params.root() / "lstm", 4, 6).unrolled_up_to(0);
+    let layer = layer.checkpoint_every(4);
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (2, 11, 4));
+    let loss = x.apply(&layer).square().mean();
+    trace.minimize(loss, Sgd::new(0.1));
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let train = session.compile(&trace, [loss]).expect("it compiles");
+    let x = ArrayD::from_elem(vec![2, 11, 4], 0.5f32);
+    let mut sum = session.run(&train, (&x,)).expect("a step")[0].item();
+    let counts = counted(|| {
+        for _ in 0..FEW {
+            sum += session.run(&train, (&x,)).expect("a step")[0].item();
+        }
+    });
+    assert_eq!(counts, (0, 0), "scans: {sum}");
+}
+
 #[test]
 fn a_step_allocates_nothing() {
     let noticed = counted(|| drop(std::hint::black_box(vec![0u8; 100])));
@@ -239,6 +262,7 @@ fn a_step_allocates_nothing() {
     };
     steps_of(Model::Gpt(gpt), OptimizerKind::AdamW, 3, 2, FEW);
     steps_of(Model::Lstm, OptimizerKind::Adam, 2, 1, FEW);
+    scanned_steps();
     seen_lengths();
     steps_with_copies();
 }

@@ -5,6 +5,7 @@
 //! operands. [`cpu`] runs specs on the CPU. Of the workspace's crates only this one and the CUDA
 //! back end contain `unsafe`; its public interface is safe.
 
+pub mod collective;
 pub mod copies;
 pub mod cpu;
 pub mod dtype;

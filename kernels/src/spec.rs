@@ -9,9 +9,11 @@
 
 pub mod analysis;
 mod error;
+mod iterate;
 mod verify;
 
 pub use error::{PrologueError, SpecError};
+pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
@@ -161,6 +163,12 @@ pub enum Body {
     /// Whether each box is kept by non-maximum suppression; `dims` is one axis, of boxes in order
     /// of preference.
     NonMaxSuppression(NonMaxSuppression),
+    /// Calls of kernels in a loop over steps. Writes its results itself: there is no `code`, and
+    /// `dims` has no axes.
+    Iterate(Box<Iterate>),
+    /// Bytes that move between the ranks of a group; `dims` is the space of the result, whose first
+    /// axis is as long as there are ranks.
+    Collective(Collective),
 }
 
 /// See [`Body::Matmul`].
@@ -418,6 +426,39 @@ pub struct NonMaxSuppression {
     pub keep: Operand,
 }
 
+/// Which parts move between ranks. Nothing is added up on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveOp {
+    /// Row r of the source goes to rank r; row r of the result is from rank r.
+    AllToAll,
+    /// The source goes to every rank; row r of the result is the source of rank r.
+    AllGather,
+}
+
+/// See [`Body::Collective`]. Source and result are contiguous. Writes its result itself: there is
+/// no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    /// Which parts move.
+    pub op: CollectiveOp,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The own parts, strides over [its space](Collective::source_space).
+    pub source: Operand,
+    /// The parts from every rank, strides over `dims`.
+    pub result: Operand,
+}
+
+impl Collective {
+    /// The space of the source for a result of this space.
+    pub fn source_space(&self, dims: &Dims) -> Dims {
+        match self.op {
+            CollectiveOp::AllToAll => dims.clone(),
+            CollectiveOp::AllGather => dims.iter().skip(1).copied().collect(),
+        }
+    }
+}
+
 /// How a kernel uses an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -592,6 +633,11 @@ impl Body {
                 let corners = dims.iter().copied().chain([Size::fixed(4)]).collect();
                 list.push((s.boxes.clone(), corners, Access::Read));
                 list.push((s.keep.clone(), dims.clone(), Access::Write));
+            }
+            Body::Iterate(iterate) => list = iterate.operands(),
+            Body::Collective(c) => {
+                list.push((c.source.clone(), c.source_space(dims), Access::Read));
+                list.push((c.result.clone(), dims.clone(), Access::Write));
             }
         }
         list

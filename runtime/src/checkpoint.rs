@@ -17,6 +17,9 @@ impl Session {
     /// replaced as a whole: an earlier one of the same name stays intact if writing is interrupted.
     /// Its permissions stay as well, and a link is followed; a pipe is written into.
     ///
+    /// In a [world](Session::on) every rank calls this and rank 0 writes: all of each variable, so
+    /// that a world of any size can load the file.
+    ///
     /// # Errors
     /// A system error, such as a full disk.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -40,13 +43,26 @@ impl Session {
                 .host()
                 .map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region))
         };
+        // Every rank has its part of a variable, and the first one writes the file.
+        let mut wholes: Vec<Option<Vec<u8>>> = Vec::new();
+        for (at, v) in variables().enumerate() {
+            let part = || {
+                let whole = whole_dims(v).iter().product::<u64>() as usize * v.info.dtype.bytes();
+                bytes(at, v).get(..whole / self.world.ranks())
+            };
+            let whole = v.info.whole.as_ref().and_then(|_| part());
+            wholes.push(whole.map(|part| self.world.gather(part)).transpose()?);
+        }
+        if self.world.rank() > 0 {
+            return Ok(());
+        }
         let entry = |(at, v)| -> Entry<'_> {
-            let v: &Variable = v;
+            let (at, v): (usize, &Variable) = (at, v);
             Entry {
                 name: &v.info.name,
                 dtype: v.info.dtype,
-                shape: fixed(&v.info.dims),
-                bytes: bytes(at, v),
+                shape: whole_dims(v),
+                bytes: wholes[at].as_deref().unwrap_or_else(|| bytes(at, v)),
             }
         };
         let entries: Vec<Entry<'_>> = variables().enumerate().map(entry).collect();
@@ -118,7 +134,7 @@ impl Session {
         let expect = |v: &&Variable| Expected {
             name: v.info.name.to_string(),
             dtype: v.info.dtype,
-            shape: fixed(&v.info.dims),
+            shape: whole_dims(v),
         };
         let expected: Vec<Expected> = wanted.iter().map(expect).collect();
         // A file of weights and state may be loaded for its weights alone.
@@ -130,10 +146,17 @@ impl Session {
         let (found, loaded) = weights::fit(&expected, file, options, |name| state.contains(name))?;
         for (variable, name) in wanted.into_iter().zip(found) {
             if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
+                let own = match variable.info.whole {
+                    Some(_) => {
+                        let each = bytes.len() / self.world.ranks();
+                        &bytes[self.world.rank() * each..][..each]
+                    }
+                    None => &bytes,
+                };
                 self.memory
                     .backend
                     .map_write(&variable.region, &mut |memory, region| {
-                        memory.bytes_mut(region).copy_from_slice(&bytes)
+                        memory.bytes_mut(region).copy_from_slice(own)
                     })?;
             }
         }
@@ -143,6 +166,11 @@ impl Session {
         }
         Ok(loaded)
     }
+}
+
+/// The shape of a variable in a file: of one that ranks have parts of, that of the whole.
+fn whole_dims(v: &Variable) -> Vec<u64> {
+    fixed(v.info.whole.as_ref().unwrap_or(&v.info.dims))
 }
 
 /// The metadata value that lists the names of the states in a file.

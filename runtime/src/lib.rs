@@ -17,6 +17,7 @@ mod session;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
+pub mod world;
 
 // The modules of the compiler, under the names that the modules of this crate use.
 use slabwise_compiler::{backend, compile, device, graph, ir, ops, passes, plan, words};
@@ -49,7 +50,8 @@ pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
 pub use tensor::{AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};
-pub use trace::{Key, Precision, State, Trace};
+pub use trace::{Key, Precision, Scan, State, Trace};
+pub use world::{Strategy, World};
 
 /// The program in the readme is compiled with the documentation tests.
 #[cfg(doctest)]

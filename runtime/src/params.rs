@@ -12,6 +12,7 @@ use slabwise_kernels::size::Size;
 use crate::error::Mistake;
 use crate::graph::VariableInfo;
 use crate::shape::{Dim, Dims, Shape};
+use crate::world::Spread;
 
 pub use slabwise_compiler::init::Init;
 
@@ -33,6 +34,8 @@ struct Registry {
     /// The number of declarations, including repeated ones of a name.
     declarations: u64,
     mistakes: Vec<Mistake>,
+    /// How the steps of their session are spread over ranks.
+    spread: Option<Spread>,
 }
 
 impl Registry {
@@ -104,6 +107,15 @@ impl Params {
     /// The mistakes of declarations so far.
     pub fn mistakes(&self) -> Vec<Mistake> {
         self.registry().mistakes.clone()
+    }
+
+    /// How the steps of their session are spread over ranks, if they are.
+    pub(crate) fn spread(&self) -> Option<Spread> {
+        self.registry().spread
+    }
+
+    pub(crate) fn set_spread(&self, spread: Option<Spread>) {
+        self.registry().spread = spread;
     }
 
     /// Whether both are clones of the same parameters.
@@ -395,6 +407,7 @@ impl Param {
             is_param: true,
             trained: self.is_trained(),
             average_of: None,
+            whole: None,
             data: None,
         }
     }

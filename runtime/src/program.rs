@@ -15,7 +15,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::Dims;
+use slabwise_kernels::spec::{Body, Dims};
 
 use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
 use crate::error::{Error, Mistake, Result};
@@ -208,6 +208,11 @@ pub(crate) struct Compiled {
     pub gaps: Vec<Vec<(u64, u64)>>,
     /// Its kernels as loaded on a device other than the CPU.
     pub loaded: Option<Loaded>,
+    /// The number of this rank among those that run it.
+    pub rank: u32,
+    /// The number by which ranks know that they run the same program; `None` if it exchanges
+    /// nothing.
+    pub fingerprint: Option<u64>,
     /// The purposes of blocks in the dynamic mode: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
@@ -305,6 +310,12 @@ impl Step {
         } else {
             None
         }
+    }
+
+    /// Whether it exchanges bytes with other ranks.
+    pub fn exchanges(&self) -> bool {
+        self.kernel()
+            .is_some_and(|kernel| matches!(kernel.spec().body, Body::Collective(_)))
     }
 
     /// The kind of its check, if it checks anything.

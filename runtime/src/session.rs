@@ -14,6 +14,7 @@ mod memory;
 mod outputs;
 mod plateau;
 mod prefetch;
+mod ranks;
 mod shapes;
 mod shared;
 mod slots;
@@ -51,6 +52,7 @@ use crate::settings;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
+use crate::world::World;
 use data_dependent::DataDependent;
 
 pub use crate::backend::Roofline;
@@ -85,6 +87,8 @@ pub struct Session {
     pub(crate) variables: Variables,
     pub(crate) memory: Memory,
     pub(crate) execution: Execution,
+    /// The ranks that its programs run on together.
+    pub(crate) world: World,
 }
 
 /// The runs of a session: the threads that its kernels use, and the state of the run in progress.
@@ -104,6 +108,8 @@ pub(crate) struct Execution {
     sink: Option<debug::Sink>,
     /// The record of the run, while one is made.
     recording: Option<measure::Recording>,
+    /// Whether the ranks have met in the run in progress.
+    meeting: ranks::Meeting,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -137,7 +143,9 @@ impl Session {
                 nan_check: settings::check_nan()?,
                 sink: None,
                 recording: None,
+                meeting: ranks::Meeting::Due,
             },
+            world: World::alone(),
         })
     }
 
@@ -355,12 +363,15 @@ impl Session {
         feed: &impl Feed,
     ) -> Result<(Arc<Compiled>, Env, Region)> {
         let inner = self.planned_for(program, feed)?;
-        let mut env = self.begin(&inner, feed)?;
-        let slab = self.memory.slab()?;
-        let regions = self.stage(&inner, feed, &env, &mut |buffer| {
-            inner.place_in(slab, buffer)
+        let (env, slab) = self.with_ranks(&inner, |session| {
+            let mut env = session.begin(&inner, feed)?;
+            let slab = session.memory.slab()?;
+            let regions = session.stage(&inner, feed, &env, &mut |buffer| {
+                inner.place_in(slab, buffer)
+            })?;
+            session.run_fed(&inner, &mut env, &regions)?;
+            Ok((env, slab))
         })?;
-        self.run_fed(&inner, &mut env, &regions)?;
         Ok((inner, env, slab))
     }
 

@@ -22,6 +22,7 @@ mod padding;
 mod pool;
 mod position;
 mod product;
+mod ranks;
 mod reduce;
 mod resize;
 mod sample;
@@ -34,19 +35,21 @@ mod unfold;
 mod view;
 mod window;
 
-use std::fmt;
 use std::panic::Location;
 
-use slabwise_kernels::dtype::{DType, Lane};
-use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
 use crate::graph::Graph;
 use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
-use crate::params::Param;
-use crate::trace::{Line, Trace};
+use crate::trace::Line;
 
+pub(crate) use crate::trace::handle::POISON;
+pub use crate::trace::handle::Tensor;
+pub use crate::trace::operand::Operand;
+pub(crate) use crate::trace::operand::{Lift, number};
 pub use attention::{AttentionOptions, Mask, Tiles};
 pub use loss::{CrossEntropy, Reduction};
 pub use order::Running;
@@ -58,44 +61,7 @@ pub use sample::{Beyond, Sampling};
 pub use scatter::Scatter;
 pub use window::{ConvOptions, Padding, PerAxis, PoolOptions};
 
-/// The id of the tensor that a mistaken call gives.
-pub(crate) const POISON: NodeId = NodeId(u32::MAX);
-
-/// A value of a program that is being traced: a small handle, free to copy.
-#[derive(Clone, Copy)]
-pub struct Tensor<'t> {
-    pub(crate) trace: &'t Trace,
-    pub(crate) id: NodeId,
-}
-
 impl<'t> Tensor<'t> {
-    /// The trace it belongs to.
-    pub fn trace(self) -> &'t Trace {
-        self.trace
-    }
-
-    /// The element type; f32 after a mistake.
-    pub fn dtype(self) -> DType {
-        if self.is_poisoned() {
-            DType::F32
-        } else {
-            self.trace.with_graph(|g| g.dtype(self.id))
-        }
-    }
-
-    /// The number of axes; 0 after a mistake.
-    pub fn rank(self) -> usize {
-        self.dims().len()
-    }
-
-    /// The length of an axis, if it exists and is fixed.
-    pub fn len(self, axis: usize) -> Option<usize> {
-        self.dims()
-            .get(axis)
-            .and_then(|d| d.as_fixed())
-            .and_then(|n| usize::try_from(n).ok())
-    }
-
     /// The result of a segment of a model whose interior the backward pass recomputes instead of
     /// keeping: no byte of the values between this tensor and the segment's result is held from the
     /// forward to the backward pass, at the price of computing them twice. Results are
@@ -187,18 +153,6 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    pub(crate) fn is_poisoned(self) -> bool {
-        self.id == POISON
-    }
-
-    pub(crate) fn dims(self) -> Dims {
-        if self.is_poisoned() {
-            Dims::new()
-        } else {
-            self.trace.with_graph(|g| g.dims(self.id).clone())
-        }
-    }
-
     /// This tensor if `check` finds no mistake.
     fn require(
         self,
@@ -223,116 +177,6 @@ impl<'t> Tensor<'t> {
             }
             Ok(())
         })
-    }
-}
-
-impl fmt::Debug for Tensor<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_poisoned() {
-            return f.write_str("(mistaken)");
-        }
-        self.trace.with_graph(|g| {
-            write!(
-                f,
-                "{} {}",
-                g.dtype(self.id),
-                g.symbols.show(g.dims(self.id))
-            )
-        })
-    }
-}
-
-/// An operand of an operation between tensors: a tensor, a parameter, or a number, which takes the
-/// tensor's type.
-pub trait Operand<'t>: Lift<'t> {}
-
-mod sealed {
-    use super::{DType, Line, Tensor, Trace};
-
-    pub trait Lift<'t>: Sized {
-        /// The operand's type; `None` if it takes the type of the other operand.
-        fn own_type(&self) -> Option<DType>;
-
-        /// As a tensor; `dtype` is the type of the other operand.
-        fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t>;
-    }
-}
-pub(crate) use sealed::Lift;
-
-impl<'t> Operand<'t> for Tensor<'t> {}
-impl<'t> Lift<'t> for Tensor<'t> {
-    fn own_type(&self) -> Option<DType> {
-        Some(self.dtype())
-    }
-
-    fn lift(self, _: &'t Trace, _: DType, _: Line) -> Tensor<'t> {
-        self
-    }
-}
-
-impl<'t> Operand<'t> for &Param {}
-impl<'t> Lift<'t> for &Param {
-    fn own_type(&self) -> Option<DType> {
-        Some(DType::F32)
-    }
-
-    fn lift(self, trace: &'t Trace, _: DType, at: Line) -> Tensor<'t> {
-        trace.read_param(self, at)
-    }
-}
-
-impl<'t> Operand<'t> for f32 {}
-impl<'t> Lift<'t> for f32 {
-    fn own_type(&self) -> Option<DType> {
-        None
-    }
-
-    fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t> {
-        let dtype = computed(dtype);
-        constant(trace, at, number(self, dtype), dtype)
-    }
-}
-
-impl<'t> Operand<'t> for i32 {}
-impl<'t> Lift<'t> for i32 {
-    fn own_type(&self) -> Option<DType> {
-        None
-    }
-
-    fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t> {
-        let dtype = computed(dtype);
-        let value = match dtype.lane() {
-            Lane::Bool => number(self as f32, dtype),
-            lane => Ok(Value::I32(self).cast(lane)),
-        };
-        constant(trace, at, value, dtype)
-    }
-}
-
-/// The type of arithmetic results on a type.
-fn computed(dtype: DType) -> DType {
-    dtype.lane().stored()
-}
-
-fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType) -> Tensor<'_> {
-    trace.record(at, &[], |g, _| {
-        Ok(g.emit(Op::Const(value?), &[], dtype, Dims::new()))
-    })
-}
-
-/// A number as a value of a type; a number that the type cannot hold is refused, not changed.
-pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
-    // As a float, the bound above i32 is exact only as 2³¹, which is excluded.
-    let fits = match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => true,
-        DType::I32 => value.fract() == 0.0 && (-2_147_483_648.0..2_147_483_648.0).contains(&value),
-        DType::U8 => value.fract() == 0.0 && (0.0..256.0).contains(&value),
-        DType::Bool => value == 0.0 || value == 1.0,
-    };
-    if fits {
-        Ok(dtype.hold(Value::F32(value)))
-    } else {
-        Err(format!("{value} is not a value of type {dtype}"))
     }
 }
 

@@ -8,12 +8,16 @@ mod constants;
 mod debug;
 mod donate;
 mod gradients;
+pub(crate) mod handle;
 mod learn;
+pub(crate) mod operand;
 mod options;
 mod parameters;
 mod precision;
 mod random;
 mod ranges;
+mod ranks;
+mod scan;
 mod segments;
 mod state;
 
@@ -33,13 +37,16 @@ use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
-use crate::tensor::{POISON, Tensor};
+
+use handle::{POISON, Tensor};
 
 pub(crate) use constants::countable;
 pub(crate) use debug::{Debugged, SCALARS};
-pub(crate) use learn::names;
+pub(crate) use learn::{Learning, PartSums, names};
 pub use precision::Precision;
 pub use random::Key;
+pub(crate) use ranks::sum_over_ranks;
+pub use scan::Scan;
 pub(crate) use state::RANDOM;
 pub use state::State;
 
@@ -219,6 +226,7 @@ impl Trace {
         }
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
+        scan::refuse_leaks(&mut building, &graph);
         for info in &graph.inputs {
             let Some(position) = info.donated_to else {
                 continue;

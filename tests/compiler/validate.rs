@@ -70,7 +70,8 @@ impl Compiled {
             let options = CompileOptions::default();
             let compiled = compile("step", graph, &options, &environment, Instant::now());
             let compiled = compiled.expect("a plan");
-            (compiled.program, compiled.plan.offsets().order.clone())
+            let order = compiled.plan().offsets().order.clone();
+            (compiled.into_parts().0, order)
         };
         let budget: Budget = budget.parse().expect("a budget");
         let offload = offload.then(|| Offload::new(Bytes(12 << 30)));

@@ -2,6 +2,7 @@
 //! double precision.
 
 mod composites;
+mod loops;
 mod methods;
 #[path = "../support/mod.rs"]
 mod support;
@@ -647,6 +648,7 @@ fn every_structural_operation() {
     indexed(&mut rng, &mut cases);
     assigned(&mut rng, &mut cases);
     scanned(&mut rng, &mut cases);
+    loops::iterated(&mut rng, &mut cases);
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);

@@ -76,6 +76,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         is_param,
         trained: is_param,
         average_of: None,
+        whole: None,
         data: None,
     });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
@@ -98,7 +99,7 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 }
 
 /// The number of kinds of operations.
-pub const KINDS: usize = 32;
+pub const KINDS: usize = 34;
 
 /// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
 /// here and a case in the tests that count numbers.
@@ -136,6 +137,9 @@ pub fn kind(op: &Op) -> usize {
         Op::NonMaxSuppression { .. } => 29,
         Op::SliceAssign { .. } => 30,
         Op::Scan { .. } => 31,
+        // A placeholder is in no graph that runs.
+        Op::Iterate(_) | Op::Placeholder => 32,
+        Op::Iterated(_) => 33,
     }
 }
 

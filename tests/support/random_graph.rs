@@ -4,6 +4,7 @@
 //! Two implementations that round differently still agree closely, because discontinuous operations
 //! (comparisons, rounding, positions) are applied only to values without rounding.
 
+mod iterate;
 mod structural;
 mod writes;
 
@@ -263,7 +264,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(27) {
+        match self.rng.below(28) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -286,6 +287,7 @@ impl Maker {
             23 => self.suppress(),
             24 => self.assign_part(),
             25 => self.scan(),
+            26 => self.iterate(),
             _ => self.effect(),
         }
     }

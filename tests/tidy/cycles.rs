@@ -10,24 +10,6 @@ use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::{Source, none, rust};
 
-/// Cycles that are known: the crate, the modules, and the reason why they are not broken. A module
-/// leaves the list when it is in no cycle; none joins it without a reason.
-const CYCLES: &[(&str, &[&str], &str)] = &[
-    (
-        "runtime/src",
-        &["optim", "tensor", "trace"],
-        "a tensor is a handle into the trace that records it, and Trace::minimize takes an optimizer",
-    ),
-    (
-        "kernels/cuda/src",
-        &[
-            "conv", "cublaslt", "cudnn", "driver", "gemm", "lower", "nvrtc", "source",
-        ],
-        "lower.rs declares the form of generated code and also chooses among its generators; \
-         convolutions are products with another way to load operands",
-    ),
-];
-
 /// An import of one module of the crate root by another.
 struct Import {
     from: String,
@@ -178,10 +160,6 @@ fn folders_import_without_cycles() {
         .iter()
         .filter(|file| file.path.ends_with("src/lib.rs"));
     let mut offences = Vec::new();
-    let mut known: BTreeSet<(&str, &str)> = CYCLES
-        .iter()
-        .flat_map(|(folder, modules, _)| modules.iter().map(|module| (*folder, *module)))
-        .collect();
     let (mut crates, mut edges) = (0, 0);
     for lib in libs {
         let folder = lib.path.trim_end_matches("/lib.rs");
@@ -192,13 +170,6 @@ fn folders_import_without_cycles() {
             files.iter().any(|file| file.path.starts_with(&below))
         };
         for cycle in cycles(&imports, has_folder) {
-            let listed = |(at, modules, _): &&(&str, &[&str], &str)| {
-                *at == folder && cycle.iter().all(|module| modules.contains(module))
-            };
-            if CYCLES.iter().find(listed).is_some() {
-                known.retain(|(at, module)| *at != folder || !cycle.contains(module));
-                continue;
-            }
             let names: Vec<&str> = cycle.iter().copied().collect();
             offences.push(format!("{folder}: {} import each other:", names.join(", ")));
             let mut shown = BTreeSet::new();
@@ -214,11 +185,6 @@ fn folders_import_without_cycles() {
         crates >= 4 && edges > 500,
         "the imports were found: {edges} in {crates} crates"
     );
-    for (folder, module) in known {
-        offences.push(format!(
-            "{folder}: {module} is in no cycle now, take it off the list"
-        ));
-    }
     none("import cycles between folders of a crate", &offences);
 }
 

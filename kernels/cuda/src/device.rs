@@ -7,10 +7,8 @@ use slabwise_kernels::memory::Region;
 
 use crate::arenas::Arena;
 use crate::copies::CopyStreams;
-use crate::cublaslt;
-use crate::cudnn;
 use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream, Timestamps};
-use crate::libraries::LibraryError;
+use crate::handles::Handles;
 use crate::nvrtc::{self, Architecture};
 use crate::prefetch::Queue;
 use crate::reservation::{Limits, Reservation, Usage};
@@ -25,11 +23,7 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     reservation: Mutex<Option<Reservation>>,
-    /// cuBLASLt, once products were timed or a program was loaded that contains one of its
-    /// products.
-    cublaslt: OnceLock<Result<cublaslt::Handle, LibraryError>>,
-    /// cuDNN, likewise.
-    cudnn: OnceLock<Result<cudnn::Handle, LibraryError>>,
+    pub(crate) libraries: Handles,
     pub(crate) context: Context,
 }
 
@@ -48,33 +42,16 @@ impl Shared {
             shared.context.bind()?;
             return Ok(shared);
         }
-        let (cublaslt, cudnn, context) = (OnceLock::new(), OnceLock::new(), Context::of(ordinal)?);
+        let context = Context::of(ordinal)?;
         let shared = Arc::new(Shared {
             ordinal,
             properties,
             reservation: Mutex::new(None),
-            cublaslt,
-            cudnn,
+            libraries: Handles::default(),
             context,
         });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
-    }
-
-    /// cuBLASLt for this device, if it is usable.
-    pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
-        self.cublaslt
-            .get_or_init(cublaslt::Handle::new)
-            .as_ref()
-            .map_err(Clone::clone)
-    }
-
-    /// cuDNN for this device, if it is usable.
-    pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
-        self.cudnn
-            .get_or_init(cudnn::Handle::new)
-            .as_ref()
-            .map_err(Clone::clone)
     }
 
     pub(crate) fn reservation(&self) -> MutexGuard<'_, Option<Reservation>> {

@@ -23,8 +23,8 @@ pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
 pub use rates::{Rates, rates};
 
+use crate::abi::Target;
 use crate::libraries::{Library, LibraryError, Missing};
-use crate::lower::Target;
 use crate::nvrtc;
 
 /// Why the device did not do a requested operation.

@@ -16,7 +16,7 @@ use std::process::{self, Command};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::lower::{Dispatch, Function, digest};
+use crate::abi::{Dispatch, Function, digest};
 use crate::source::PRELUDE;
 
 const SHIM: &str = include_str!("../emulator/shim.h");

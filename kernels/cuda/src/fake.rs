@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library as Object;
 
+use crate::abi::digest;
 use crate::emulator::{self, ABI, EmulatorError, PUBLISHED};
 use crate::libraries::Library;
-use crate::lower::digest;
 use crate::nvrtc;
 use crate::tune::Picks;
 

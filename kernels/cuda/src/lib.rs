@@ -5,6 +5,7 @@
 //! without it, and because the CPU's kernels, which take long to compile, should not be recompiled
 //! whenever a template of this crate changes.
 
+mod abi;
 mod arenas;
 pub mod cache;
 pub mod code;
@@ -20,8 +21,10 @@ pub mod emulator;
 #[cfg(feature = "emulator")]
 pub mod fake;
 mod gemm;
+mod handles;
 pub mod libraries;
 mod lower;
+mod lowered;
 pub mod nvrtc;
 mod observe;
 mod pages;
@@ -32,11 +35,14 @@ mod source;
 mod staging;
 mod tune;
 
+pub use abi::{Dispatch, Function, Target, Word};
 pub use device::{Device, Fault, usable};
-pub use gemm::{Candidate, candidates};
-pub use lower::{Dispatch, Function, Lowered, Target, Word};
+pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};
+pub use lower::lower;
+pub use lower::products::{Candidate, candidates};
+pub use lowered::Lowered;
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
 pub use reservation::{Limits, Usage as MemoryUsage};
-pub use source::{FusedLaunch, PRELUDE, fused_name, has_same_sums, lower, lower_fused};
+pub use source::{PRELUDE, has_same_sums};
 pub use staging::staging_bytes;
 pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

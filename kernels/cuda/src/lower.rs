@@ -1,178 +1,43 @@
-//! The lowering of a spec: functions in CUDA C++, and their launches for the sizes of a run.
+//! The lowering of a spec for CUDA: [`lower`] chooses the generator of its source.
 //!
-//! This module needs neither a driver nor a compiler. Every function has one parameter, a block of
-//! 64-bit words:
-//!
-//! ```text
-//! extern "C" __global__ void NAME(const __grid_constant__ Words<N> p)   // struct { unsigned long long w[N]; }
-//! ```
-//!
-//! so that a launch is a list of [`Word`]s for every kernel, on a device and in an emulator. A
-//! function's name contains a hash of its source: equal kernels of a program are one function, and
-//! names never collide in one module.
+//! It needs neither a driver nor a compiler.
 
-use std::fmt;
+pub(crate) mod horizontal;
+mod iterate;
+pub(crate) mod products;
 
 use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use crate::conv::library::Convolution;
-use crate::gemm::library::Product;
+use crate::abi::Target;
+use crate::lowered::Lowered;
+use crate::source::{
+    elementwise, gather, non_max_suppression, nonzero, pool, rows, scan, scatter, slice_assign,
+    sort,
+};
 
-/// The target for which source is generated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Target {
-    /// Compute capability, as in `sm_90`: 80, 90, 100, …
-    pub sm: u32,
-    /// Streaming multiprocessors: they determine how many blocks fill the device.
-    pub multiprocessors: u32,
-    /// The limit of shared memory per block, bytes.
-    pub shared_bytes_max: u32,
-    /// Whether products of f32 may be rounded to tf32.
-    pub tf32: bool,
-    /// Whether the kernel first reads the fault record, and does nothing if an earlier kernel found
-    /// an index out of range. Set for kernels that store to variables.
-    pub guarded: bool,
-}
-
-/// One `__global__` function.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Function {
-    /// Its name in the module.
-    pub name: String,
-    /// Its definition; code shared by kernels is in the prelude.
-    pub source: String,
-}
-
-impl Function {
-    /// A function from a text in which `NAME` stands for its name, which becomes `kind` and a hash
-    /// of the text.
-    pub fn new(kind: &str, text: &str) -> Function {
-        let name = format!("{kind}_{:016x}", digest(&[text]));
-        let source = text.replace("NAME", &name);
-        Function { name, source }
-    }
-
-    /// Whether a launch gives it shared memory: functions declare that by a macro of the prelude.
-    pub(crate) fn takes_shared(&self) -> bool {
-        self.source.contains("SHARED_BYTES(")
-    }
-}
-
-/// A hash of texts that is stable across versions (FNV-1a; Fowler, Noll, Vo).
-pub(crate) fn digest(texts: &[&str]) -> u64 {
-    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// One 64-bit word of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a
-    /// multiple of 16.
-    Argument(u16),
-    /// The address at an offset in bytes into the workspace.
-    Workspace(u64),
-    /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of
-    /// the first index out of range, then the step that found it. All ones while there is none. A
-    /// step keeps the fault of an earlier step; within one step the first position wins, by
-    /// `atomicMin`.
-    Fault,
-    /// The number of the kernel's step in the program.
-    Step,
-    /// A number: a size, a stride, an offset, a magic divisor.
-    Number(i64),
-}
-
-/// One launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dispatch {
-    /// The index of the function.
-    pub function: usize,
-    /// The number of blocks; a launch without blocks is skipped.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub shared_bytes: u32,
-    /// The words of the parameter.
-    pub words: Vec<Word>,
-}
-
-impl Dispatch {
-    /// A launch of blocks along one dimension, without dynamic shared memory.
-    pub fn new(function: usize, blocks: u32, threads: u32, words: Vec<Word>) -> Dispatch {
-        Dispatch {
-            function,
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-            words,
+/// The source for a spec that runs with sizes up to `bounds`.
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    spec.check_anchor()?;
+    match &spec.body {
+        Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
+        Body::Loop => rows::lower(spec, bounds, target),
+        Body::Matmul(_) | Body::Conv2d(_) => products::lower(spec, bounds, target),
+        Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
+        Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
+        Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
+        Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
+        Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
+        Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
+        Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
+        Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
+        Body::Sort(sort) => sort::lower(spec, sort, bounds, target),
+        Body::NonMaxSuppression(non_max_suppression) => {
+            non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
-    }
-}
-
-/// A computation by a library.
-#[derive(Debug)]
-pub(crate) enum ByLibrary {
-    /// By cuBLASLt.
-    Product(Box<Product>),
-    /// By cuDNN.
-    Convolution(Box<Convolution>),
-}
-
-/// The launches of a run, given its sizes.
-type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
-
-/// A spec lowered for CUDA, its sizes still symbolic.
-pub struct Lowered {
-    /// Every function that a launch may name.
-    pub functions: Vec<Function>,
-    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
-    pub workspace: u64,
-    /// The computation by a library that precedes the launches.
-    pub(crate) by_library: Option<ByLibrary>,
-    launches: Box<Launches>,
-}
-
-impl Lowered {
-    /// `launches` returns the launches, in order, for the sizes of a run, which are at most the
-    /// bounds.
-    pub fn new(
-        functions: Vec<Function>,
-        workspace: u64,
-        launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static,
-    ) -> Self {
-        Lowered {
-            functions,
-            workspace,
-            by_library: None,
-            launches: Box::new(launches),
-        }
-    }
-
-    /// The name of the library's kernel, if a library computes part of it.
-    pub fn library(&self) -> Option<String> {
-        self.by_library.as_ref().map(|work| match work {
-            ByLibrary::Product(product) => product.name(),
-            ByLibrary::Convolution(convolution) => convolution.name(),
-        })
-    }
-
-    /// The launches of a run with these sizes, one after the other on one stream.
-    pub fn launches(&self, env: &Env) -> Vec<Dispatch> {
-        let mut list = (self.launches)(env);
-        list.retain(|d| d.grid.iter().all(|&n| n > 0));
-        list
-    }
-}
-
-impl fmt::Debug for Lowered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lowered")
-            .field("functions", &self.functions)
-            .field("workspace", &self.workspace)
-            .finish_non_exhaustive()
+        Body::Iterate(iterate) => iterate::lower(iterate, bounds, target),
+        Body::Collective(_) => Err(SpecError::unsupported(
+            "ranks exchange bytes on the CPU only",
+        )),
     }
 }

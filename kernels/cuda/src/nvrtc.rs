@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use calls::Calls;
 
+use crate::abi::Function;
 use crate::libraries::Missing;
-use crate::lower::Function;
 
 /// The source of a program and the architecture that it is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::abi::Function;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
 use crate::device::Device;
 use crate::driver::DriverError;
-use crate::lower::Function;
 use crate::nvrtc::{self, Cubin, Program};
 use crate::source::PRELUDE;
 

@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
+use crate::abi::{self, Word};
 use crate::cache::{self, Cache};
 use crate::compiler::Compiler;
-use crate::conv::library as conv;
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Edges, Function, Graph, Module, Node, Recording, Stream};
-use crate::gemm::library as gemm;
-use crate::lower::{self, ByLibrary, Lowered, Word};
+use crate::lowered::Lowered;
 use crate::nvrtc::{self, Cubin, Usage};
 use crate::source::PRELUDE;
 
@@ -195,15 +194,10 @@ impl Device {
     pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
         for work in steps.iter().filter_map(|step| step.by_library.as_ref()) {
-            // A library allocates device memory when it is opened, which must not happen during a
-            // run.
-            match work {
-                ByLibrary::Product(_) => self.shared.cublaslt().map(|_| ()),
-                ByLibrary::Convolution(_) => self.shared.cudnn().map(|_| ()),
-            }
-            .map_err(DriverError::from)?;
+            work.open(&self.shared.libraries)
+                .map_err(DriverError::from)?;
         }
-        let mut distinct: Vec<lower::Function> = Vec::new();
+        let mut distinct: Vec<abi::Function> = Vec::new();
         let mut known: HashMap<&str, usize> = HashMap::new();
         for function in steps.iter().flat_map(|step| &step.functions) {
             known.entry(&function.name).or_insert_with(|| {
@@ -257,7 +251,7 @@ impl Device {
     }
 
     /// Compiles functions separately.
-    fn compile(&self, functions: &[lower::Function]) -> Result<Vec<Arc<Cubin>>, LoadError> {
+    fn compile(&self, functions: &[abi::Function]) -> Result<Vec<Arc<Cubin>>, LoadError> {
         let cache = match Cache::of_user() {
             Ok(cache) => Some(cache),
             Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
@@ -268,56 +262,6 @@ impl Device {
         };
         let programs = nvrtc::Program::each(PRELUDE, functions, self.properties().target.sm);
         Ok(Compiler::of_process().compile(cache.as_ref(), &programs)?)
-    }
-
-    /// Submits a product to cuBLASLt, or captures it.
-    fn multiply(
-        &self,
-        product: &gemm::Product,
-        env: &Env,
-        argument: impl Fn(u16) -> u64,
-        workspace: u64,
-    ) -> Result<(), DriverError> {
-        let library = self.shared.cublaslt()?;
-        let at = product.addresses(env, argument, workspace);
-        match product.call(env, library)? {
-            gemm::Call::Empty => Ok(()),
-            // SAFETY: the result is dense where the contracted side may be empty, and lies in its
-            // argument or in the workspace.
-            gemm::Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
-            gemm::Call::Multiply(described, algorithm) => {
-                // SAFETY: the product is described by the strides of the arguments' operands, which
-                // lie inside of the regions; the workspace is planned with the maximum that the
-                // algorithm needs.
-                let status = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
-                status.map_err(DriverError::from)
-            }
-        }
-    }
-
-    /// Submits a convolution to cuDNN, or captures it.
-    fn convolve(
-        &self,
-        of: &conv::Convolution,
-        env: &Env,
-        argument: impl Fn(u16) -> u64,
-        workspace: u64,
-    ) -> Result<(), DriverError> {
-        let library = self.shared.cudnn()?;
-        let at = of.addresses(env, argument, workspace);
-        match of.call(env, library)? {
-            conv::Call::Empty => Ok(()),
-            // SAFETY: a gradient of a weight is dense, and lies in its argument or in the
-            // workspace.
-            conv::Call::Zeros(bytes) => unsafe { self.stream.fill(at.to, 0, bytes as usize) },
-            conv::Call::Convolve(described, algorithm) => {
-                // SAFETY: the convolution is described by the strides of the arguments' operands,
-                // which lie inside of the regions; the workspace is planned with the maximum that
-                // the algorithm needs.
-                let status = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
-                status.map_err(DriverError::from)
-            }
-        }
     }
 
     /// Checks that the libraries accept the products of these kernels for the sizes of a run.
@@ -333,12 +277,7 @@ impl Device {
     ) -> Result<(), DriverError> {
         self.ready()?;
         kernels.try_for_each(|kernel| match kernel.by_library.as_ref() {
-            Some(ByLibrary::Product(product)) => {
-                Ok(product.call(env, self.shared.cublaslt()?).map(|_| ())?)
-            }
-            Some(ByLibrary::Convolution(convolution)) => {
-                Ok(convolution.call(env, self.shared.cudnn()?).map(|_| ())?)
-            }
+            Some(work) => Ok(work.check(env, &self.shared.libraries)?),
             None => Ok(()),
         })
     }
@@ -485,14 +424,18 @@ impl Device {
             .address(&launch.workspace)
             .next_multiple_of(WORKSPACE_ALIGN);
         let argument = |argument: u16| self.address(&launch.arguments[usize::from(argument)]);
-        match launch.kernel.by_library.as_ref() {
-            Some(ByLibrary::Product(product)) => {
-                self.multiply(product, env, argument, workspace)?
-            }
-            Some(ByLibrary::Convolution(convolution)) => {
-                self.convolve(convolution, env, argument, workspace)?
-            }
-            None => {}
+        if let Some(work) = &launch.kernel.by_library {
+            // SAFETY: there is one region for each argument, and the workspace is planned with the
+            // bytes that the kernel requests.
+            unsafe {
+                work.submit(
+                    env,
+                    &argument,
+                    workspace,
+                    &self.shared.libraries,
+                    &self.stream,
+                )?
+            };
         }
         for dispatch in launch.kernel.launches(env) {
             let mut words = [0u64; WORDS_MAX];
@@ -504,6 +447,9 @@ impl Device {
             for (slot, word) in words.iter_mut().zip(&dispatch.words) {
                 *slot = match *word {
                     Word::Argument(at) => self.address(&launch.arguments[usize::from(at)]),
+                    Word::Part(at, offset) => {
+                        self.address(&launch.arguments[usize::from(at)]) + offset
+                    }
                     Word::Workspace(offset) => workspace + offset,
                     Word::Fault => fault,
                     Word::Step => launch.step as u64,

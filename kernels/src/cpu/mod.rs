@@ -5,6 +5,7 @@ mod conv2d;
 mod gather;
 mod gemm;
 mod isa;
+mod iterate;
 mod loops;
 mod non_max_suppression;
 mod nonzero;
@@ -24,10 +25,11 @@ pub use team::Team;
 
 use smallvec::SmallVec;
 
+use crate::collective::{Transport, TransportError};
 use crate::memory::{Memory, Region};
 use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
+use crate::spec::{Access, Body, CollectiveOp, Dims, MAX_ARGUMENTS, Operand, Spec};
 pub use crate::spec::{MAX_AXES, SpecError};
 
 /// The machine that kernels are prepared for.
@@ -120,6 +122,9 @@ enum Prepared {
     Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
     NonMaxSuppression(non_max_suppression::NonMaxSuppression),
+    Iterate(iterate::Iterate),
+    /// It has no code: a transport runs it.
+    Collective,
 }
 
 impl Kernel {
@@ -179,6 +184,8 @@ impl Kernel {
             Body::NonMaxSuppression(_) => Prepared::NonMaxSuppression(
                 non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
             ),
+            Body::Iterate(_) => Prepared::Iterate(iterate::Iterate::new(&spec, bound, config)?),
+            Body::Collective(_) => Prepared::Collective,
         };
         let arguments = spec.arguments();
         Ok(Kernel {
@@ -274,6 +281,8 @@ impl Kernel {
             Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
             Prepared::NonMaxSuppression(k) => k.workspace(),
+            Prepared::Iterate(k) => k.workspace(),
+            Prepared::Collective => 0,
         }
     }
 
@@ -313,6 +322,50 @@ impl Kernel {
         );
         self.check(args, workspace, env);
         self.launch(memory, args, workspace, env, team, None)
+    }
+
+    /// Runs a collective, whose bytes the transport moves.
+    ///
+    /// # Errors
+    /// The transport's. The result is then undefined.
+    ///
+    /// # Panics
+    /// As [`Kernel::run`], or if the kernel is no collective or one of another number of ranks.
+    pub fn exchange(
+        &self,
+        memory: &mut Memory,
+        args: &[Region],
+        env: &Env,
+        transport: &dyn Transport,
+    ) -> Result<(), TransportError> {
+        let Body::Collective(collective) = &self.spec.body else {
+            panic!("a kernel that is no collective is given a transport")
+        };
+        assert_eq!(collective.ranks as usize, transport.ranks(), "ranks");
+        self.check(args, &Region::default(), env);
+        let (from, to) = (&args[0], &args[1]);
+        memory.assert_readable(from);
+        memory.assert_writable(to);
+        let bytes = |argument: usize| {
+            let (operand, dims, _) = &self.arguments[argument];
+            let size = operand.dtype.bytes();
+            let elements: usize = dims.iter().map(|d| d.usize_at(env)).product();
+            (operand.offset.usize_at(env) * size, elements * size)
+        };
+        let ((skipped, sent), (before, received)) = (bytes(0), bytes(1));
+        // SAFETY: `check` proved that both ranges lie inside their regions and that the regions do
+        // not overlap; a collective's operands are contiguous; `memory` is borrowed exclusively,
+        // and no copy in flight conflicts with either region.
+        let (send, receive) = unsafe {
+            (
+                std::slice::from_raw_parts(memory.address(from).add(skipped).cast_const(), sent),
+                std::slice::from_raw_parts_mut(memory.address(to).add(before), received),
+            )
+        };
+        match collective.op {
+            CollectiveOp::AllToAll => transport.all_to_all(send, receive),
+            CollectiveOp::AllGather => transport.all_gather(send, receive),
+        }
     }
 
     /// Runs a slice of a run of the sizes `whole`. Regions hold the slice's examples; regions of
@@ -407,6 +460,9 @@ impl Kernel {
             }
         }
         memory.assert_writable(workspace);
+        if let Prepared::Iterate(k) = &self.body {
+            return k.run(&self.spec, memory, args, workspace, env, team);
+        }
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
             args.iter().map(|r| memory.address(r)).collect();
         // Without a workspace, an address that is valid for a slice of no elements.
@@ -441,6 +497,8 @@ impl Kernel {
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
+                Prepared::Iterate(_) => unreachable!("launched by its calls"),
+                Prepared::Collective => panic!("a collective runs by Kernel::exchange"),
             }
         }
         Ok(())

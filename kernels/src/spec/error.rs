@@ -117,6 +117,15 @@ pub enum SpecError {
         /// The number of axes.
         axes: usize,
     },
+    /// A collective of no ranks, of parts that are not contiguous, or of another number of parts
+    /// than there are ranks.
+    #[error("invalid kernel: a collective of {ranks} ranks over {dims:?}, or not contiguous")]
+    Collective {
+        /// The number of ranks.
+        ranks: u32,
+        /// The space of the result.
+        dims: Vec<Size>,
+    },
     /// Pooling over a space of another rank than 4.
     #[error("invalid kernel: pooling over {axes} axes instead of 4")]
     PoolRank {
@@ -149,6 +158,9 @@ pub enum SpecError {
     /// An invalid prologue of a convolution.
     #[error("invalid kernel: a prologue {0}")]
     Prologue(PrologueError),
+    /// A loop over steps whose calls cannot find their arguments, and why.
+    #[error("invalid kernel: a loop over steps: {0}")]
+    Iterate(String),
     /// A valid spec that a back end has no kernel for, and the reason.
     #[error("invalid kernel: {0}")]
     Unsupported(String),

@@ -1,12 +1,14 @@
 //! The verifier of specs: the rules that hold on every back end and for all sizes. Back ends refuse
 //! specs for further reasons ([`SpecError::Unsupported`]).
 
+use super::analysis::contiguous_strides;
 use super::{
-    Body, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d,
-    Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp, Scatter, SliceAssign, Spec,
-    SpecError, Window,
+    Body, Collective, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand,
+    Pool2d, Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp, Scatter, SliceAssign,
+    Spec, SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
+use crate::size::Size;
 
 /// Types an index may have.
 const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
@@ -163,6 +165,8 @@ impl Spec {
                 check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
             }
+            Body::Iterate(iterate) => iterate.check(self),
+            Body::Collective(collective) => self.check_collective(collective),
         }
     }
 
@@ -254,6 +258,31 @@ impl Spec {
             Err(SpecError::SliceAssign {
                 space: assign.space.to_vec(),
                 dims: self.dims.to_vec(),
+            })
+        }
+    }
+
+    fn check_collective(&self, collective: &Collective) -> Result<(), SpecError> {
+        let (dims, ranks) = (&self.dims, collective.ranks);
+        let space = collective.source_space(dims);
+        check_operand("the source", &collective.source, space.len(), &DType::ALL)?;
+        let dtype = collective.source.dtype;
+        check_operand("the result", &collective.result, dims.len(), &[dtype])?;
+        let contiguous = |operand: &Operand, dims: &[Size]| {
+            contiguous_strides(dims).is_some_and(|strides| {
+                let axes = dims.iter().zip(&strides).zip(&operand.strides);
+                axes.into_iter().all(|((dim, a), b)| a == b || dim.is(1))
+            })
+        };
+        let whole = dims.first().is_some_and(|d| d.is(i64::from(ranks)))
+            && contiguous(&collective.source, &space)
+            && contiguous(&collective.result, dims);
+        if ranks > 0 && whole {
+            Ok(())
+        } else {
+            Err(SpecError::Collective {
+                ranks,
+                dims: dims.to_vec(),
             })
         }
     }

@@ -24,6 +24,7 @@ mod target;
 use std::path::Path;
 use std::sync::Arc;
 
+use slabwise_kernels::collective::Transport;
 use slabwise_kernels::copies::{Fill, Ticket};
 use slabwise_kernels::cpu::{Config, Fault, Team};
 use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
@@ -211,6 +212,8 @@ pub struct Call<'a> {
     pub sizes: &'a Env,
     /// The threads that run it.
     pub team: &'a Team,
+    /// The ranks that it exchanges bytes with, if it does.
+    pub transport: Option<&'a dyn Transport>,
 }
 
 /// The sizes and addresses of a run, by which a recorded run is found again.

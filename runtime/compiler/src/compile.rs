@@ -1,6 +1,8 @@
 //! The compiler: every pass from graph to program, in order.
 
+mod bodies;
 mod budget;
+mod checked;
 mod front;
 
 use std::time::Instant;
@@ -9,7 +11,9 @@ use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
-use self::front::{Front, FrontOptions};
+use self::bodies::Bodies;
+use self::checked::Planned;
+use self::front::Front;
 use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
@@ -18,11 +22,13 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::{NodeId, Op};
-use crate::passes::{DumpOptions, Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues};
-use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
+use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, Simplify, count_prologues};
+use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::DynamicShapes;
+
+pub use self::checked::CompiledPlan;
 
 /// How programs are compiled. Every optimisation that changes no result is on by default; results
 /// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
@@ -128,16 +134,6 @@ pub struct MemoryUse {
     pub prefetch_slots: usize,
 }
 
-/// A compiled program without memory.
-pub struct CompiledPlan {
-    /// The program in the late IR, with prepared kernels.
-    pub program: ir::Program,
-    /// Its plan.
-    pub plan: Plan,
-    /// The bytes that the budget leaves for the slab, if there is one.
-    pub room: Option<u64>,
-}
-
 /// Compiles a graph of possible sizes (see [`refuse_absurd_sizes`]), up to a checked plan. Nothing
 /// is allocated but the plan itself.
 pub fn compile(
@@ -155,6 +151,14 @@ pub fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
+    let graph = Bodies {
+        options,
+        target: &tuned(&environment.target, options.tuning, &graph),
+        verifies: settings::verify()?,
+        dump: environment.dump,
+        kernels: &kernels,
+    }
+    .plan(name, graph)?;
     let front = Front {
         graph: &graph,
         options,
@@ -162,50 +166,38 @@ pub fn compile(
         passes: &passes,
         kernels: &kernels,
     };
-    let program = front.run(FrontOptions::default(), |stage, count| {
-        clock.ended(stage, count)
-    })?;
-    let target = tuned(&environment.target, options.tuning, &program.graph);
+    let target = tuned(&environment.target, options.tuning, &graph);
     let prepare = Prepare {
         target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
         kernels: &kernels,
     };
-    let mut program = passes.run(&prepare, &program)?;
-    clock.ended("schedule", program.kernels.len());
-    let mut dag = program.to_dag();
-    let mut offsets = slabwise_planner::plan(&dag, &options.planner).map_err(PassError::from)?;
-    clock.ended("plan", program.kernels.len());
+    let mut planned = Planned::new(&front, &prepare, &options.planner, |stage, count| {
+        clock.ended(stage, count)
+    })?;
+    let height = planned.offsets().height;
     let mut budget_report = BudgetReport {
-        once: offsets.height,
-        floor: offsets.lower_bound,
+        once: height,
+        floor: planned.offsets().lower_bound,
         ..BudgetReport::default()
     };
     let beside = memory.persistent;
-    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, &dag);
-    let room = memory
-        .budget
-        .room(beside, offsets.height.saturating_add(prefetch));
+    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, planned.dag());
+    let room = memory.budget.room(beside, height.saturating_add(prefetch));
     if let Some(room) = room
         .map(|room| room.saturating_sub(prefetch))
-        .filter(|&room| room < offsets.height)
+        .filter(|&room| room < height)
     {
-        let before = passes.remember(&program, &offsets.order);
-        let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
-        budget::Candidate {
-            program,
-            offsets,
-            budget_report,
-        } = fitted;
-        passes.validate(before.as_ref(), (&program, &offsets.order), &target)?;
-        budget_report.prologues = count_prologues(&program);
-        dag = program.to_dag();
-        clock.ended("budget", program.kernels.len());
+        (planned, budget_report) = planned.rewrite(&passes, &target, |program, offsets| {
+            let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
+            Ok((fitted.program, fitted.offsets, fitted.budget_report))
+        })?;
+        budget_report.prologues = count_prologues(planned.program());
+        clock.ended("budget", planned.program().kernels.len());
     }
-    let offsets = slabwise_planner::check(&dag, offsets)
-        .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
-    clock.ended("check", program.kernels.len());
-    let staging = staging_within(environment, &dag, room, offsets.height, prefetch);
+    let checked = planned.check(&passes)?;
+    clock.ended("check", checked.program().kernels.len());
+    let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
     let mut persistent = Persistent {
         prefetch,
         staging,
@@ -219,28 +211,23 @@ pub fn compile(
         }) += variable_bytes(&graph, info)?;
     }
     let bounds = graph.symbols.describe();
-    let found = data_dependent_buffers(&program);
-    let plan = Plan::new(
-        name,
-        environment.device,
+    let details = PlanDetails {
+        name: name.into(),
+        device: environment.device,
         bounds,
-        dag,
-        offsets,
         persistent,
         budget_report,
         clock,
-    )
-    .with_data_dependent(found);
-    passes.finish(&program, || format!("{:#}\n", plan.to_json()))?;
+        data_dependent: data_dependent_buffers(checked.program()),
+    };
+    let compiled = checked.compiled(details, room);
+    let plan = compiled.plan();
+    passes.finish(compiled.program(), || format!("{:#}\n", plan.to_json()))?;
     match room {
         Some(room) if plan.slab_bytes() > room => {
             Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
         }
-        _ => Ok(CompiledPlan {
-            program,
-            plan,
-            room,
-        }),
+        _ => Ok(compiled),
     }
 }
 

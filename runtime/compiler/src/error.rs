@@ -99,6 +99,9 @@ pub enum Error {
         /// The file that the session saved last.
         saved: Option<PathBuf>,
     },
+    /// A rank is lost, has failed, or runs another program.
+    #[error("{0}")]
+    Peer(String),
     /// The pool of the dynamic mode has no memory for a buffer, after every retry step.
     #[error("\"{program}\" is out of memory: {report}")]
     Memory {

@@ -1,6 +1,7 @@
 //! The graph: nodes in topological order, and the tables they refer to.
 
 mod bases;
+mod body;
 mod display;
 mod variables;
 mod verify;
@@ -16,6 +17,7 @@ use smallvec::SmallVec;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::Symbols;
 pub use bases::Bases;
+pub use body::{Body, BodyBuilder, Feed, Kept, PlannedBody};
 pub use variables::{Counter, VariableInfo};
 pub use verify::GraphError;
 
@@ -99,6 +101,8 @@ pub struct Graph {
     pub variables: Vec<VariableInfo>,
     /// Of the variables, the counters of training steps.
     pub counters: Vec<Counter>,
+    /// The bodies of scans that [`Op::Iterate`] refers to.
+    pub bodies: Vec<Arc<Body>>,
     /// The bounded dimensions.
     pub symbols: Symbols,
     /// The places that [`Node::origin`] refers to.

@@ -148,65 +148,50 @@ impl Clock {
 
 /// The memory plan of a program.
 pub struct Plan {
-    name: String,
-    device: Device,
-    bounds: String,
     dag: Dag,
     offsets: Checked<Offsets>,
-    persistent: Persistent,
-    budget_report: BudgetReport,
-    clock: Clock,
-    data_dependent: Vec<DataDependentBuffer>,
+    details: PlanDetails,
+}
+
+/// The parts of a plan beside the planner's problem and answer.
+pub(crate) struct PlanDetails {
+    pub name: String,
+    pub device: Device,
+    /// The bounds of named dimensions, as text.
+    pub bounds: String,
+    pub persistent: Persistent,
+    pub budget_report: BudgetReport,
+    pub clock: Clock,
+    pub data_dependent: Vec<DataDependentBuffer>,
 }
 
 impl Plan {
-    #[expect(clippy::too_many_arguments, reason = "one for each field")]
-    pub(crate) fn new(
-        name: &str,
-        device: Device,
-        bounds: String,
-        dag: Dag,
-        offsets: Checked<Offsets>,
-        persistent: Persistent,
-        budget_report: BudgetReport,
-        clock: Clock,
-    ) -> Self {
+    pub(crate) fn new(dag: Dag, offsets: Checked<Offsets>, details: PlanDetails) -> Self {
         Plan {
-            name: name.into(),
-            device,
-            bounds,
             dag,
             offsets,
-            persistent,
-            budget_report,
-            clock,
-            data_dependent: Vec::new(),
+            details,
         }
-    }
-
-    pub(crate) fn with_data_dependent(mut self, buffers: Vec<DataDependentBuffer>) -> Self {
-        self.data_dependent = buffers;
-        self
     }
 
     /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
     pub fn data_dependent(&self) -> &[DataDependentBuffer] {
-        &self.data_dependent
+        &self.details.data_dependent
     }
 
     /// The error for a plan that needs more than there may be, together with so many bytes of
     /// weights and state.
     pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
         Error::Budget {
-            program: self.name.clone(),
+            program: self.details.name.clone(),
             budget,
             needed: Bytes(persistent.saturating_add(self.slab_bytes())),
             persistent: Bytes(persistent),
             slab: Bytes(self.slab_bytes()),
             floor: Bytes(
                 persistent
-                    .saturating_add(self.persistent.prefetch)
-                    .saturating_add(self.budget_report.floor),
+                    .saturating_add(self.details.persistent.prefetch)
+                    .saturating_add(self.details.budget_report.floor),
             ),
             holders: self.holders(5),
         }
@@ -227,7 +212,7 @@ impl Plan {
 
     /// The program's name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.details.name
     }
 
     /// Kernels in a step; starting a copy, or waiting for one, is none.
@@ -255,8 +240,8 @@ impl Plan {
     pub fn slab_bytes(&self) -> u64 {
         self.offsets
             .height
-            .saturating_add(self.persistent.prefetch)
-            .saturating_add(self.persistent.staging)
+            .saturating_add(self.details.persistent.prefetch)
+            .saturating_add(self.details.persistent.staging)
     }
 
     /// The bytes that any assignment of offsets needs for this order: the largest sum of live
@@ -294,12 +279,12 @@ impl Plan {
 
     /// Weights and state this program uses.
     pub fn persistent(&self) -> &Persistent {
-        &self.persistent
+        &self.details.persistent
     }
 
     /// The measures that keep the program within its budget.
     pub fn budget_report(&self) -> &BudgetReport {
-        &self.budget_report
+        &self.details.budget_report
     }
 
     /// The recomputed kernels in order, each with the bytes that need not be kept until then, and
@@ -307,7 +292,13 @@ impl Plan {
     pub fn recomputed(&self) -> Vec<(&str, Bytes, &str)> {
         let order = &self.offsets.order;
         let at = |task: &TaskId| order.iter().position(|t| t == task);
-        let mut steps: Vec<usize> = self.budget_report.tasks.iter().filter_map(at).collect();
+        let mut steps: Vec<usize> = self
+            .details
+            .budget_report
+            .tasks
+            .iter()
+            .filter_map(at)
+            .collect();
         steps.sort_unstable();
         let row = |step: usize| {
             let task = &self.dag.tasks[order[step].index()];
@@ -333,24 +324,24 @@ impl Plan {
 
     /// Seconds the compilation took.
     pub fn compile_seconds(&self) -> f64 {
-        (self.clock.last - self.clock.started).as_secs_f64()
+        (self.details.clock.last - self.details.clock.started).as_secs_f64()
     }
 
     /// The stages of the compilation in order, each with its time and the size of its output.
     pub fn compile_stages(&self) -> &[CompileStage] {
-        &self.clock.stages
+        &self.details.clock.stages
     }
 
     /// Drops the staging buffer of inputs, because the device has no memory for it.
     #[doc(hidden)]
     pub fn without_staging(&mut self) {
-        self.persistent.staging = 0;
+        self.details.persistent.staging = 0;
     }
 
     /// A stage behind the plan has ended.
     #[doc(hidden)]
     pub fn stage_ended(&mut self, name: &'static str) {
-        self.clock.ended(name, self.kernels());
+        self.details.clock.ended(name, self.kernels());
     }
 
     /// The planner's problem: tasks and buffers.
@@ -413,7 +404,7 @@ impl Plan {
             })
         };
         json!({
-            "program": self.name,
+            "program": self.details.name,
             "slab_bytes": self.slab_bytes(),
             "lower_bound_bytes": self.offsets.lower_bound,
             "steps": order.iter().map(step).collect::<Vec<_>>(),
@@ -423,7 +414,7 @@ impl Plan {
 
     /// The plan as a picture: buffers as rectangles over steps × bytes.
     pub fn svg(&self) -> String {
-        slabwise_planner::report::svg(&self.dag, &self.offsets, &self.name)
+        slabwise_planner::report::svg(&self.dag, &self.offsets, &self.details.name)
     }
 
     /// The plan as a page to look around in, which needs nothing but a browser: buffers as
@@ -431,12 +422,12 @@ impl Plan {
     /// peak. The measured use of a `run` is drawn over it; without one, the page shows `Err`'s
     /// reason why nothing was run.
     pub fn html(&self, run: std::result::Result<&Run, &str>) -> String {
-        let bounds = if self.bounds.is_empty() {
+        let bounds = if self.details.bounds.is_empty() {
             String::new()
         } else {
-            format!(" · {}", self.bounds)
+            format!(" · {}", self.details.bounds)
         };
-        let title = format!("{} · {}{bounds}", self.name, self.device);
+        let title = format!("{} · {}{bounds}", self.details.name, self.details.device);
         slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
     }
 
@@ -456,23 +447,23 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let o = &self.offsets;
-        let bounds = if self.bounds.is_empty() {
+        let bounds = if self.details.bounds.is_empty() {
             String::new()
         } else {
-            format!(" · {}", self.bounds)
+            format!(" · {}", self.details.bounds)
         };
         writeln!(
             f,
             "{} · {}{bounds} · {} kernels",
-            self.name,
-            self.device,
+            self.details.name,
+            self.details.device,
             self.kernels()
         )?;
         writeln!(
             f,
             "  persistent   weights {} · state {}",
-            Bytes(self.persistent.weights),
-            Bytes(self.persistent.state)
+            Bytes(self.details.persistent.weights),
+            Bytes(self.details.persistent.state)
         )?;
         let above =
             o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
@@ -503,7 +494,7 @@ impl fmt::Display for Plan {
             once,
             prologues,
             ..
-        } = &self.budget_report;
+        } = &self.details.budget_report;
         let how = [
             ("recompute", tasks.len()),
             ("prologues", *prologues),
@@ -524,20 +515,20 @@ impl fmt::Display for Plan {
             )?;
         }
         writeln!(f)?;
-        if !self.data_dependent.is_empty() {
+        if !self.details.data_dependent.is_empty() {
             writeln!(
                 f,
                 "  pool         {} of data-dependent size, in gaps of the slab where they fit:",
-                self.data_dependent.len()
+                self.details.data_dependent.len()
             )?;
-            for DataDependentBuffer { name, shape, why } in &self.data_dependent {
+            for DataDependentBuffer { name, shape, why } in &self.details.data_dependent {
                 writeln!(f, "               {name} {shape}: {why}")?;
             }
         }
         self.write_host(f)?;
         let Persistent {
             prefetch, staging, ..
-        } = self.persistent;
+        } = self.details.persistent;
         let waiting = [
             (prefetch, "in slots ahead"),
             (staging, "on their way to the next run"),
@@ -567,7 +558,8 @@ const OFFLOADED_SHOWN: usize = 4;
 impl Plan {
     /// Writes the values that leave the slab, the largest first, with the reason.
     fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut offloaded: Vec<&OffloadedValue> = self.budget_report.offloaded.iter().collect();
+        let mut offloaded: Vec<&OffloadedValue> =
+            self.details.budget_report.offloaded.iter().collect();
         if offloaded.is_empty() {
             return Ok(());
         }

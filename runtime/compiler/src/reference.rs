@@ -5,18 +5,21 @@
 //! once.
 
 mod double;
+mod iterate;
 mod structural;
 
 use std::fmt;
 
 use half::{bf16, f16};
+use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::CollectiveOp;
 
 use crate::graph::{Graph, Needed, Node};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 use crate::shape::Extent;
 use structural as s;
 
@@ -195,7 +198,28 @@ pub fn evaluate(
     variables: &[Array],
     precision: Precision,
 ) -> Result<Evaluated, Fault> {
+    let alone = |op: CollectiveOp, value: &Array| {
+        let mut value = value.clone();
+        if op == CollectiveOp::AllGather {
+            value.dims.insert(0, 1);
+        }
+        value
+    };
+    evaluate_rank(graph, env, inputs, variables, precision, &alone)
+}
+
+/// The value of every node of a graph on one of several ranks, as [`evaluate`]; `exchange` gives
+/// the result of a collective for this rank's operand, and all ranks call it in the same order.
+pub fn evaluate_rank(
+    graph: &Graph,
+    env: &Env,
+    inputs: &[Array],
+    variables: &[Array],
+    precision: Precision,
+    exchange: &dyn Fn(CollectiveOp, &Array) -> Array,
+) -> Result<Evaluated, Fault> {
     let mut env = *env;
+    let mut loops: FxHashMap<NodeId, Vec<Array>> = FxHashMap::default();
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
     // Lengths that a node finds are known behind it; the others are now.
@@ -255,6 +279,25 @@ pub fn evaluate(
                 needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
+            Op::Iterate(_) => {
+                let missing = Fault::Argument {
+                    node: id.0,
+                    what: "the body of a scan",
+                };
+                let body = graph.body(id).ok_or(missing)?;
+                loops.insert(id, iterate::results(body, &args, &env, precision)?);
+                Array::zeros(node.dtype, &dims)
+            }
+            Op::Iterated(result) => {
+                let results = loops.get(&node.inputs[0]);
+                let missing = Fault::Argument {
+                    node: id.0,
+                    what: "a result of a scan",
+                };
+                let found = results.and_then(|r| r.get(*result as usize)).cloned();
+                found.ok_or(missing)?
+            }
+            Op::Collective { op, .. } => exchange(*op, args[0]),
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
                 Fault::Index {
                     node: id.0,
@@ -302,7 +345,14 @@ fn compute(
     };
     Ok(match op {
         // These are the caller's.
-        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => args
+        Op::Input(_)
+        | Op::Variable(_)
+        | Op::Assign(_)
+        | Op::Bind { .. }
+        | Op::Iterate(_)
+        | Op::Iterated(_)
+        | Op::Placeholder
+        | Op::Collective { .. } => args
             .first()
             .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
         Op::Const(value) => pointwise(&|_| from_value(*value)),

@@ -136,6 +136,8 @@ pub enum Extent {
     Unbounded(u32),
     /// Data-dependent: a kernel computes it in the run, at most this.
     DataDependent(Size),
+    /// The number of the rank that runs the program, below this.
+    Rank(u32),
 }
 
 /// The symbols of a trace: the name and the known extent of each.
@@ -146,11 +148,9 @@ impl Symbols {
     /// The symbol of a bounded or unbounded dimension, created at the first use of its name; an
     /// error if the name is already declared otherwise, or there are too many names.
     pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
-        let Some(at) = self
-            .0
-            .iter()
-            .position(|(n, e)| *n == name && !matches!(e, Extent::DataDependent(_)))
-        else {
+        let Some(at) = self.0.iter().position(|(n, e)| {
+            *n == name && !matches!(e, Extent::DataDependent(_) | Extent::Rank(_))
+        }) else {
             return self.add(name, extent);
         };
         match (self.0[at].1, extent) {
@@ -180,6 +180,18 @@ impl Symbols {
         self.add(
             NAMES[number.min(MAX_SYMBOLS - 1)],
             Extent::DataDependent(most),
+        )
+    }
+
+    /// The symbol of the rank that runs the program, one of so many.
+    pub fn rank(&mut self, ranks: u32) -> Result<Symbol, String> {
+        let known = self
+            .0
+            .iter()
+            .position(|(_, e)| matches!(e, Extent::Rank(_)));
+        known.map_or_else(
+            || self.add("rank", Extent::Rank(ranks)),
+            |at| Ok(Symbol(at as u8)),
         )
     }
 
@@ -257,6 +269,7 @@ impl Symbols {
             Extent::DataDependent(most) => {
                 format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
             }
+            Extent::Rank(ranks) => format!("{name} of {ranks}"),
         };
         self.iter().map(one).collect::<Vec<_>>().join(", ")
     }
@@ -267,6 +280,7 @@ impl Symbols {
         for (at, (_, extent)) in self.0.iter().enumerate() {
             env.0[at] = match extent {
                 Extent::Bounded(max) | Extent::Unbounded(max) => *max,
+                Extent::Rank(ranks) => ranks.saturating_sub(1),
                 // Computed from earlier symbols.
                 Extent::DataDependent(most) => u32::try_from(most.at(&env))
                     .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),

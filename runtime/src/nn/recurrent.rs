@@ -1,9 +1,15 @@
-//! Recurrent layers: LSTM, GRU and the plain recurrent network, unrolled over sequences of fixed
-//! length; and their cells.
+//! Recurrent layers: LSTM, GRU and the plain recurrent network, over sequences of fixed length; and
+//! their cells. The steps of short sequences are unrolled, those of long ones are a
+//! [scan](crate::Trace::scan).
 
 use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
+use crate::trace::Scan;
+
+/// The longest sequence whose steps are unrolled, so that kernels may be fused across them; the
+/// steps of longer ones are a scan, whose compilation does not grow with their number.
+const UNROLLED_MAX: usize = 128;
 
 /// The computation of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +178,10 @@ struct Shape {
     both_ways: bool,
     projection: Option<usize>,
     bias: bool,
+    /// The longest sequence whose steps are unrolled.
+    unrolled_max: usize,
+    /// Of a scan, as for [`Scan::checkpoint_every`].
+    checkpoint_every: Option<usize>,
 }
 
 impl Shape {
@@ -245,6 +255,9 @@ impl Network {
         seen: Option<Tensor<'t>>,
     ) -> Option<(Tensor<'t>, Option<Between<'t>>)> {
         let length = x.len(1)?;
+        if length > self.shape.unrolled_max {
+            return Some(self.scanned(weights, x, backwards, initial, seen));
+        }
         // The part that does not depend on the state is one product for the whole sequence.
         let from_input = weights.input_part(x);
         let mut state = initial;
@@ -272,6 +285,57 @@ impl Network {
             x.trace().stack(&outputs, 1)
         };
         Some((all, state))
+    }
+
+    /// [`Network::direction`] of at least one step, as a scan.
+    #[track_caller]
+    fn scanned<'t>(
+        &self,
+        weights: &Weights,
+        x: Tensor<'t>,
+        backwards: bool,
+        initial: Option<Between<'t>>,
+        seen: Option<Tensor<'t>>,
+    ) -> (Tensor<'t>, Option<Between<'t>>) {
+        let Shape { cell, hidden, .. } = self.shape;
+        let zeros = |width: usize| x.zero_states(1, width).squeeze(0);
+        let h = initial.map_or_else(|| zeros(self.shape.results()), |state| state.h);
+        let mut carries = vec![h];
+        if cell == Cell::Lstm {
+            let c = initial.and_then(|state| state.c);
+            carries.push(c.unwrap_or_else(|| zeros(hidden)));
+        }
+        // Steps come first, so that those of a batch lie together.
+        let mut inputs = vec![weights.input_part(x.permute(&[1, 0, 2]))];
+        inputs.extend(seen.map(|seen| seen.t().unsqueeze(2)));
+        let options = if backwards {
+            Scan::default().reverse()
+        } else {
+            Scan::default()
+        };
+        let options = match self.shape.checkpoint_every {
+            Some(steps) => options.checkpoint_every(steps),
+            None => options,
+        };
+        let trace = x.trace();
+        let (last, results) = trace.scan_many(options, &carries, &inputs, |carries, parts| {
+            let state = Between {
+                h: carries[0],
+                c: carries.get(1).copied(),
+            };
+            let next = weights.step(cell, parts[0], Some(state));
+            let (h, next) = match parts.get(1) {
+                Some(&holds) => (holds.select(next.h, 0.0), next.or(holds, Some(state))),
+                None => (next.h, next),
+            };
+            ([next.h].into_iter().chain(next.c).collect(), vec![h])
+        });
+        let all = results.first().map(|all| all.permute(&[1, 0, 2]));
+        let state = Between {
+            h: last[0],
+            c: last.get(1).copied(),
+        };
+        (all.unwrap_or(last[0]), Some(state))
     }
 
     /// All layers. States are those of layers and directions, in order.
@@ -360,6 +424,8 @@ macro_rules! networks {
                     both_ways: false,
                     projection: None,
                     bias: true,
+                    unrolled_max: UNROLLED_MAX,
+                    checkpoint_every: None,
                 };
                 $name(Network::new(at, $text, shape))
             }
@@ -375,6 +441,21 @@ macro_rules! networks {
             #[track_caller]
             pub fn both_ways(self) -> Self {
                 $name(self.0.reshape(|shape| shape.both_ways = true))
+            }
+
+            /// With the steps of sequences longer than this as a [scan](crate::Trace::scan), which
+            /// is compiled once however long they are; those of shorter ones are unrolled. At first
+            /// 128.
+            pub fn unrolled_up_to(mut self, steps: usize) -> Self {
+                self.0.shape.unrolled_max = steps;
+                self
+            }
+
+            /// Where steps are a scan, keeps the states of every so many of them for the backward
+            /// pass rather than those of all ([`Scan::checkpoint_every`]).
+            pub fn checkpoint_every(mut self, steps: usize) -> Self {
+                self.0.shape.checkpoint_every = Some(steps);
+                self
             }
 
             /// Without biases.
@@ -395,7 +476,7 @@ macro_rules! networks {
 
 networks! {
     /// Long short-term memory (Hochreiter & Schmidhuber 1997; forget gates of Gers et al. 2000)
-    /// over a sequence of fixed length, unrolled: `[n, length, inputs] → [n, length, hidden]`. The
+    /// over a sequence of fixed length: `[n, length, inputs] → [n, length, hidden]`. The
     /// state is zero at first, unless [`run`](Lstm::run) gets another. With gates i, f, g, o side by
     /// side:
     ///
@@ -407,7 +488,7 @@ networks! {
     /// Its parameters are `weight_ih_l0` `[4·hidden, inputs]`, `weight_hh_l0` `[4·hidden, hidden]`,
     /// `bias_ih_l0` and `bias_hh_l0` `[4·hidden]`, and those of further layers and directions.
     Lstm "lstm" Cell::Lstm;
-    /// Gated recurrent units (Cho et al. 2014) over a sequence of fixed length, unrolled: `[n,
+    /// Gated recurrent units (Cho et al. 2014) over a sequence of fixed length: `[n,
     /// length, inputs] → [n, length, hidden]`. With gates r, z, n side by side, of the input (x) and
     /// of the state (s):
     ///
@@ -420,7 +501,7 @@ networks! {
     /// `bias_ih_l0` and `bias_hh_l0` `[3·hidden]`, and those of further layers and directions.
     Gru "gru" Cell::Gru;
     /// The recurrent network h ← tanh(W·x + b + V·h + c) (Elman 1990) over a sequence of fixed
-    /// length, unrolled: `[n, length, inputs] → [n, length, hidden]`.
+    /// length: `[n, length, inputs] → [n, length, hidden]`.
     ///
     /// Its parameters are `weight_ih_l0` `[hidden, inputs]`, `weight_hh_l0` `[hidden, hidden]`,
     /// `bias_ih_l0` and `bias_hh_l0` `[hidden]`, and those of further layers and directions.
@@ -521,6 +602,8 @@ macro_rules! cells {
                     both_ways: false,
                     projection: None,
                     bias: true,
+                    unrolled_max: UNROLLED_MAX,
+                    checkpoint_every: None,
                 };
                 let weights = Weights::new(&at, "", &shape, inputs);
                 $name { shape, weights }

@@ -68,6 +68,10 @@ impl Optimizer for Adagrad {
         at_least_zero("adagrad: the weight decay", self.weight_decay)
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let mut rate = self.rate.rate(trace);
         if self.rate_decay != 0.0 {
@@ -141,6 +145,10 @@ impl Optimizer for Adadelta {
         below_one("adadelta: ρ", self.rho)?;
         at_least_zero("adadelta: ε", self.eps)?;
         at_least_zero("adadelta: the weight decay", self.weight_decay)
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {

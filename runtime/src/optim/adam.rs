@@ -96,6 +96,10 @@ macro_rules! moments {
                 self.0.check()
             }
 
+            fn is_elementwise(&self) -> bool {
+                true
+            }
+
             fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
                 self.0.update(trace, weights);
             }

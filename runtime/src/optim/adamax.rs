@@ -186,6 +186,10 @@ impl Optimizer for Adamax {
         self.0.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rules = &self.0;
         let rate = rules.rate.rate(trace);
@@ -206,6 +210,10 @@ impl Optimizer for NAdam {
     fn check(&self) -> Result<(), String> {
         self.rules.check()?;
         at_least_zero("nadam: the decay of the momentum", self.momentum_decay)
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
@@ -238,6 +246,10 @@ impl Optimizer for NAdam {
 impl Optimizer for RAdam {
     fn check(&self) -> Result<(), String> {
         self.0.check()
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {

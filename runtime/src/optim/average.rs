@@ -22,6 +22,10 @@ impl<O: Optimizer> Optimizer for Ema<O> {
         self.inner.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.inner.is_elementwise()
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         self.inner.update(trace, weights);
         weights

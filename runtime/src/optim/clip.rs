@@ -70,6 +70,10 @@ impl<O: Optimizer> Optimizer for ClipValue<O> {
         self.inner.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.inner.is_elementwise()
+    }
+
     /// Each number of g ← that number, or the nearest in ±max.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let max = self.max as f32;

@@ -13,6 +13,10 @@ impl<O: Optimizer> Optimizer for Maximize<O> {
         self.0.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.0.is_elementwise()
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let weights: Vec<Weight<'t>> = weights
             .iter()
@@ -34,6 +38,10 @@ impl<O: Optimizer, F: Fn(&VariableInfo) -> bool, P: Optimizer> Optimizer for Usi
     fn check(&self) -> Result<(), String> {
         self.inner.check()?;
         self.other.check()
+    }
+
+    fn is_elementwise(&self) -> bool {
+        self.inner.is_elementwise() && self.other.is_elementwise()
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {

@@ -69,6 +69,10 @@ impl<O: Optimizer, F: Fn(&VariableInfo) -> bool> Optimizer for Grouped<O, F> {
         self.inner.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.inner.is_elementwise()
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let infos: Vec<VariableInfo> = weights.iter().map(|w| trace.info(w.variable)).collect();
         if !infos.iter().any(&self.chosen) {

@@ -50,6 +50,10 @@ impl Optimizer for Lion {
         at_least_zero("lion: the weight decay", self.weight_decay)
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rate = self.rate.rate(trace);
         for weight in weights {

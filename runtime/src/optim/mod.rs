@@ -11,6 +11,7 @@ mod clip;
 mod combine;
 mod group;
 mod lion;
+mod minimize;
 mod muon;
 mod named;
 mod rmsprop;
@@ -42,12 +43,19 @@ use slabwise_kernels::spec::Dims;
 use crate::graph::VariableInfo;
 use crate::params::Init;
 use crate::tensor::Tensor;
-use crate::trace::{State, Trace};
+use crate::trace::{Learning, State, Trace};
+use crate::world::Shard;
 
 /// A rule that changes weights by their gradients; see [`Trace::minimize`].
 pub trait Optimizer {
     /// The mistake in its numbers, if there is one.
     fn check(&self) -> Result<(), String>;
+
+    /// Whether each element of a weight and of its states follows from the same element of its
+    /// gradient alone, so that ranks can each update [a part](crate::Strategy::ShardedState).
+    fn is_elementwise(&self) -> bool {
+        false
+    }
 
     /// Adds the update of every weight to the trace.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]);
@@ -150,6 +158,10 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        (**self).is_elementwise()
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         (**self).update(trace, weights);
     }
@@ -162,24 +174,27 @@ pub struct Weight<'t> {
     value: Tensor<'t>,
     gradient: Tensor<'t>,
     group: Group,
+    shard: Option<Shard>,
 }
 
 impl<'t> Weight<'t> {
-    pub(crate) fn new(variable: u32, value: Tensor<'t>, gradient: Tensor<'t>) -> Self {
+    fn new(learning: &Learning<'t>) -> Self {
         Weight {
-            variable,
-            value,
-            gradient,
+            variable: learning.variable,
+            value: learning.value,
+            gradient: learning.gradient,
             group: Group::new(),
+            shard: learning.shard,
         }
     }
 
-    /// The weight's value when the step begins.
+    /// The weight's value when the step begins; of a weight of which [each rank updates a
+    /// part](crate::Strategy::ShardedState), that part as one row.
     pub fn value(&self) -> Tensor<'t> {
         self.value
     }
 
-    /// The gradient of the loss, in the weight's shape.
+    /// The gradient of the loss, in the shape of [`Weight::value`].
     pub fn gradient(&self) -> Tensor<'t> {
         self.gradient
     }
@@ -213,21 +228,18 @@ impl<'t> Weight<'t> {
     /// [named](Optimizer::named) optimizer before it.
     #[track_caller]
     pub fn state(&self, slot: &str) -> State<'t> {
-        let trace = self.value.trace();
-        trace.beside_variable(
-            Location::caller(),
-            self.variable,
-            slot,
-            Some,
-            Init::Constant(0.0),
-        )
+        self.state_from(slot, Init::Constant(0.0))
     }
 
     /// A [state](Weight::state) with another first value.
     #[track_caller]
     pub fn state_from(&self, slot: &str, first: Init) -> State<'t> {
         let trace = self.value.trace();
-        trace.beside_variable(Location::caller(), self.variable, slot, Some, first)
+        let at = Location::caller();
+        match self.shard {
+            None => trace.beside_variable(at, self.variable, slot, Some, first),
+            Some(shard) => trace.beside_shard(at, self.variable, slot, shard, first),
+        }
     }
 
     /// A scalar [state](Weight::state) with a first value.
@@ -285,9 +297,12 @@ impl<'t> Weight<'t> {
     /// Makes `value` the weight's value after the step.
     #[track_caller]
     pub fn set(&self, value: Tensor<'t>) {
-        self.value
-            .trace()
-            .assign(Location::caller(), self.variable, value);
+        let (trace, at) = (self.value.trace(), Location::caller());
+        let value = match self.shard {
+            None => value,
+            Some(shard) => trace.whole_of(at, self.variable, value, shard),
+        };
+        trace.assign(at, self.variable, value);
     }
 }
 

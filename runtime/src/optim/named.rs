@@ -33,6 +33,10 @@ impl<O: Optimizer> Optimizer for Named<O> {
         self.inner.check()
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.inner.is_elementwise()
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         trace.owned_by(&self.name, || self.inner.update(trace, weights));
     }

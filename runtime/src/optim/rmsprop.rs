@@ -82,6 +82,10 @@ impl Optimizer for RmsProp {
         at_least_zero("rmsprop: the momentum", self.momentum)
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rate = self.rate.rate(trace);
         for weight in weights {

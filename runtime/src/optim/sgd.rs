@@ -62,6 +62,10 @@ impl Optimizer for Sgd {
         Ok(())
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rate = self.rate.rate(trace);
         for weight in weights {

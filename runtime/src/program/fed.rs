@@ -102,6 +102,7 @@ impl Compiled {
                 Extent::Bounded(max) | Extent::Unbounded(max) => known[i].unwrap_or(max),
                 // Until a kernel has computed it.
                 Extent::DataDependent(_) => 0,
+                Extent::Rank(_) => self.rank,
             };
         }
         self.check_needed(None, &env)?;

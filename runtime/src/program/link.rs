@@ -7,6 +7,7 @@ use slabwise_kernels::spec::Body;
 use slabwise_planner::{self as planner, Lifetime, Space};
 
 use super::{Binds, Compiled, Copied, InputSlot, Need, Place, Planned, PlannedBuffer, Step, Work};
+use crate::compile::CompiledPlan;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, InputInfo, Needed, Origin};
 use crate::ir::{self, KernelCall, Source, ValueId};
@@ -16,16 +17,16 @@ use crate::passes::micro_batch_range;
 use crate::plan::Plan;
 
 impl Compiled {
-    /// Joins prepared kernels with checked offsets: a program exists only with a plan that the
-    /// checker accepted. `variables` says where the session keeps each variable of the graph.
+    /// Joins prepared kernels with checked offsets: a program runs only as the checkers accepted
+    /// it. `variables` says where the session keeps each variable of the graph.
     pub fn link(
-        program: &ir::Program,
+        compiled: CompiledPlan,
         variables: &[usize],
-        plan: Plan,
         use_gaps: bool,
         session: u64,
     ) -> Result<Self> {
-        let graph = &program.graph;
+        let (program, plan) = compiled.into_parts();
+        let (program, graph) = (&program, &program.graph);
         let buffers = planned_buffers(program, &plan);
         let steps = steps(program, &plan, variables);
         let (inputs, outputs) = (inputs(program), outputs(program)?);
@@ -67,6 +68,8 @@ impl Compiled {
             has_data_dependent,
             gaps,
             loaded: None,
+            rank: 0,
+            fingerprint: None,
         })
     }
 }

@@ -66,7 +66,7 @@ impl Session {
         let started = Instant::now();
         let graph = self.finished(trace, outputs)?;
         let graph = first_lengths(graph, &self.options.shapes);
-        Ok(self.planned(trace.name(), &graph, started)?.plan)
+        Ok(self.planned(trace.name(), &graph, started)?.into_parts().1)
     }
 
     /// Runs a program as [`Session::run`] does; its outputs are in the order of

@@ -40,22 +40,16 @@ impl Session {
 
     /// Links a compiled plan to the variables of the session, to which the program may add, and
     /// prepares the device for its runs.
-    pub(crate) fn link(&mut self, compiled: CompiledPlan) -> Result<Compiled> {
-        let CompiledPlan {
-            program,
-            mut plan,
-            room,
-        } = compiled;
-        let variables = self.adopt(&program.graph)?;
-        plan.stage_ended("variables");
+    pub(crate) fn link(&mut self, mut compiled: CompiledPlan) -> Result<Compiled> {
+        let room = compiled.room();
+        let variables = self.adopt(&compiled.program().graph)?;
+        compiled.stage_ended("variables");
         self.memory.budget.settle(room);
-        let mut compiled = Compiled::link(
-            &program,
-            &variables,
-            plan,
-            self.options.shapes.use_gaps,
-            self.id,
-        )?;
+        let shown = self.shown(&compiled);
+        let mut compiled =
+            Compiled::link(compiled, &variables, self.options.shapes.use_gaps, self.id)?;
+        compiled.rank = self.world.rank() as u32;
+        compiled.fingerprint = self.agree(&compiled, shown)?;
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;
         self.memory.prepare_staging(&mut compiled, room)?;

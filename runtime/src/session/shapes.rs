@@ -136,7 +136,8 @@ impl PerShape {
 /// ends and samples between tell: no buffer is larger than planned, and the checker accepts the
 /// offsets.
 fn holds(compiled: &CompiledPlan, least: &Env, most: &Env) -> bool {
-    let (program, symbols) = (&compiled.program, &compiled.program.graph.symbols);
+    let program = compiled.program();
+    let symbols = &program.graph.symbols;
     let free: Vec<Symbol> = symbols.unbounded().collect();
     let mut samples = vec![*least, *most];
     for &s in &free {
@@ -167,7 +168,7 @@ fn holds(compiled: &CompiledPlan, least: &Env, most: &Env) -> bool {
                 _ => return false,
             }
         }
-        slabwise_planner::check_within(&dag, compiled.plan.offsets()).is_ok()
+        slabwise_planner::check_within(&dag, compiled.plan().offsets()).is_ok()
     })
 }
 

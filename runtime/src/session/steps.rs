@@ -4,6 +4,7 @@
 //! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
 //! device launches a kernel or notes it.
 
+use slabwise_kernels::collective::Transport;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::MAX_ARGUMENTS;
@@ -111,6 +112,9 @@ impl Session {
             }
             match &step.work {
                 Work::Run(kernel) => {
+                    if step.exchanges() {
+                        self.meet(inner)?;
+                    }
                     let call = Call {
                         loaded: inner.loaded.as_ref(),
                         step: at,
@@ -120,6 +124,7 @@ impl Session {
                         workspace,
                         sizes: env,
                         team: &self.execution.team,
+                        transport: self.world.transport().map(|t| &**t as &dyn Transport),
                     };
                     let done = self.memory.backend.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;

@@ -6,10 +6,11 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
+use super::handle::Tensor;
+use super::operand::number;
 use super::{Trace, resolve};
 use crate::ops::{GraphBuilder, Op};
 use crate::shape::{Dim, Shape, Symbols, elements};
-use crate::tensor::{Tensor, number};
 
 impl Trace {
     /// A tensor of one value. Numbers that the type cannot hold are mistakes.

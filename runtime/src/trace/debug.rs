@@ -7,11 +7,11 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 
+use super::handle::Tensor;
 use super::{Line, Trace};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId};
 use crate::shape::elements;
-use crate::tensor::Tensor;
 
 /// The number of scalars that a program computes for a shown value.
 pub(crate) const SCALARS: usize = 6;

@@ -3,8 +3,8 @@
 use std::panic::Location;
 
 use super::Trace;
+use super::handle::Tensor;
 use crate::ops::Op;
-use crate::tensor::Tensor;
 
 impl Trace {
     /// Donates the bytes of an input to output `position` of the program: a

@@ -4,10 +4,11 @@ use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
 
+use super::handle::Tensor;
+use super::operand::Operand;
 use super::{Line, Trace};
 use crate::ops::GraphBuilder;
 use crate::passes::autodiff;
-use crate::tensor::{Operand, Tensor};
 
 impl Trace {
     /// The gradient of a scalar with respect to parameters or tensors, each in the shape of its
@@ -49,7 +50,7 @@ impl Trace {
         })
     }
 
-    pub(super) fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {
+    pub(crate) fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {
         self.record(at, &[loss], |g, ids| {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]));
             if dtype != DType::F32 || !dims.is_empty() {

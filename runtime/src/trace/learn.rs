@@ -1,16 +1,17 @@
-//! Learning: which parameters of a model change, by which gradients, from one batch or from several
-//! micro-batches.
+//! Learning: which parameters of a model change, by which gradients, and the recording of their
+//! update.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Building, Held, Line, Trace};
-use crate::graph::{Graph, Origin, Phase, VariableInfo};
+use super::handle::Tensor;
+use super::ranks::Summed;
+use super::{Building, Line, Trace};
+use crate::graph::{Graph, Phase, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
-use crate::optim::{Optimizer, Weight};
-use crate::tensor::Tensor;
+use crate::world::{Shard, Spread, Strategy, Tree, TreeSum};
 
 /// An update that is being recorded.
 #[derive(Default)]
@@ -19,6 +20,47 @@ pub(super) struct Updating {
     pub assigned: Vec<u32>,
     /// The step counters it has read.
     pub counters: Vec<u32>,
+}
+
+/// A weight that an update changes.
+pub(crate) struct Learning<'t> {
+    pub variable: u32,
+    /// Its value when the step begins.
+    pub value: Tensor<'t>,
+    /// The gradient of the loss, in the shape of the value.
+    pub gradient: Tensor<'t>,
+    /// The part of the weight that value and gradient are of, if ranks update a part each.
+    pub shard: Option<Shard>,
+}
+
+/// The gradients of weights, by the numbers of their variables.
+pub(crate) struct Gradients(Vec<(u32, NodeId)>);
+
+/// The sums of a loss and of its gradients over the parts of a step.
+pub(crate) struct PartSums<'t> {
+    tree: Tree,
+    /// The share of each part in the mean, if the step is spread over ranks.
+    pub share: Option<Tensor<'t>>,
+    pub loss: TreeSum<Tensor<'t>>,
+    gradients: BTreeMap<u32, TreeSum<NodeId>>,
+}
+
+impl<'t> PartSums<'t> {
+    fn new(tree: Tree, share: Option<Tensor<'t>>) -> Self {
+        PartSums {
+            loss: tree.sum(),
+            gradients: BTreeMap::new(),
+            tree,
+            share,
+        }
+    }
+
+    /// The sum of the losses, once all have come, and those of the gradients.
+    pub fn finish(self) -> (Option<Tensor<'t>>, Gradients) {
+        let sums = self.gradients.into_iter();
+        let sums = sums.filter_map(|(variable, sum)| Some((variable, sum.finish()?)));
+        (self.loss.finish(), Gradients(sums.collect()))
+    }
 }
 
 /// A rule that freezes weights, and the user's line of it.
@@ -116,97 +158,58 @@ impl Trace {
         });
     }
 
-    /// Makes every step change the parameters that `loss` depends on, to decrease it. The loss is
-    /// an f32 scalar.
-    #[track_caller]
-    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
-        let at = Location::caller();
-        if !self.may_learn(at, &optimizer) {
-            return;
-        }
-        let loss = self.scalar_loss(at, "minimize", loss);
-        if loss.is_poisoned() {
-            return;
-        }
+    /// The gradients of a loss with respect to the learning weights that it depends on.
+    pub(crate) fn weight_gradients(&self, loss: Tensor<'_>) -> Gradients {
         let learning = self.learning();
-        let gradients = self.building.borrow_mut().gradients(loss.id, learning);
-        self.update(at, gradients, &optimizer);
+        Gradients(self.building.borrow_mut().gradients(loss.id, learning))
     }
 
-    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after
-    /// the other (gradient accumulation over micro-batches): the activations of one micro-batch end
-    /// before those of the next begin, so that a step needs the memory of one micro-batch and one
-    /// gradient for each weight. `loss` gives the loss of the micro-batch of a number from 0; the
-    /// result is their mean. For micro-batches of equal size that is the loss of the whole batch
-    /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch.
+    /// Adds the gradients of the loss of the next part. `at` is the line that requests it.
+    pub(crate) fn add_weight_gradients(&self, at: Line, sums: &mut PartSums<'_>, loss: Tensor<'_>) {
+        let learning = self.learning();
+        let building = &mut *self.building.borrow_mut();
+        for (variable, gradient) in building.gradients(loss.id, learning) {
+            let new = || sums.tree.sum();
+            let sum = sums.gradients.entry(variable).or_insert_with(new);
+            sum.push(gradient, &mut |a, b| building.sum(at, variable, a, b));
+        }
+    }
+
+    /// The sums over `parts` parts of a step, without any yet.
     ///
-    /// ```
-    /// # use slabwise::prelude::*;
-    /// # use slabwise::{nn::Linear, optim::Sgd};
-    /// # let params = Params::seeded(0);
-    /// # let layer = Linear::new(&params.root() / "layer", 8, 3);
-    /// let trace = Trace::training();
-    /// let x = trace.input("x", F32, (64, 8)).split(0, 4);
-    /// let labels = trace.input("labels", I32, (64,)).split(0, 4);
-    /// let loss = trace.minimize_in_parts(4, Sgd::new(0.1), |i| x[i].apply(&layer).cross_entropy(labels[i]));
-    /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
-    /// # Ok::<(), slabwise::Error>(())
-    /// ```
-    #[track_caller]
-    pub fn minimize_in_parts<'t>(
-        &'t self,
-        parts: usize,
-        optimizer: impl Optimizer,
-        mut loss: impl FnMut(usize) -> Tensor<'t>,
-    ) -> Tensor<'t> {
-        let at = Location::caller();
-        if parts == 0 {
-            return self.fail(
-                at,
-                "",
-                "minimize_in_parts: a batch of 0 parts has no loss".into(),
-            );
+    /// # Errors
+    /// If ranks run another number of parts.
+    pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
+        let Some(spread) = self.spread() else {
+            // One after the other, which holds the fewest gradients.
+            return Ok(PartSums::new(Tree::chain(parts), None));
+        };
+        let Spread { ranks, grains, .. } = spread;
+        if grains / ranks != parts {
+            return Err(format!(
+                "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
+                grains / ranks
+            ));
         }
-        if !self.may_learn(at, &optimizer) {
-            return self.poisoned();
-        }
-        let share = 1.0 / parts as f32;
-        let mut sums: BTreeMap<u32, NodeId> = BTreeMap::new();
-        let mut total: Option<Tensor<'t>> = None;
-        for part in 0..parts {
-            {
-                let building = &mut *self.building.borrow_mut();
-                building.graph.current_part += 1;
-                building.part = Some(part);
-            }
-            let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
-            // Scaled before differentiation, so that the sums are gradients of the mean.
-            let loss = self.on_behalf(at, || loss * share);
-            if loss.is_poisoned() {
-                return loss;
-            }
-            total = Some(total.map_or(loss, |total| self.on_behalf(at, || total + loss)));
-            let learning = self.learning();
-            let building = &mut *self.building.borrow_mut();
-            for (variable, gradient) in building.gradients(loss.id, learning) {
-                let sum = sums
-                    .get(&variable)
-                    .map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
-                sums.insert(variable, sum);
-            }
-        }
-        {
-            let building = &mut *self.building.borrow_mut();
-            building.graph.current_part += 1;
-            building.part = None;
-        }
-        self.update(at, sums.into_iter().collect(), &optimizer);
-        total.unwrap_or(self.poisoned())
+        let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
+        let share = self.share(at, spread, parts);
+        Ok(PartSums::new(
+            below.unwrap_or(Tree::chain(parts)),
+            Some(share),
+        ))
     }
 
-    /// Whether this trace can learn by the optimizer; if not, records the mistake.
-    fn may_learn(&self, at: Line, optimizer: &impl Optimizer) -> bool {
-        let fault = match optimizer.check() {
+    /// Begins a part of a step in parts, or the rest of the step after its parts.
+    pub(crate) fn begin_part(&self, part: Option<usize>) {
+        let building = &mut *self.building.borrow_mut();
+        building.graph.current_part += 1;
+        building.part = part;
+    }
+
+    /// Whether this trace can learn by an optimizer with this mistake in its numbers, if there is
+    /// one; otherwise records the mistake.
+    pub(crate) fn may_learn(&self, at: Line, checked: Result<(), String>) -> bool {
+        let fault = match checked {
             Err(why) => Some(why),
             Ok(()) if !self.training => {
                 Some("this trace is for inference; a model learns in Trace::training()".into())
@@ -222,12 +225,25 @@ impl Trace {
         fault.is_none()
     }
 
-    /// Adds the optimizer's update of the weights with these gradients.
-    fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
+    /// Records `update` as the update of the weights with these gradients.
+    pub(crate) fn record_update<'t>(
+        &'t self,
+        at: Line,
+        gradients: Gradients,
+        is_elementwise: bool,
+        update: impl FnOnce(Vec<Learning<'t>>),
+    ) {
         self.check_frozen();
-        let weights: Vec<Weight<'_>> = {
+        let spread = self.spread().filter(|spread| spread.ranks > 1);
+        if spread.is_some_and(|s| s.strategy == Strategy::ShardedState) && !is_elementwise {
+            let message = "minimize: this optimizer reads more of a weight than the element that it updates, \
+                           so ranks cannot hold parts of its state; Strategy::Replicated can be used"
+                .into();
+            return self.building.borrow_mut().mistake(at, "", message);
+        }
+        let values = {
             let building = &mut *self.building.borrow_mut();
-            if gradients.is_empty() {
+            if gradients.0.is_empty() {
                 let frozen = if building.frozen.is_empty() {
                     ""
                 } else {
@@ -242,6 +258,7 @@ impl Trace {
                 );
             }
             let twice: Vec<Arc<str>> = gradients
+                .0
                 .iter()
                 .filter(|(v, _)| building.variables[*v as usize].assigned.is_some())
                 .map(|(v, _)| building.graph.variables[*v as usize].name.clone())
@@ -257,17 +274,36 @@ impl Trace {
                 return;
             }
             building.updating = Some(Updating::default());
-            let tensor = |id| Tensor { trace: self, id };
-            let weight = |(v, gradient)| {
-                Weight::new(
-                    v,
-                    tensor(building.variables[v as usize].node),
-                    tensor(gradient),
-                )
+            let value = |&(v, _): &(u32, NodeId)| Tensor {
+                trace: self,
+                id: building.variables[v as usize].node,
             };
-            gradients.into_iter().map(weight).collect()
+            gradients.0.iter().map(value).collect::<Vec<_>>()
         };
-        self.on_behalf(at, || optimizer.update(self, &weights));
+        let summed = match spread {
+            Some(spread) => {
+                let building = &mut *self.building.borrow_mut();
+                building.gradients_of_all_ranks(at, gradients.0, spread)
+            }
+            None => {
+                let whole = gradients.0.into_iter();
+                whole.map(|(v, g)| (v, Summed::Whole(g))).collect()
+            }
+        };
+        let learning = |((variable, summed), value)| {
+            let (value, id, shard) = match summed {
+                Summed::Whole(id) => (value, id, None),
+                Summed::Shard(id, shard) => (self.part_of(at, value, shard), id, Some(shard)),
+            };
+            Learning {
+                variable,
+                value,
+                gradient: Tensor { trace: self, id },
+                shard,
+            }
+        };
+        let weights = summed.into_iter().zip(values).map(learning).collect();
+        self.on_behalf(at, || update(weights));
         let building = &mut *self.building.borrow_mut();
         let Some(Updating { assigned, counters }) = building.updating.take() else {
             return;
@@ -336,16 +372,7 @@ impl Building {
 
     /// The sum of two gradients of a variable.
     fn sum(&mut self, at: Line, variable: u32, a: NodeId, b: NodeId) -> NodeId {
-        let Held { node, .. } = self.variables[variable as usize];
-        let layer = self.graph.origin(node).layer.clone();
-        let location = self.user_line(at);
-        self.graph.set_origin(Origin {
-            location,
-            layer,
-            phase: Phase::Backward,
-            segment: 0,
-            part: self.graph.current_part,
-        });
+        self.origin_of(at, variable);
         self.graph.add(a, b)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::panic::Location;
 
+use super::handle::Tensor;
 use super::state::State;
 use super::{Line, Trace};
 use crate::params::{Param, Params};
-use crate::tensor::Tensor;
 
 impl Trace {
     /// The declarations of the parameters read so far.

@@ -10,11 +10,12 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
+use super::handle::Tensor;
+use super::operand::Operand;
 use super::{Line, Trace, countable, resolve};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::{Dim, Shape};
-use crate::tensor::{Operand, Tensor};
 
 /// A key of random numbers: the same key gives the same numbers, in every step, on every device and
 /// with any number of threads, apart from the rounding of `ln` and `cos`. A key is used for one

@@ -8,9 +8,9 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
 use super::Trace;
+use super::handle::Tensor;
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::tensor::Tensor;
 
 impl Trace {
     /// `start, start + step, …` before `end`: i32. A negative step counts down.

@@ -10,12 +10,14 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::handle::Tensor;
+use super::operand::number;
 use super::{Held, Line, Trace, resolve};
 use crate::graph::{Counter, VariableInfo};
 use crate::ops::{GraphBuilder, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
-use crate::tensor::Tensor;
+use crate::world::Shard;
 
 /// The name of the random state.
 pub(crate) const RANDOM: &str = "random";
@@ -101,6 +103,7 @@ pub(super) fn variable(
         is_param,
         trained: is_param,
         average_of: None,
+        whole: None,
         data: None,
     }
 }
@@ -135,7 +138,7 @@ impl Trace {
                 Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => {
                     Err(format!("random values are f32, not {dtype}"))
                 }
-                Init::Constant(value) => crate::tensor::number(value, dtype).map(|_| dims),
+                Init::Constant(value) => number(value, dtype).map(|_| dims),
                 _ => init.fault().map_or(Ok(dims), Err),
             }
         };
@@ -232,6 +235,35 @@ impl Trace {
         shape: impl FnOnce(Dims) -> Option<Dims>,
         first: Init,
     ) -> State<'_> {
+        self.beside(at, variable, slot, shape, first, |info| info)
+    }
+
+    /// A state that accompanies the part of a variable that each rank updates.
+    pub(crate) fn beside_shard(
+        &self,
+        at: Line,
+        variable: u32,
+        slot: &str,
+        shard: Shard,
+        first: Init,
+    ) -> State<'_> {
+        let own = |whole: VariableInfo| VariableInfo {
+            dims: Dims::from_slice(&[Size::fixed(shard.elements)]),
+            whole: Some(whole.dims.clone()),
+            ..whole
+        };
+        self.beside(at, variable, slot, Some, first, own)
+    }
+
+    fn beside(
+        &self,
+        at: Line,
+        variable: u32,
+        slot: &str,
+        shape: impl FnOnce(Dims) -> Option<Dims>,
+        first: Init,
+        own: impl FnOnce(VariableInfo) -> VariableInfo,
+    ) -> State<'_> {
         let (layer, info) = {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
@@ -244,7 +276,7 @@ impl Trace {
             let rank = of.dims.len();
             let info = shape(of.dims.clone())
                 .ok_or_else(|| format!("\"{name}\": \"{}\" has {rank} axes", of.name))
-                .map(|dims| self::variable(name.clone(), of.dtype, dims, first, false));
+                .map(|dims| own(self::variable(name.clone(), of.dtype, dims, first, false)));
             (layer, info)
         };
         match info {

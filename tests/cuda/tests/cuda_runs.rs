@@ -6,7 +6,7 @@ use slabwise::feed::Input;
 use slabwise::nn::{Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Optimizer, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error, Fuse};
+use slabwise::{CompileOptions, Error, Fuse, Scan};
 use slabwise_cuda::fake::FakeDriver;
 
 fn session(device: Device, params: Params) -> Session {
@@ -477,6 +477,51 @@ fn products_of_halves_equal_those_of_the_cpu() {
             1e-2,
         );
     }
+}
+
+#[test]
+fn scans_equal_those_of_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    for options in [
+        Scan::default(),
+        Scan::default().reverse(),
+        Scan::default().checkpoint_every(3),
+    ] {
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (8, 4, 12));
+        let h = trace.input("h", F32, (4, 12));
+        let w = trace.input("w", F32, (12, 12));
+        let ([last], [all]) = trace.scan_with(options, [h], [x], |[h], [x]| {
+            let next = (x + h.matmul(w)).tanh();
+            ([next], [next * h])
+        });
+        let loss = (all * all).sum() + last.sum();
+        let [of_x, of_h, of_w] = trace.gradients(loss, [x, h, w]);
+        let outputs = [last, all, of_x, of_h, of_w];
+        let inputs = [&[8, 4, 12][..], &[4, 12], &[12, 12]].map(|dims| numbers(dims) / 16.0);
+        let feeds: Vec<Vec<&dyn Input>> = vec![inputs.iter().map(|x| x as &dyn Input).collect()];
+        assert_same(
+            &runs(Device::Cuda(0), &trace, outputs, &feeds),
+            &runs(Device::Cpu, &trace, outputs, &feeds),
+            1e-5,
+        );
+    }
+}
+
+#[test]
+fn a_scan_of_odd_parts_is_refused_with_the_reason() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (8, 3));
+    let ([last], []) = trace.scan([trace.zeros((3,))], [x], |[c], [x]| ([c + x], []));
+    let mut session = session(Device::Cuda(0), Params::seeded(0));
+    let error = session.compile(&trace, [last]).err().map(|e| e.to_string());
+    let error = error.expect("parts of 12 bytes");
+    assert!(error.contains("multiple of 16"), "{error}");
 }
 
 #[test]

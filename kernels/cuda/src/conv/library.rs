@@ -11,12 +11,15 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Operand, Spec, SpecError};
 
+use crate::abi::Target;
 use crate::cudnn::{self, Addresses, Algorithm, Images, Weight};
+use crate::driver::{DriverError, Stream};
 use crate::gemm::emit;
 use crate::gemm::library::{ALIGN, linear, store_is_read};
 use crate::gemm::problem::{Axis, Matrix, Problem};
+use crate::handles::Handles;
 use crate::libraries::{Library, LibraryError};
-use crate::lower::{ByLibrary, Lowered, Target};
+use crate::lowered::{LibraryCall, Lowered};
 
 /// The workspace limit of one convolution, bytes, however much memory it touches itself: some
 /// algorithms write out both images in another layout.
@@ -53,7 +56,7 @@ pub struct Convolution {
 }
 
 /// A convolution at the sizes of one run.
-pub(crate) enum Call {
+enum Call {
     /// The convolution has no points.
     Empty,
     /// The sums have no terms: zeros, so many bytes at the result's address.
@@ -179,13 +182,6 @@ impl Convolution {
         }
     }
 
-    /// The name of the library's algorithm that computes it.
-    pub fn name(&self) -> String {
-        self.algorithm.map_or("cuDNN".into(), |algorithm| {
-            format!("cuDNN algorithm {}", algorithm.number)
-        })
-    }
-
     /// The description of the convolution at these sizes; `None` if the library cannot express it.
     pub fn described(&self, env: &Env) -> Option<cudnn::Convolution> {
         let Conv2d {
@@ -292,7 +288,7 @@ impl Convolution {
     }
 
     /// The call for the sizes of a run.
-    pub(crate) fn call(&self, env: &Env, library: &cudnn::Handle) -> Result<Call, LibraryError> {
+    fn call(&self, env: &Env, library: &cudnn::Handle) -> Result<Call, LibraryError> {
         if self.body.n.at(env) == 0 {
             let Conv2d {
                 kind,
@@ -341,12 +337,7 @@ impl Convolution {
     }
 
     /// The addresses of its tensors, given those of the arguments and of the workspace.
-    pub(crate) fn addresses(
-        &self,
-        env: &Env,
-        argument: impl Fn(u16) -> u64,
-        workspace: u64,
-    ) -> Addresses {
+    fn addresses(&self, env: &Env, argument: &dyn Fn(u16) -> u64, workspace: u64) -> Addresses {
         let at = |placed: &TensorOperand| match placed.argument {
             Some(which) => argument(which)
                 .wrapping_add_signed(placed.offset.at(env) * placed.dtype.bytes() as i64),
@@ -396,8 +387,49 @@ impl Convolution {
                 workspace,
             )?,
         };
-        lowered.by_library = Some(ByLibrary::Convolution(Box::new(self)));
+        lowered.by_library = Some(Box::new(self));
         Ok(lowered)
+    }
+}
+
+impl LibraryCall for Convolution {
+    fn name(&self) -> String {
+        self.algorithm.map_or("cuDNN".into(), |algorithm| {
+            format!("cuDNN algorithm {}", algorithm.number)
+        })
+    }
+
+    fn open(&self, libraries: &Handles) -> Result<(), LibraryError> {
+        libraries.cudnn().map(|_| ())
+    }
+
+    fn check(&self, env: &Env, libraries: &Handles) -> Result<(), LibraryError> {
+        self.call(env, libraries.cudnn()?).map(|_| ())
+    }
+
+    unsafe fn submit(
+        &self,
+        env: &Env,
+        argument: &dyn Fn(u16) -> u64,
+        workspace: u64,
+        libraries: &Handles,
+        stream: &Stream,
+    ) -> Result<(), DriverError> {
+        let library = libraries.cudnn()?;
+        let at = self.addresses(env, argument, workspace);
+        match self.call(env, library)? {
+            Call::Empty => Ok(()),
+            // SAFETY: a gradient of a weight is dense, and lies in its argument or in the
+            // workspace.
+            Call::Zeros(bytes) => unsafe { stream.fill(at.to, 0, bytes as usize) },
+            Call::Convolve(described, algorithm) => {
+                // SAFETY: the convolution is described by the strides of the arguments' operands,
+                // which lie inside of the regions; the workspace is planned with the maximum that
+                // the algorithm needs.
+                let status = unsafe { library.convolve(&described, &algorithm, &at, stream) };
+                status.map_err(DriverError::from)
+            }
+        }
     }
 }
 

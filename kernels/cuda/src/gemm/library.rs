@@ -12,15 +12,17 @@ use std::sync::Arc;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Inst, Operand, Spec, SpecError, ValueId};
+use slabwise_kernels::spec::{Inst, Operand, Spec, SpecError, ValueId};
 
 use super::emit;
 use super::problem::{Axis, Count, Matrix, Problem, merged};
 use super::tiles::Elem;
-use crate::conv;
+use crate::abi::Target;
 use crate::cublaslt::{self, Addresses, Algorithm, Layout};
+use crate::driver::{DriverError, Stream};
+use crate::handles::Handles;
 use crate::libraries::{Library, LibraryError};
-use crate::lower::{ByLibrary, Lowered, Target};
+use crate::lowered::{LibraryCall, Lowered};
 
 /// The alignment of argument addresses, bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -76,7 +78,7 @@ pub struct Product {
 
 /// How matrix products make up the computation of a spec.
 #[derive(Clone, Debug)]
-struct Form {
+pub(crate) struct Form {
     /// The product that is computed.
     multiplied: Problem,
     /// The problem of the spec: the same product, or the sum of those products.
@@ -85,12 +87,36 @@ struct Form {
     parts: Option<Count>,
 }
 
+impl Form {
+    /// One product.
+    pub fn single(problem: Problem) -> Form {
+        Form {
+            multiplied: problem.clone(),
+            problem,
+            parts: None,
+        }
+    }
+
+    /// The product `apart` for each element of an axis that `whole` contracts or has along its
+    /// columns. In the first case the results are added.
+    pub fn of_parts(whole: &Problem, apart: Problem) -> Form {
+        if apart.deep.len() == whole.deep.len() {
+            return Form::single(apart);
+        }
+        Form {
+            multiplied: apart,
+            problem: whole.clone(),
+            parts: Some(whole.deep[0]),
+        }
+    }
+}
+
 /// A product at the sizes of one run.
 #[expect(
     clippy::large_enum_variant,
     reason = "one at a time, on the stack: a launch allocates nothing"
 )]
-pub(crate) enum Call {
+enum Call {
     /// The product has no points.
     Empty,
     /// The contracted side is empty: zeros, so many bytes at the result's address.
@@ -100,14 +126,8 @@ pub(crate) enum Call {
 }
 
 impl Product {
-    /// The spec's product as the library could compute it; `None` if it could not.
-    pub fn of(spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
-        forms(spec, bounds)
-            .into_iter()
-            .find_map(|form| Product::as_form(form, spec, bounds, target))
-    }
-
-    fn as_form(form: Form, spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
+    /// The spec's product as the library could compute it in this form; `None` if it could not.
+    pub fn of(form: Form, spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
         let problem = &form.multiplied;
         let of = |axes: &[Axis]| axes.iter().map(|a| a.count).collect::<Vec<_>>();
         let (rows, columns, batch) = (of(&problem.rows), of(&problem.columns), of(&problem.batch));
@@ -210,13 +230,6 @@ impl Product {
         }
     }
 
-    /// The name of the library's kernel that computes it.
-    pub fn name(&self) -> String {
-        self.algorithm.map_or("cuBLASLt".into(), |algorithm| {
-            format!("cuBLASLt algorithm {}", algorithm.id())
-        })
-    }
-
     /// The description of the product at these sizes.
     pub fn described(&self, env: &Env) -> cublaslt::Product {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
@@ -268,7 +281,7 @@ impl Product {
     }
 
     /// The call for the sizes of a run.
-    pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
+    fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
         if rows == 0 || columns == 0 || products == 0 {
             return Ok(Call::Empty);
@@ -308,12 +321,7 @@ impl Product {
     }
 
     /// The addresses of its operands, given those of the arguments and of the workspace.
-    pub(crate) fn addresses(
-        &self,
-        env: &Env,
-        argument: impl Fn(u16) -> u64,
-        workspace: u64,
-    ) -> Addresses {
+    fn addresses(&self, env: &Env, argument: &dyn Fn(u16) -> u64, workspace: u64) -> Addresses {
         let at = |which: u16, offset: Size, dtype: DType| {
             argument(which).wrapping_add_signed(offset.at(env) * dtype.bytes() as i64)
         };
@@ -372,8 +380,49 @@ impl Product {
                 )?
             }
         };
-        lowered.by_library = Some(ByLibrary::Product(Box::new(self)));
+        lowered.by_library = Some(Box::new(self));
         Ok(lowered)
+    }
+}
+
+impl LibraryCall for Product {
+    fn name(&self) -> String {
+        self.algorithm.map_or("cuBLASLt".into(), |algorithm| {
+            format!("cuBLASLt algorithm {}", algorithm.id())
+        })
+    }
+
+    fn open(&self, libraries: &Handles) -> Result<(), LibraryError> {
+        libraries.cublaslt().map(|_| ())
+    }
+
+    fn check(&self, env: &Env, libraries: &Handles) -> Result<(), LibraryError> {
+        self.call(env, libraries.cublaslt()?).map(|_| ())
+    }
+
+    unsafe fn submit(
+        &self,
+        env: &Env,
+        argument: &dyn Fn(u16) -> u64,
+        workspace: u64,
+        libraries: &Handles,
+        stream: &Stream,
+    ) -> Result<(), DriverError> {
+        let library = libraries.cublaslt()?;
+        let at = self.addresses(env, argument, workspace);
+        match self.call(env, library)? {
+            Call::Empty => Ok(()),
+            // SAFETY: the result is dense where the contracted side may be empty, and lies in its
+            // argument or in the workspace.
+            Call::Zeros(bytes) => unsafe { stream.fill(at.d, 0, bytes as usize) },
+            Call::Multiply(described, algorithm) => {
+                // SAFETY: the product is described by the strides of the arguments' operands, which
+                // lie inside of the regions; the workspace is planned with the maximum that the
+                // algorithm needs.
+                let status = unsafe { library.multiply(&described, &algorithm, &at, stream) };
+                status.map_err(DriverError::from)
+            }
+        }
     }
 }
 
@@ -398,44 +447,6 @@ impl MatrixOperand {
             align: align as u32,
         }
     }
-}
-
-/// The matrix products that may compute a spec, the form with the fewest products first: a matrix
-/// product, or a convolution whose kernel has one element. A convolution is one product where its
-/// images are stored channels-last, and otherwise one product per image.
-fn forms(spec: &Spec, bounds: &Env) -> Vec<Form> {
-    let (whole, of_images) = match &spec.body {
-        Body::Matmul(body) => (Problem::matmul(spec, body).ok(), None),
-        Body::Conv2d(body) => conv::pointwise(spec, body, bounds)
-            .map_or((None, None), |[whole, of_images]| {
-                (Some(whole), Some(of_images))
-            }),
-        _ => (None, None),
-    };
-    let Some(whole) = whole.map(|problem| problem.oriented(spec)) else {
-        return Vec::new();
-    };
-    let apart = of_images.map(|of_images| {
-        let multiplied = of_images.oriented(spec);
-        match multiplied.deep.len() == whole.deep.len() {
-            true => Form {
-                problem: multiplied.clone(),
-                multiplied,
-                parts: None,
-            },
-            false => Form {
-                multiplied,
-                problem: whole.clone(),
-                parts: Some(whole.deep[0]),
-            },
-        }
-    });
-    let form = Form {
-        multiplied: whole.clone(),
-        problem: whole,
-        parts: None,
-    };
-    std::iter::once(form).chain(apart).collect()
 }
 
 /// A value that is linear in the sums: its scale, and the operands that are added.

@@ -8,7 +8,7 @@
 
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
-use crate::lower::Target;
+use crate::abi::Target;
 
 /// A plan for a product.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Spec, SpecError};
 
-use super::horizontal::SharedLoop;
+use super::SharedLoop;
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
 use super::{THREADS, transpose};
+use crate::abi::{Dispatch, Function, Target};
 use crate::code::Code;
-use crate::lower::{Dispatch, Function, Lowered, Target};
+use crate::lowered::Lowered;
 
 /// Blocks per multiprocessor: remaining points are processed in further iterations of the loops.
 const BLOCKS_EACH: u32 = 16;

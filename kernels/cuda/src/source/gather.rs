@@ -10,8 +10,9 @@ use super::THREADS;
 use super::elementwise::{Anchor, blocks, ordered, pointwise};
 use super::params::{Number, Params};
 use super::space::Space;
+use crate::abi::{Dispatch, Target, Word};
 use crate::code::{Code, Storage, lane_type};
-use crate::lower::{Dispatch, Lowered, Target, Word};
+use crate::lowered::Lowered;
 
 /// A gather in a space with two more accesses: the source without the gathered axis, and the index.
 struct Lookup<'a> {

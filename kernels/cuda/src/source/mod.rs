@@ -1,27 +1,25 @@
-//! Source generation for every spec: [`lower`].
+//! Generators of source, one for each kind of kernel except products.
 
-mod elementwise;
-mod gather;
-mod horizontal;
-mod non_max_suppression;
-mod nonzero;
+pub(crate) mod elementwise;
+pub(crate) mod gather;
+pub(crate) mod non_max_suppression;
+pub(crate) mod nonzero;
 pub(crate) mod params;
-mod pool;
-mod rows;
-mod scan;
-mod scatter;
-mod slice_assign;
-mod sort;
+pub(crate) mod pool;
+pub(crate) mod rows;
+pub(crate) mod scan;
+pub(crate) mod scatter;
+pub(crate) mod slice_assign;
+pub(crate) mod sort;
 pub(crate) mod space;
 mod transpose;
 
-pub use horizontal::{FusedLaunch, fused_name, lower_fused};
 pub use rows::has_same_sums;
-use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use crate::gemm;
-use crate::lower::{Lowered, Target};
+use slabwise_kernels::size::Env;
+
+use crate::abi::Function;
+use params::Params;
 
 /// The prelude of every program: declarations shared by the functions.
 pub const PRELUDE: &str = concat!(
@@ -38,24 +36,14 @@ pub const PRELUDE: &str = concat!(
 /// The default number of threads of a block.
 pub(crate) const THREADS: u32 = 256;
 
-/// The source for a spec that runs with sizes up to `bounds`.
-pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
-    spec.check_anchor()?;
-    match &spec.body {
-        Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
-        Body::Loop => rows::lower(spec, bounds, target),
-        Body::Matmul(_) | Body::Conv2d(_) => gemm::lower(spec, bounds, target),
-        Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
-        Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
-        Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
-        Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
-        Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
-        Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
-        Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
-        Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
-        Body::Sort(sort) => sort::lower(spec, sort, bounds, target),
-        Body::NonMaxSuppression(non_max_suppression) => {
-            non_max_suppression::lower(spec, non_max_suppression, bounds, target)
-        }
-    }
+/// A loop whose function several specs may share, with the parameter words of this spec.
+pub(crate) struct SharedLoop {
+    pub function: Function,
+    pub params: Params,
+    /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
+    /// function.
+    pub threads: u32,
+    pub shared_bytes: u32,
+    /// The number of blocks of a run.
+    pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,
 }

@@ -14,8 +14,9 @@ use slabwise_kernels::spec::{NonMaxSuppression, Spec, SpecError};
 
 use super::THREADS;
 use super::params::Params;
+use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::constant;
-use crate::lower::{Dispatch, Function, Lowered, Target, Word};
+use crate::lowered::Lowered;
 
 /// Boxes whose bits form one word.
 const WORD: i64 = 64;

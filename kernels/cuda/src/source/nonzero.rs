@@ -11,8 +11,9 @@ use super::THREADS;
 use super::elementwise::blocks;
 use super::params::{Number, Params};
 use super::space::Space;
+use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::Storage;
-use crate::lower::{Dispatch, Function, Lowered, Target, Word};
+use crate::lowered::Lowered;
 
 /// Elements of a chunk.
 const CHUNK: i64 = 8 * THREADS as i64;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
 
+use crate::abi::{Function, Target, Word};
 use crate::code::indented;
-use crate::lower::{Function, Target, Word};
 
 /// A number that a launch computes from its sizes.
 pub type Number = Arc<dyn Fn(&Env) -> i64 + Send + Sync>;

@@ -11,8 +11,9 @@ use super::elementwise::{Anchor, ordered, pointwise};
 use super::gather::coordinate;
 use super::params::Params;
 use super::space::Space;
+use crate::abi::Target;
 use crate::code::{Code, Storage, lane_type};
-use crate::lower::{Lowered, Target};
+use crate::lowered::Lowered;
 
 /// An operand's strides along images and channels alone.
 fn planes(operand: &Operand) -> [Size; 4] {

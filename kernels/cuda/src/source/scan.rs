@@ -15,8 +15,9 @@ use super::THREADS;
 use super::elementwise::blocks;
 use super::params::Params;
 use super::space::{Space, points};
+use crate::abi::{Dispatch, Target};
 use crate::code::{Storage, lane_type};
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::lowered::Lowered;
 
 pub fn lower(
     spec: &Spec,

@@ -20,8 +20,9 @@ use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};
 use super::gather::coordinate;
 use super::params::{Number, Params};
 use super::space::{Space, points};
+use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::{Code, Fold, Storage, lane_type};
-use crate::lower::{Dispatch, Function, Lowered, Target, Word};
+use crate::lowered::Lowered;
 
 /// The number of values above which lists are worth three additional kernels.
 const FEW_VALUES: i64 = 32;

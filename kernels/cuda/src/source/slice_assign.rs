@@ -11,8 +11,9 @@ use super::THREADS;
 use super::elementwise::blocks;
 use super::params::{Number, Params};
 use super::space::Space;
+use crate::abi::{Dispatch, Target};
 use crate::code::Storage;
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::lowered::Lowered;
 
 /// The loop over the points of a space, each the one with the number `i`.
 fn each_point(

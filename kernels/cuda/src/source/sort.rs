@@ -15,8 +15,9 @@ use super::THREADS;
 use super::elementwise::blocks;
 use super::params::Params;
 use super::space::{Space, points};
+use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::Storage;
-use crate::lower::{Dispatch, Function, Lowered, Target, Word};
+use crate::lowered::Lowered;
 
 /// Most keys that a block sorts: two for each thread of the largest block.
 const CHUNK: i64 = 2048;

@@ -8,8 +8,9 @@ use slabwise_kernels::size::Env;
 
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, pointers};
+use crate::abi::{Dispatch, Target};
 use crate::code::Code;
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::lowered::Lowered;
 
 /// Sides of a tile.
 const SIDE: i64 = 32;

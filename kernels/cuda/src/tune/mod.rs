@@ -1,6 +1,6 @@
 //! The tuner: chooses a product's kernel by timing a few candidates.
 //!
-//! The candidates are the first kernels in the ranking of the model of [`crate::gemm`], and those
+//! The candidates are the first kernels in the ranking of the model of [`products`], and those
 //! that cuBLASLt and cuDNN propose for the same product or convolution, where these libraries are
 //! found. Each is run on the device at the sizes of the bounds, in scratch memory that is freed
 //! before any other allocation; its time is the median of a few captured runs. An earlier candidate
@@ -24,17 +24,18 @@ use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 pub use picks::Picks;
 
+use crate::abi::Target;
 use crate::conv::library::Convolution;
 use crate::cublaslt::{self, Algorithm};
 use crate::cudnn;
 use crate::driver::{self, DriverError, Properties};
-use crate::gemm;
-use crate::gemm::library::Product;
 use crate::libraries::LibraryError;
-use crate::lower::{Lowered, Target};
+use crate::lower::lower;
+use crate::lower::products::{self, by_cublaslt};
+use crate::lowered::Lowered;
 use crate::nvrtc;
 use crate::reservation::Limits;
-use crate::source::{PRELUDE, lower};
+use crate::source::PRELUDE;
 use trial::{Bench, Trial};
 
 /// Most kernels of slabwise that are timed for one product: each has to be compiled.
@@ -76,8 +77,8 @@ pub fn lower_as(
 ) -> Result<Lowered, SpecError> {
     match choice {
         Choice::Ranked => lower(spec, bounds, target),
-        Choice::Own(name) => Ok(gemm::named(spec, bounds, target, name)?.lowered),
-        Choice::Library(algorithm) => match Product::of(spec, bounds, target) {
+        Choice::Own(name) => Ok(products::named(spec, bounds, target, name)?.lowered),
+        Choice::Library(algorithm) => match by_cublaslt(spec, bounds, target) {
             Some(product) => product.by(*algorithm).lower(spec, bounds, target),
             None => lower(spec, bounds, target),
         },
@@ -177,7 +178,7 @@ impl Tuner {
                 for name in group.own.iter().take(OWN_MAX) {
                     trial.add(
                         Choice::Own(name.clone()),
-                        gemm::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered,
+                        products::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered,
                     );
                 }
                 let by_cudnn = self.cudnn.then(|| group.offered_by_cudnn(bounds, bench));
@@ -289,10 +290,10 @@ fn groups<'a>(
 ) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (at, &(spec, target)) in wanted.iter().enumerate() {
-        if gemm::multiplications(spec, bounds) < worth {
+        if products::multiplications(spec, bounds) < worth {
             continue;
         }
-        let Ok(own) = gemm::names(spec, bounds, &target) else {
+        let Ok(own) = products::names(spec, bounds, &target) else {
             continue;
         };
         let same = |group: &&mut Group<'_>| {
@@ -343,7 +344,7 @@ impl Group<'_> {
         bench: &Bench,
     ) -> Result<Vec<Choice>, LibraryError> {
         let (spec, target) = &self.specs[0];
-        let Some(product) = Product::of(spec, bounds, target) else {
+        let Some(product) = by_cublaslt(spec, bounds, target) else {
             return Ok(Vec::new());
         };
         let found = bench.cublaslt()?.algorithms(
@@ -396,7 +397,7 @@ impl Group<'_> {
             Choice::Library(algorithm) => {
                 let library = bench.cublaslt()?;
                 let most = specs.try_fold(algorithm, |most, (spec, target)| {
-                    let product = Product::of(spec, bounds, target)?;
+                    let product = by_cublaslt(spec, bounds, target)?;
                     let workspace = most.workspace.max(
                         library
                             .checked(&product.described(bounds), &algorithm)

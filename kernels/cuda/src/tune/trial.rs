@@ -12,7 +12,7 @@ use crate::cudnn;
 use crate::device::Device;
 use crate::driver::{Clock, DriverError, Graph};
 use crate::libraries::LibraryError;
-use crate::lower::Lowered;
+use crate::lowered::Lowered;
 use crate::program::{Launch, Program, workspace_bytes};
 use crate::reservation::{ARENA_ALIGN, Limits};
 
@@ -102,12 +102,12 @@ impl Bench {
 
     /// cuBLASLt for the device.
     pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
-        self.device.shared.cublaslt()
+        self.device.shared.libraries.cublaslt()
     }
 
     /// cuDNN for the device.
     pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
-        self.device.shared.cudnn()
+        self.device.shared.libraries.cudnn()
     }
 
     /// The time of each candidate of each trial, milliseconds; `None` for candidates that cannot be

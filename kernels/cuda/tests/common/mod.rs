@@ -205,6 +205,7 @@ impl Case {
                 .iter()
                 .map(|word| match word {
                     Word::Argument(a) => base + at[usize::from(*a)] as u64,
+                    Word::Part(a, offset) => base + at[usize::from(*a)] as u64 + offset,
                     Word::Workspace(offset) => base + workspace as u64 + offset,
                     Word::Fault => base + record as u64,
                     Word::Step => 7,

@@ -129,6 +129,10 @@ fn is_same(a: &Spec, b: &Spec) -> bool {
             (Some(a), Some(b)) => is_same(a, b),
             _ => true,
         },
+        (Body::Iterate(a), Body::Iterate(b)) => {
+            let calls = a.calls.iter().zip(&b.calls);
+            calls.into_iter().all(|(a, b)| is_same(&a.spec, &b.spec))
+        }
         _ => true,
     };
     a == b && prologues && a.code.iter().zip(&b.code).all(constants)

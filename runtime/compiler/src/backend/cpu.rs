@@ -5,7 +5,7 @@ use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::{Env, Symbol};
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Body, Spec};
 use slabwise_planner::Bytes;
 
 use super::{Backend, Call, Capabilities, Kernel, Slot, SlotWriter, refused, scratch};
@@ -157,6 +157,16 @@ impl Backend for Cpu {
             )));
         };
         let (memory, workspace) = (&mut self.memory, &call.workspace);
+        if let Body::Collective(collective) = &kernel.spec().body {
+            let Some(transport) = call.transport else {
+                return Err(Error::Internal(format!(
+                    "kernel {} exchanges bytes between {} ranks, and the session has one",
+                    call.step, collective.ranks
+                )));
+            };
+            let done = kernel.exchange(memory, call.arguments, call.sizes, transport);
+            return done.map(Ok).map_err(|e| Error::Peer(e.to_string()));
+        }
         Ok(match call.slice {
             Some(slice) => kernel.run_slice(
                 memory,

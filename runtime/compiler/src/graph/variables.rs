@@ -25,6 +25,9 @@ pub struct VariableInfo {
     pub trained: bool,
     /// The variable of which this is an average: it starts with that variable's value.
     pub average_of: Option<Arc<str>>,
+    /// Of a variable of which each rank holds an equal part, the shape of the whole. The part is one
+    /// row.
+    pub whole: Option<Dims>,
     /// Of a constant, its bytes: it holds them always, and is no part of
     /// a file.
     pub data: Option<Arc<Vec<u8>>>,

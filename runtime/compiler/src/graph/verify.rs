@@ -53,6 +53,21 @@ impl Graph {
                     node.dtype, node.dims
                 )));
             }
+            if let Op::Iterate(_) = node.op {
+                let operands: SmallVec<[_; 4]> =
+                    node.inputs.iter().map(|&i| self.node(i)).collect();
+                let body = self.body(id);
+                let body =
+                    body.ok_or_else(|| fail("refers to a body that does not exist".into()))?;
+                body.check(&operands).map_err(fail)?;
+            }
+            if let Op::Iterated(result) = node.op {
+                let is = self.body(node.inputs[0]).and_then(|b| b.result(result));
+                if is.as_ref().map(|(dtype, dims)| (*dtype, dims)) != Some((node.dtype, &node.dims))
+                {
+                    return Err(fail("is no result of its scan".into()));
+                }
+            }
             if let Op::Assign(v) = node.op
                 && !assigned.insert(v)
             {

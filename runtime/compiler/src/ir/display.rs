@@ -3,7 +3,7 @@
 use std::fmt;
 
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{Access, Body, ConvKind, Inst, ReduceOp, ScanOp, Spec};
+use slabwise_kernels::spec::{Access, Body, CollectiveOp, ConvKind, Inst, ReduceOp, ScanOp, Spec};
 use slabwise_planner::{Bytes, Space, Work};
 
 use super::{KernelCall, Piece, Program, Recompute, Source, ValueId};
@@ -44,6 +44,11 @@ fn function(spec: &Spec) -> String {
         Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",
         Body::NonMaxSuppression(_) => "non_max_suppression",
+        Body::Iterate(_) => "scan",
+        Body::Collective(collective) => match collective.op {
+            CollectiveOp::AllToAll => "all_to_all",
+            CollectiveOp::AllGather => "all_gather",
+        },
     };
     let mut names: Vec<String> = Vec::new();
     names.extend((!anchor.is_empty()).then(|| anchor.to_owned()));
@@ -133,6 +138,10 @@ impl Program {
         if !call.after.is_empty() {
             let after: Vec<String> = call.after.iter().map(|a| a.0.to_string()).collect();
             write!(f, " · after {}", after.join(", "))?;
+        }
+        if let Body::Iterate(iterate) = &call.spec.body {
+            let calls = iterate.calls.len();
+            write!(f, " · {} steps of {calls} kernels", iterate.steps)?;
         }
         if call.workspace() > 0 {
             write!(f, " · workspace {}", Bytes(call.workspace()))?;

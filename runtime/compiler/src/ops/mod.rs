@@ -9,6 +9,7 @@
 
 mod assign;
 mod builder;
+mod collective;
 mod conv;
 mod index;
 mod matmul;
@@ -23,7 +24,7 @@ mod view;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, ScanOp, Window};
+use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Window};
 use smallvec::SmallVec;
 
 pub use builder::{GraphBuilder, NodeId};
@@ -177,6 +178,21 @@ pub enum Op {
         /// The part.
         threshold: f32,
     },
+    /// A loop whose body is the graph's of this index; its value is never read, but through
+    /// [`Op::Iterated`].
+    Iterate(u32),
+    /// The result of this index of the loop that the operand is, of all steps.
+    Iterated(u32),
+    /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
+    Placeholder,
+    /// Moves parts of the operand between the ranks that run this program, each on its own data.
+    /// `AllToAll`: `[ranks, …] → [ranks, …]`. `AllGather`: `[…] → [ranks, …]`.
+    Collective {
+        /// Which parts move.
+        op: CollectiveOp,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// Assigns the operand to a variable at the end of the step; its value is never read.
     Assign(u32),
 }
@@ -209,6 +225,9 @@ impl Op {
                 | Op::NonMaxSuppression { .. }
                 | Op::Scan { .. }
                 | Op::SliceAssign { .. }
+                | Op::Iterate(_)
+                | Op::Iterated(_)
+                | Op::Collective { .. }
         )
     }
 
@@ -274,6 +293,13 @@ impl Op {
             Op::Nonzero => "positions",
             Op::Sort { .. } => "argsort",
             Op::NonMaxSuppression { .. } => "nms",
+            Op::Iterate(_) => "scan",
+            Op::Iterated(_) => "scan.result",
+            Op::Placeholder => "scan.step",
+            Op::Collective { op, .. } => match op {
+                CollectiveOp::AllToAll => "all_to_all",
+                CollectiveOp::AllGather => "all_gather",
+            },
             Op::Assign(_) => "assign",
         }
     }

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 
 use super::scan::Scan;
 use super::{
-    GraphBuilder, NodeId, Op, assign, conv, index, matmul, pool, reduce, scalar, scan, select, view,
+    GraphBuilder, NodeId, Op, assign, collective, conv, index, matmul, pool, reduce, scalar, scan,
+    select, view,
 };
 use crate::shape::Symbols;
 
@@ -37,7 +38,9 @@ pub fn infer(
     let (dtype, dims) = declared;
     let as_declared = || Ok((dtype, dims.clone()));
     match op {
-        Op::Input(_) | Op::Variable(_) => as_declared(),
+        Op::Input(_) | Op::Variable(_) | Op::Placeholder => as_declared(),
+        // The graph has the bodies, and checks their operands and results.
+        Op::Iterate(_) | Op::Iterated(_) => as_declared(),
         Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
         Op::Const(value) => Err(format!(
             "const {value:?} declared as {dtype} of rank {}",
@@ -88,6 +91,7 @@ pub fn infer(
         Op::NonMaxSuppression { threshold } => {
             select::infer_non_max_suppression(*threshold, given[0], symbols)
         }
+        Op::Collective { op, ranks } => collective::infer(*op, *ranks, given[0], symbols),
     }
 }
 
@@ -108,7 +112,10 @@ pub fn gradient(
         | Op::Const(_)
         | Op::Size(_)
         | Op::Index(_)
+        | Op::Placeholder
         | Op::Uniform { .. } => Gradients::new(),
+        // Differentiation builds the body of the backward pass (`passes/autodiff/scan.rs`).
+        Op::Iterate(_) | Op::Iterated(_) => SmallVec::from_elem(None, inputs.len()),
         Op::BoundsCheck { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
             SmallVec::from_elem(None, inputs.len())
         }
@@ -150,6 +157,7 @@ pub fn gradient(
             };
             scan::gradient(g, scan, node, inputs, dy)
         }
+        Op::Collective { op, ranks } => collective::gradient(g, *op, *ranks, inputs[0], dy),
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

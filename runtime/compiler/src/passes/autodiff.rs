@@ -2,11 +2,13 @@
 //! so that gradients can be differentiated again, simplified, fused and planned like everything
 //! else.
 
+mod scan;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::graph::{Graph, Origin, Phase};
-use crate::ops::{GraphBuilder, NodeId, Op, gradient};
+use crate::ops::{Gradients, GraphBuilder, NodeId, Op, gradient};
 
 /// Adds the gradient of the sum of `loss`'s elements with respect to each of `wrt`, and says where
 /// each is: `None` where `loss` does not depend on it, or depends on it only through integers and
@@ -18,11 +20,27 @@ use crate::ops::{GraphBuilder, NodeId, Op, gradient};
 /// equal bits), and a new node has the origin of the node it differentiates, in
 /// [`Phase::Backward`].
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
-    let nodes = graph.nodes.len();
-    if loss.at() >= nodes {
+    if loss.at() >= graph.nodes.len() {
         return vec![None; wrt.len()];
     }
-    let reached = reached(graph, loss);
+    take_back(graph, &[(loss, None)], wrt)
+}
+
+/// The gradients with respect to each of `wrt`, from those of these nodes.
+fn pull_back(graph: &mut Graph, seeds: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Vec<Option<NodeId>> {
+    let seeds: Vec<_> = seeds.iter().map(|&(of, seed)| (of, Some(seed))).collect();
+    take_back(graph, &seeds, wrt)
+}
+
+/// The gradients with respect to each of `wrt`, from those of these nodes; a gradient that is not
+/// given is 1.
+fn take_back(
+    graph: &mut Graph,
+    seeds: &[(NodeId, Option<NodeId>)],
+    wrt: &[NodeId],
+) -> Vec<Option<NodeId>> {
+    let nodes = graph.nodes.len();
+    let reached = reached(graph, seeds.iter().map(|seed| seed.0));
     // The nodes whose value depends on one of `wrt` through floats alone; the others carry no
     // gradient.
     let mut depends: FxHashSet<NodeId> = FxHashSet::default();
@@ -54,22 +72,46 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
 
     let before = graph.current_origin;
     let mut adjoints: FxHashMap<NodeId, NodeId> = FxHashMap::default();
-    if depends.contains(&loss) {
-        differentiate(graph, loss);
-        let dims = graph.dims(loss).clone();
-        let dtype = graph.dtype(loss).lane().stored();
-        adjoints.insert(collector(graph, loss), graph.full(1.0, dtype, &dims));
+    // The gradients of the results of scans.
+    let mut results: FxHashMap<NodeId, Vec<(u32, NodeId)>> = FxHashMap::default();
+    for &(of, seed) in seeds {
+        if !depends.contains(&collector(graph, of)) && !depends.contains(&of) {
+            continue;
+        }
+        let seed = seed.unwrap_or_else(|| {
+            differentiate(graph, of);
+            let dims = graph.dims(of).clone();
+            let dtype = graph.dtype(of).lane().stored();
+            graph.full(1.0, dtype, &dims)
+        });
+        let slot = collector(graph, of);
+        let sum = adjoints
+            .get(&slot)
+            .map_or(seed, |&sum| graph.add(sum, seed));
+        adjoints.insert(slot, sum);
     }
     for id in reached.into_iter().rev().filter(|id| depends.contains(id)) {
-        let (Some(&dy), node) = (adjoints.get(&id), graph.node(id).clone()) else {
+        let node = graph.node(id).clone();
+        let of_scan = results.remove(&id);
+        let dy = adjoints.get(&id).copied();
+        if let (&Op::Iterated(result), Some(dy)) = (&node.op, dy) {
+            let of_scan = results.entry(node.inputs[0]).or_default();
+            of_scan.push((result, dy));
             continue;
-        };
+        }
+        if dy.is_none() && of_scan.is_none() {
+            continue;
+        }
         let wanted: SmallVec<[bool; 4]> = node.inputs.iter().map(|i| depends.contains(i)).collect();
         if !wanted.contains(&true) {
             continue;
         }
         differentiate(graph, id);
-        let parts = gradient(graph, &node.op, id, &node.inputs, dy, &wanted);
+        let parts: Gradients = match (of_scan, dy) {
+            (Some(of_scan), _) => scan::gradient(graph, id, &of_scan, &wanted).into(),
+            (None, Some(dy)) => gradient(graph, &node.op, id, &node.inputs, dy, &wanted),
+            (None, None) => continue,
+        };
         for ((&input, part), _) in node
             .inputs
             .iter()
@@ -97,11 +139,11 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
         .collect()
 }
 
-/// The nodes that a node is computed from, itself included, in topological order: for one part of a
+/// The nodes that these are computed from, themselves included, in topological order: for one part of a
 /// batch those of that part alone, however many parts there are.
-fn reached(graph: &Graph, loss: NodeId) -> Vec<NodeId> {
-    let mut seen = FxHashSet::from_iter([loss]);
-    let mut reached = vec![loss];
+fn reached(graph: &Graph, of: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
+    let mut seen = FxHashSet::default();
+    let mut reached: Vec<NodeId> = of.filter(|id| seen.insert(*id)).collect();
     let mut at = 0;
     while let Some(&id) = reached.get(at) {
         at += 1;

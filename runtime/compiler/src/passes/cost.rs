@@ -43,7 +43,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::Scatter(_) => PER_INSTRUCTION,
         // Moves of bytes alone.
-        Body::SliceAssign(_) => 0,
+        Body::SliceAssign(_) | Body::Collective(_) => 0,
         Body::Scan(scan) => match scan.op {
             ScanOp::LogSumExp => 2 * PER_FUNCTION,
             _ => 2 * PER_INSTRUCTION,
@@ -52,6 +52,12 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         // A comparison for each halving of the row.
         Body::Sort(sort) => PER_INSTRUCTION * u64::from(64 - at(&sort.len).leading_zeros()),
         Body::NonMaxSuppression(_) => PER_INSTRUCTION.saturating_mul(points),
+        Body::Iterate(iterate) => {
+            let calls = iterate.calls.iter().map(|call| cost(&call.spec, sizes));
+            calls
+                .fold(0, u64::saturating_add)
+                .saturating_mul(u64::from(iterate.steps))
+        }
     };
     // An image made in a prologue is not moved, but its code runs over it, for each block of output
     // channels.
@@ -115,6 +121,14 @@ fn convolved(c: &Conv2d, sizes: &Env) -> u64 {
 /// Arithmetic operations of a kernel: of its product, where a multiplication and an addition
 /// are two, and of its code, one for each instruction at each point.
 pub fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
+    if let Body::Iterate(iterate) = &spec.body {
+        let steps = u64::from(iterate.steps);
+        let calls = iterate.calls.iter().map(|c| operations(&c.spec, sizes));
+        let sum = calls.fold([0u64; 2], |[a, b], [c, d]| {
+            [a.saturating_add(c), b.saturating_add(d)]
+        });
+        return sum.map(|count| count.saturating_mul(steps));
+    }
     let points = spec
         .dims
         .iter()

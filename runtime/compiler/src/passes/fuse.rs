@@ -131,6 +131,21 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
+        // The results of a loop over steps are written by its kernel.
+        match self.graph.node(id).op {
+            Op::Iterate(_) if self.places[id.at()].is_some() => return,
+            Op::Iterated(_) => {
+                let scan = self.graph.node(id).inputs[0];
+                if self.places[scan.at()].is_none() {
+                    self.open(scan);
+                }
+                if let Some(cluster) = self.places[scan.at()].as_ref().map(|p| p.cluster) {
+                    self.put(id, cluster, AxisMap::new(), None);
+                }
+                return;
+            }
+            _ => {}
+        }
         if !self.is_partial_sum(id)
             && let Some((cluster, axes)) = self.joinable(id)
             && (!self.adds_product(id) || self.can_be_epilogue(cluster))

@@ -5,6 +5,7 @@ mod containers;
 mod copies;
 mod strides;
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
@@ -12,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
-use crate::graph::Graph;
+use crate::graph::{Graph, Kept};
 use crate::ops::{GraphBuilder, NodeId, Op};
 pub(super) use containers::Containers;
 use copies::{copy, one_axis_at_a_time, readable};
@@ -166,6 +167,7 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
     };
     let mut views = Views::default();
     let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
+    let mut results: FxHashMap<(NodeId, u32), NodeId> = FxHashMap::default();
     for id in graph.ids() {
         let node = graph.node(id);
         let mut inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
@@ -194,6 +196,13 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
                     };
                     views.view(&out, *input).and_then(strides).is_none()
                 }
+                Op::Collective { .. } => {
+                    views.extend(&out);
+                    let dims = &out.node(*input).dims;
+                    let own = contiguous(dims);
+                    let whole = |v: View| own.is_some_and(|own| own == v.strides);
+                    !views.view(&out, *input).is_some_and(whole)
+                }
                 // The three words of a key are read by their address.
                 Op::Uniform { .. } => k == 0 && graph.node(source).op.is_view(),
                 _ => false,
@@ -218,13 +227,34 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
                     *input
                 };
             }
+            if let Op::Iterate(_) = node.op {
+                views.extend(&out);
+                if !is_dense(&out, &views, *input) {
+                    *input = copy(&mut out, *input);
+                }
+            }
         }
         map.push(match &node.op {
             Op::Slice { .. } | Op::Pad { .. } => {
                 one_axis_at_a_time(&mut out, &mut views, inputs[0], node)
             }
+            Op::Iterated(result) if results.contains_key(&(inputs[0], *result)) => {
+                results[&(inputs[0], *result)]
+            }
             op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
         });
+        if let (Op::Iterate(_), Some(scan)) = (&node.op, map.last().copied()) {
+            // The kernel of a loop writes all results that any loop of its body has.
+            for result in 0..graph.body(id).map_or(0, |b| b.graph.outputs.len()) as u32 {
+                let body = graph.body(id).and_then(|body| body.planned.as_ref());
+                let kept = body.map_or(Kept::All, |body| body.kept[result as usize]);
+                if kept != Kept::None
+                    && let Some(made) = out.iterated(scan, result)
+                {
+                    results.insert((scan, result), made);
+                }
+            }
+        }
     }
     out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
     // A value may have turned out to be a number or an index, which has no buffer to be kept in;
@@ -250,6 +280,18 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
         };
     }
     out
+}
+
+/// Whether all axes of a value but the first are contiguous, so that its parts along the first are.
+fn is_dense(graph: &Graph, views: &Views, id: NodeId) -> bool {
+    let dims = &graph.node(id).dims;
+    let (Some(view), Some(own)) = (views.view(graph, id), contiguous(dims)) else {
+        return false;
+    };
+    let mut axes = view.strides.iter().zip(&own).zip(dims).enumerate();
+    axes.all(|(axis, ((is, own), dim))| {
+        dim.is(1) || is == own || axis == 0 && dims.len() > 1 && !is.is(0)
+    })
 }
 
 /// Whether a node's value is made by a kernel that can write it anywhere.

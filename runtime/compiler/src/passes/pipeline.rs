@@ -298,7 +298,11 @@ impl Pipeline {
         self.verifies.then(|| (program.clone(), order.to_vec()))
     }
 
-    fn verify(&self, pass: &'static str, form: &impl Form) -> Result<(), PassError> {
+    /// Verifies the output of a pass, if outputs of passes are verified.
+    ///
+    /// # Errors
+    /// If it is not well-formed.
+    pub fn verify(&self, pass: &'static str, form: &impl Form) -> Result<(), PassError> {
         if !self.verifies {
             return Ok(());
         }

@@ -55,7 +55,9 @@ pub(super) fn recompute_clone(
     call: &KernelCall,
     kept: &FxHashSet<NodeId>,
 ) -> Option<KernelCall> {
-    if matches!(call.spec.body, Body::BoundsCheck(_)) || writes_any(program, call, kept) {
+    // Bytes that ranks exchange are exchanged once.
+    let once = matches!(call.spec.body, Body::BoundsCheck(_) | Body::Collective(_));
+    if once || writes_any(program, call, kept) {
         return None;
     }
     let assigned = program.assigned(call);

@@ -163,6 +163,7 @@ fn shell(graph: &Graph) -> Graph {
         inputs: graph.inputs.clone(),
         variables: graph.variables.clone(),
         counters: graph.counters.clone(),
+        bodies: graph.bodies.clone(),
         symbols: graph.symbols.clone(),
         origins: graph.origins.clone(),
         outputs: Vec::new(),

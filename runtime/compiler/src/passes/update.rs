@@ -108,6 +108,7 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     let mut readers: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
     let mut graded = Graded::new(clusters);
     let (mut checks, mut finders) = (Vec::new(), Vec::new());
+    let mut collectives = Vec::new();
     for (at, cluster) in clusters.list.iter().enumerate() {
         for &m in &cluster.members {
             // Kernels that may fail a run come before those that change weights: checks, and
@@ -120,6 +121,9 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
             }
             if let Op::Bind { symbol } = node.op {
                 finders.push((symbol, at));
+            }
+            if let Op::Collective { .. } = node.op {
+                collectives.push(at);
             }
             clusters.each_source(m, |source| {
                 if let Op::Variable(v) = graph.node(source).op {
@@ -153,6 +157,15 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     for (before, after) in successions(clusters, &graded.links) {
         graded.add(before as u32, after as u32);
         updates.after[after].push(before);
+    }
+    // A rank whose data is faulty stops before it sends anything, so that no rank changes a weight.
+    for &at in &collectives {
+        for &check in &checks {
+            if !graded.leads(at, check) {
+                graded.add(check as u32, at as u32);
+                updates.after[at].push(check);
+            }
+        }
     }
     let mut assigned: FxHashMap<NodeId, u32> = FxHashMap::default();
     for id in graph.ids() {

@@ -396,7 +396,14 @@ impl<'a> Interpreter<'a> {
         let mut stores: Vec<(usize, Region, DType, Term)> = Vec::new();
         for (k, (operand, dims, access)) in arguments.iter().enumerate().take(own) {
             if *access != Access::Read {
-                let value = self.term(Node::Side(anchor, Renaming::new()));
+                // A loop over steps has several results.
+                let of = match &spec.body {
+                    Body::Iterate(_) => {
+                        self.term(Node::Anchor(format!("result {k}"), vec![anchor]))
+                    }
+                    _ => anchor,
+                };
+                let value = self.term(Node::Side(of, Renaming::new()));
                 stores.push((k, Region::of(operand, dims), operand.dtype, value));
             }
         }

@@ -8,8 +8,8 @@ use slabwise_kernels::spec::{Inst, ValueId};
 
 use super::levels::Levels;
 use super::{Keep, Mapping};
+use crate::abi::{Function, Word};
 use crate::code::{Code, Fold, Site, lane_type};
-use crate::lower::{Function, Word};
 use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::{Point, Space, Via, pointers, points};

@@ -20,12 +20,13 @@ use slabwise_kernels::spec::{Body, Inst, Spec, SpecError};
 
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
+use super::SharedLoop;
 use super::THREADS;
-use super::horizontal::SharedLoop;
 use super::params::Params;
 use super::space::{Space, memory_order, points, touched, vector_width};
+use crate::abi::{Dispatch, Target};
 use crate::code::{Code, Fold};
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::lowered::Lowered;
 
 /// Longer rows use a block each; shorter rows use no more than a warp.
 const WARP_ROW: i64 = 1024;

@@ -1,13 +1,16 @@
 //! The anchor of a kernel and its arguments.
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand,
-    Pool2d, Pool2dGrad, PoolKind, Scan, Scatter, SliceAssign, Sort,
+    Access, Argument, Body, BoundsCheck, Collective, Conv2d, ConvKind, Dims, Gather, Iterate,
+    Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter,
+    SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
-use crate::ops::{ConvGeometry, Op};
+use crate::graph::Kept;
+use crate::ops::{ConvGeometry, NodeId, Op};
 use crate::shape::Extent;
 
 impl<'a> Lowering<'a> {
@@ -18,6 +21,9 @@ impl<'a> Lowering<'a> {
             return Some((Body::Loop, vec![]));
         };
         let node = self.graph.node(anchor);
+        if let Op::Iterate(_) = node.op {
+            return self.iterate(anchor);
+        }
         let operand = |k: usize| {
             let input = node.inputs[k];
             let v = self.around.views.view(self.graph, input)?;
@@ -189,12 +195,67 @@ impl<'a> Lowering<'a> {
                             keep: own,
                         })
                     }
+                    Op::Collective { op, ranks } => Body::Collective(Collective {
+                        op: *op,
+                        ranks: *ranks,
+                        source: first,
+                        result: own,
+                    }),
                     _ => return None,
                 }
             }
             _ => return None,
         };
         Some((body, args))
+    }
+}
+
+impl Lowering<'_> {
+    /// A loop over steps and its arguments.
+    fn iterate(&self, scan: NodeId) -> Option<(Body, Vec<Arg>)> {
+        let body = self.graph.body(scan)?;
+        let planned = body.planned.as_ref()?;
+        let (mut arguments, mut args) = (Vec::new(), Vec::new());
+        let mut add = |operand: Operand, dims: &Dims, access: Access, arg: Arg| {
+            arguments.push(Argument {
+                operand,
+                dims: dims.clone(),
+                access,
+            });
+            args.push(arg);
+        };
+        for &input in &self.graph.node(scan).inputs {
+            let node = self.graph.node(input);
+            let view = self.around.views.view(self.graph, input)?;
+            let operand = Operand {
+                dtype: node.dtype,
+                offset: view.offset,
+                strides: view.strides,
+            };
+            let arg = self.around.base(self.graph, view.base);
+            add(operand, &node.dims, Access::Read, arg);
+        }
+        if planned.sizes {
+            let dims = Dims::from_slice(&[Size::fixed(self.graph.symbols.iter().count() as i64)]);
+            let operand = Operand::contiguous(DType::I32, &dims)?;
+            add(operand, &dims, Access::Read, Arg::Sizes);
+        }
+        for (result, _) in (0..).zip(&planned.kept).filter(|(_, k)| **k != Kept::None) {
+            let members = &self.clusters.list[self.cluster].members;
+            let is_result = |m: &&NodeId| self.graph.node(**m).op == Op::Iterated(result);
+            let member = *members.iter().find(is_result)?;
+            let node = self.graph.node(member);
+            let operand = Operand::contiguous(node.dtype, &node.dims)?;
+            add(operand, &node.dims, Access::Write, Arg::Buffer(member));
+        }
+        let iterate = Iterate {
+            steps: body.steps,
+            reverse: body.reverse,
+            arguments,
+            calls: planned.calls.clone(),
+            scratch: planned.scratch,
+        };
+        Some((Body::Iterate(Box::new(iterate)), args))
     }
 }
 

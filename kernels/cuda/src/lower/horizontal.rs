@@ -4,9 +4,9 @@
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use super::params::Params;
-use super::{elementwise, rows};
-use crate::lower::{Dispatch, Function, Lowered, Target, Word};
+use crate::abi::{Dispatch, Target, Word};
+use crate::lowered::Lowered;
+use crate::source::{SharedLoop, elementwise, rows};
 
 /// Specs that are launched together.
 #[derive(Debug)]
@@ -15,18 +15,6 @@ pub struct FusedLaunch {
     pub members: Vec<usize>,
     /// Their launches; `Word::Argument` counts the arguments of all members, one after the other.
     pub lowered: Lowered,
-}
-
-/// A loop whose function several specs may share, with the parameter words of this spec.
-pub(super) struct SharedLoop {
-    pub function: Function,
-    pub params: Params,
-    /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
-    /// function.
-    pub threads: u32,
-    pub shared_bytes: u32,
-    /// The number of blocks of a run.
-    pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,
 }
 
 /// A member of a group of specs with one function.

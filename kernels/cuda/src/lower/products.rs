@@ -1,0 +1,226 @@
+//! The kernels for matrix products and convolutions, ranked by their estimated times.
+
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Spec, SpecError};
+
+use crate::abi::{Dispatch, Function, Target};
+use crate::conv;
+use crate::gemm::emit;
+use crate::gemm::library::{Form, Product};
+use crate::gemm::plan::{Plan, ProductInfo};
+use crate::gemm::problem::Problem;
+use crate::gemm::tiles::Elem;
+use crate::lowered::Lowered;
+
+/// A candidate kernel for a product.
+#[derive(Debug)]
+pub struct Candidate {
+    /// The kernel and the number of parts: `gemm_128x64 in 3 parts`.
+    pub name: String,
+    /// The estimated time in cycles of a multiprocessor: only for comparing candidates of one spec.
+    pub cycles: f64,
+    /// The launches.
+    pub lowered: Lowered,
+}
+
+/// The candidates for a matrix product or a convolution, the smallest estimate first.
+///
+/// [`crate::lower`] chooses the first: the choice depends only on the sizes at the bounds and the
+/// target. With a device, the tuner may time the first few together with a library's kernels for
+/// the same spec, and keep the fastest: all compute the same sums, in different orders.
+pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Candidate>, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    plans
+        .iter()
+        .map(|plans| candidate(spec, &problems, plans, bounds, target))
+        .collect()
+}
+
+/// The names of the candidates, the best first, without their source.
+pub(crate) fn names(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<String>, SpecError> {
+    let (_, plans) = ranked(spec, bounds, target)?;
+    Ok(plans.iter().map(|plans| name(&plans[0])).collect())
+}
+
+/// The candidate of this name, or else the first.
+pub(crate) fn named(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+    wanted: &str,
+) -> Result<Candidate, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    let found = plans
+        .iter()
+        .find(|plans| name(&plans[0]) == wanted)
+        .or(plans.first());
+    candidate(
+        spec,
+        &problems,
+        found.ok_or_else(none_fits)?,
+        bounds,
+        target,
+    )
+}
+
+/// The number of multiplications of a product, at the bounds.
+pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
+    let problems = match &spec.body {
+        Body::Matmul(body) => Problem::matmul(spec, body).map(|problem| vec![problem]),
+        Body::Conv2d(body) => conv::problems(spec, body, bounds).map(|(problems, _)| problems),
+        _ => return 0,
+    };
+    let of = |p: &Problem| {
+        p.sizes(bounds)
+            .iter()
+            .fold(1i64, |a, &b| a.saturating_mul(b))
+    };
+    problems.map_or(0, |list| list.iter().map(of).fold(0, i64::saturating_add))
+}
+
+fn none_fits() -> SpecError {
+    SpecError::unsupported("no kernel fits in the shared memory of the device")
+}
+
+/// The name of a plan: the kernel and the number of parts.
+fn name(plan: &Plan) -> String {
+    let parts = if plan.parts > 1 {
+        format!(" in {} parts", plan.parts)
+    } else {
+        String::new()
+    };
+    plan.kernel.name() + &parts
+}
+
+/// The source for a matrix product or a convolution: the first candidate.
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    let best = plans.first().ok_or_else(none_fits)?;
+    Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
+}
+
+/// The problems that together compute the result, and the plans for them (one for each problem),
+/// the best first.
+fn ranked(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+) -> Result<(Vec<Problem>, Vec<Vec<Plan>>), SpecError> {
+    let (problems, direct) = match &spec.body {
+        Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
+        Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
+        _ => {
+            return Err(SpecError::unsupported(
+                "neither a matrix product nor a convolution",
+            ));
+        }
+    };
+    if target.sm < 80 {
+        return Err(SpecError::unsupported(format!(
+            "products need a device of compute capability 8.0, not {}.{}",
+            target.sm / 10,
+            target.sm % 10
+        )));
+    }
+    let Some(widest) = problems.iter().max_by_key(|p| {
+        p.sizes(bounds)
+            .iter()
+            .fold(1i64, |a, &b| a.saturating_mul(b))
+    }) else {
+        return Err(SpecError::unsupported("a product of nothing"));
+    };
+    for problem in &problems {
+        emit::check_sizes(problem, bounds)?;
+    }
+    let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
+    let views = emit::views(widest, elems, false, bounds);
+    // The number of rows or columns must be small in every problem.
+    let sizes = problems
+        .iter()
+        .map(|p| p.sizes(bounds))
+        .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
+    let choice = ProductInfo {
+        sizes,
+        views: [&views[0], &views[1]],
+        elems,
+        target,
+    };
+    let mut plans: Vec<Vec<Plan>> = choice
+        .plans()
+        .into_iter()
+        .map(|plan| vec![plan; problems.len()])
+        .collect();
+    // For few elements and no sum over channels, no tiled kernel is as fast.
+    plans.splice(
+        0..0,
+        direct.map(|kernels| {
+            kernels
+                .into_iter()
+                .map(|kernel| Plan {
+                    kernel,
+                    parts: 1,
+                    cycles: 0.0,
+                })
+                .collect()
+        }),
+    );
+    Ok((problems, plans))
+}
+
+fn candidate(
+    spec: &Spec,
+    problems: &[Problem],
+    plans: &[Plan],
+    bounds: &Env,
+    target: &Target,
+) -> Result<Candidate, SpecError> {
+    let mut functions: Vec<Function> = Vec::new();
+    let mut launches = Vec::new();
+    let mut workspace = 0;
+    for (problem, plan) in problems.iter().zip(plans) {
+        // Problems run one after the other, so their partial sums share the workspace.
+        workspace = workspace.max(emit::workspace(problem, plan, bounds));
+        for launchable in emit::launchables(spec, problem, plan, bounds, target)? {
+            let at = functions
+                .iter()
+                .position(|f| *f == launchable.function)
+                .unwrap_or_else(|| {
+                    functions.push(launchable.function.clone());
+                    functions.len() - 1
+                });
+            launches.push((at, launchable.dispatch));
+        }
+    }
+    let lowered = Lowered::new(functions, workspace, move |env| {
+        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch {
+            function: *function,
+            ..dispatch(env)
+        };
+        launches.iter().map(run).collect()
+    });
+    Ok(Candidate {
+        name: name(&plans[0]),
+        cycles: plans[0].cycles,
+        lowered,
+    })
+}
+
+/// The product of a spec as cuBLASLt could compute it, in the form with the fewest products: a
+/// matrix product, or a convolution whose kernel has one element. A convolution is one product
+/// where its images are stored channels-last, and otherwise one product per image.
+pub(crate) fn by_cublaslt(spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
+    let forms = match &spec.body {
+        Body::Matmul(body) => {
+            let whole = Problem::matmul(spec, body).ok()?;
+            vec![Form::single(whole.oriented(spec))]
+        }
+        Body::Conv2d(body) => {
+            let [whole, apart] = conv::pointwise(spec, body, bounds)?.map(|p| p.oriented(spec));
+            vec![Form::single(whole.clone()), Form::of_parts(&whole, apart)]
+        }
+        _ => return None,
+    };
+    forms
+        .into_iter()
+        .find_map(|form| Product::of(form, spec, bounds, target))
+}

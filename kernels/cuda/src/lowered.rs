@@ -1,0 +1,89 @@
+//! A spec lowered for CUDA: its functions, their launches for the sizes of a run, and the
+//! computation by a library that precedes them.
+
+use std::fmt;
+
+use slabwise_kernels::size::Env;
+
+use crate::abi::{Dispatch, Function};
+use crate::driver::{DriverError, Stream};
+use crate::handles::Handles;
+use crate::libraries::LibraryError;
+
+/// A computation by a library, its sizes still symbolic.
+pub(crate) trait LibraryCall: fmt::Debug + Send + Sync {
+    /// The name of the library's kernel.
+    fn name(&self) -> String;
+
+    /// Opens the library. It allocates device memory then, which must not happen during a run.
+    fn open(&self, libraries: &Handles) -> Result<(), LibraryError>;
+
+    /// Checks that the library accepts the computation at the sizes of a run.
+    fn check(&self, env: &Env, libraries: &Handles) -> Result<(), LibraryError>;
+
+    /// Submits the computation at the sizes of a run, or captures it.
+    ///
+    /// # Safety
+    /// `argument` gives the addresses of regions that hold the arguments of the spec at these
+    /// sizes. From `workspace` on, as many bytes are valid as the lowered spec requests.
+    unsafe fn submit(
+        &self,
+        env: &Env,
+        argument: &dyn Fn(u16) -> u64,
+        workspace: u64,
+        libraries: &Handles,
+        stream: &Stream,
+    ) -> Result<(), DriverError>;
+}
+
+/// The launches of a run, given its sizes.
+type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
+
+/// A spec lowered for CUDA, its sizes still symbolic.
+pub struct Lowered {
+    /// Every function that a launch may name.
+    pub functions: Vec<Function>,
+    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
+    pub workspace: u64,
+    /// The computation by a library that precedes the launches.
+    pub(crate) by_library: Option<Box<dyn LibraryCall>>,
+    launches: Box<Launches>,
+}
+
+impl Lowered {
+    /// `launches` returns the launches, in order, for the sizes of a run, which are at most the
+    /// bounds.
+    pub fn new(
+        functions: Vec<Function>,
+        workspace: u64,
+        launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static,
+    ) -> Self {
+        Lowered {
+            functions,
+            workspace,
+            by_library: None,
+            launches: Box::new(launches),
+        }
+    }
+
+    /// The name of the library's kernel, if a library computes part of it.
+    pub fn library(&self) -> Option<String> {
+        self.by_library.as_ref().map(|call| call.name())
+    }
+
+    /// The launches of a run with these sizes, one after the other on one stream.
+    pub fn launches(&self, env: &Env) -> Vec<Dispatch> {
+        let mut list = (self.launches)(env);
+        list.retain(|d| d.grid.iter().all(|&n| n > 0));
+        list
+    }
+}
+
+impl fmt::Debug for Lowered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lowered")
+            .field("functions", &self.functions)
+            .field("workspace", &self.workspace)
+            .finish_non_exhaustive()
+    }
+}

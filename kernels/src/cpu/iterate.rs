@@ -1,0 +1,74 @@
+//! Loops over steps: prepared kernels that run in every step.
+
+use smallvec::SmallVec;
+
+use super::{Config, Fault, Kernel, SpecError, Team};
+use crate::memory::{Memory, Region};
+use crate::size::Env;
+use crate::spec::{Body, Located, MAX_ARGUMENTS, Spec};
+
+/// See [`Body::Iterate`]. Every call of every step is checked like a call outside of loops, so the
+/// loop itself needs no `unsafe`.
+pub(crate) struct Iterate {
+    kernels: Vec<Kernel>,
+    scratch: u64,
+}
+
+impl Iterate {
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let Body::Iterate(iterate) = &spec.body else {
+            return Err(SpecError::unsupported("not a loop over steps"));
+        };
+        let mut kernels = Vec::with_capacity(iterate.calls.len());
+        for call in &iterate.calls {
+            let kernel = Kernel::new(call.spec.clone(), bound, config)?;
+            if kernel.workspace() > call.workspace_bytes {
+                return Err(SpecError::Iterate(format!(
+                    "a call needs a workspace of {} bytes and has {}",
+                    kernel.workspace(),
+                    call.workspace_bytes
+                )));
+            }
+            kernels.push(kernel);
+        }
+        Ok(Iterate {
+            kernels,
+            scratch: iterate.scratch,
+        })
+    }
+
+    pub fn workspace(&self) -> u64 {
+        self.scratch
+    }
+
+    pub fn run(
+        &self,
+        spec: &Spec,
+        memory: &mut Memory,
+        args: &[Region],
+        workspace: &Region,
+        env: &Env,
+        team: &Team,
+    ) -> Result<(), Fault> {
+        let Body::Iterate(iterate) = &spec.body else {
+            unreachable!("checked by new")
+        };
+        for step in 0..iterate.steps {
+            for (kernel, call) in self.kernels.iter().zip(&iterate.calls) {
+                let region = |place| match iterate.locate(place, step, env) {
+                    Located::Argument {
+                        argument,
+                        offset,
+                        bytes,
+                    } => args[usize::from(argument)].part(offset, bytes),
+                    Located::Scratch(scratch) => workspace.part(scratch.offset, scratch.bytes),
+                };
+                let regions: SmallVec<[Region; MAX_ARGUMENTS]> =
+                    call.places.iter().map(region).collect();
+                let own = workspace.part(call.workspace, call.workspace_bytes);
+                kernel.run(memory, &regions, &own, env, team)?;
+            }
+        }
+        Ok(())
+    }
+}

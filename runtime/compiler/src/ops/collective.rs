@@ -1,0 +1,65 @@
+//! The movement of values between ranks. Every rank runs the same program on its own data; a value
+//! of one rank reaches another by these operations alone.
+//!
+//! Nothing is added up on the way. A sum over ranks is an exchange and a reduction of the received
+//! rows, so that the order of its additions is the program's.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{CollectiveOp, Dims, ReduceOp};
+use smallvec::SmallVec;
+
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId, Op};
+use crate::shape::Symbols;
+
+pub(super) fn infer(
+    op: CollectiveOp,
+    ranks: u32,
+    given: TensorType<'_>,
+    symbols: &Symbols,
+) -> Rule {
+    let rows = Size::fixed(i64::from(ranks));
+    match op {
+        CollectiveOp::AllToAll if given.dims.first() == Some(&rows) => {
+            Ok((given.dtype, Dims::from_slice(given.dims)))
+        }
+        CollectiveOp::AllToAll => Err(format!(
+            "all_to_all of {} {}: the first axis has a row for each of {ranks} ranks",
+            given.dtype,
+            symbols.show(given.dims)
+        )),
+        CollectiveOp::AllGather => {
+            let gathered = std::iter::once(rows).chain(given.dims.iter().copied());
+            Ok((given.dtype, gathered.collect()))
+        }
+    }
+}
+
+/// The gradient of the sum of what all ranks compute: it goes back to the rank that a value came
+/// from.
+pub(super) fn gradient(
+    g: &mut dyn GraphBuilder,
+    op: CollectiveOp,
+    ranks: u32,
+    input: NodeId,
+    dy: NodeId,
+) -> Gradients {
+    if !g.dtype(input).is_float() {
+        return SmallVec::from_elem(None, 1);
+    }
+    let dims = g.dims(dy).clone();
+    let back = Op::Collective {
+        op: CollectiveOp::AllToAll,
+        ranks,
+    };
+    let received = g.emit(back, &[dy], DType::F32, dims);
+    SmallVec::from_iter([Some(match op {
+        CollectiveOp::AllToAll => received,
+        CollectiveOp::AllGather => {
+            let sum = g.reduce(ReduceOp::Sum, received, &[0]);
+            let own = g.dims(input).clone();
+            g.reshape(sum, &own)
+        }
+    })])
+}

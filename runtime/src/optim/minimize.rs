@@ -1,0 +1,126 @@
+//! The update of a model's weights by an optimizer, from one batch or from several micro-batches.
+
+use std::panic::Location;
+
+use super::{Optimizer, Weight};
+use crate::tensor::Tensor;
+use crate::trace::{Learning, PartSums, Trace};
+
+impl Trace {
+    /// Makes every step change the parameters that `loss` depends on, to decrease it. The loss is
+    /// an f32 scalar.
+    #[track_caller]
+    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
+        let at = Location::caller();
+        if !self.may_learn(at, optimizer.check()) {
+            return;
+        }
+        let loss = self.scalar_loss(at, "minimize", loss);
+        let spread = self.spread();
+        if let Some(spread) = spread.filter(|s| s.grains != s.ranks) {
+            let each = spread.grains / spread.ranks;
+            let message = format!(
+                "minimize: each of {} ranks runs {each} of {} grains; use minimize_in_parts({each}, …)",
+                spread.ranks, spread.grains
+            );
+            self.fail(at, "", message);
+            return;
+        }
+        // Scaled before differentiation, so that the sums are gradients of the mean.
+        let loss = match spread {
+            Some(spread) => self.on_behalf(at, || loss * self.share(at, spread, 1)),
+            None => loss,
+        };
+        if loss.is_poisoned() {
+            return;
+        }
+        let gradients = self.weight_gradients(loss);
+        self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
+            update_by(&optimizer, self, &learning)
+        });
+    }
+
+    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after
+    /// the other (gradient accumulation over micro-batches): the activations of one micro-batch end
+    /// before those of the next begin, so that a step needs the memory of one micro-batch and one
+    /// gradient for each weight. `loss` gives the loss of the micro-batch of a number from 0; the
+    /// result is their mean. For micro-batches of equal size that is the loss of the whole batch
+    /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::{nn::Linear, optim::Sgd};
+    /// # let params = Params::seeded(0);
+    /// # let layer = Linear::new(&params.root() / "layer", 8, 3);
+    /// let trace = Trace::training();
+    /// let x = trace.input("x", F32, (64, 8)).split(0, 4);
+    /// let labels = trace.input("labels", I32, (64,)).split(0, 4);
+    /// let loss = trace.minimize_in_parts(4, Sgd::new(0.1), |i| x[i].apply(&layer).cross_entropy(labels[i]));
+    /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn minimize_in_parts<'t>(
+        &'t self,
+        parts: usize,
+        optimizer: impl Optimizer,
+        mut loss: impl FnMut(usize) -> Tensor<'t>,
+    ) -> Tensor<'t> {
+        let at = Location::caller();
+        if parts == 0 {
+            return self.fail(
+                at,
+                "",
+                "minimize_in_parts: a batch of 0 parts has no loss".into(),
+            );
+        }
+        if !self.may_learn(at, optimizer.check()) {
+            return self.poisoned();
+        }
+        // The model's parameters say how the step is spread, and no part has read them yet.
+        let mut sums: Option<PartSums<'t>> = None;
+        for part in 0..parts {
+            self.begin_part(Some(part));
+            let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
+            let sums = match &mut sums {
+                Some(sums) => sums,
+                None => match self.part_sums(at, parts) {
+                    Ok(new) => sums.insert(new),
+                    Err(message) => return self.fail(at, "", message),
+                },
+            };
+            // Scaled before differentiation, so that the sums are gradients of the mean.
+            let loss = self.on_behalf(at, || match sums.share {
+                Some(share) => loss * share,
+                None => loss * (1.0 / parts as f32),
+            });
+            if loss.is_poisoned() {
+                return loss;
+            }
+            sums.loss
+                .push(loss, &mut |a, b| self.on_behalf(at, || a + b));
+            self.add_weight_gradients(at, sums, loss);
+        }
+        self.begin_part(None);
+        let Some(sums) = sums else {
+            return self.poisoned();
+        };
+        let spreads = sums.share.is_some();
+        let (total, gradients) = sums.finish();
+        self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
+            update_by(&optimizer, self, &learning)
+        });
+        let total = total.unwrap_or(self.poisoned());
+        if spreads {
+            self.on_behalf(at, || total.sum_over_ranks())
+        } else {
+            total
+        }
+    }
+}
+
+/// Adds the optimizer's update of these weights to the trace.
+fn update_by<'t>(optimizer: &impl Optimizer, trace: &'t Trace, learning: &[Learning<'t>]) {
+    let weights: Vec<Weight<'t>> = learning.iter().map(Weight::new).collect();
+    optimizer.update(trace, &weights);
+}

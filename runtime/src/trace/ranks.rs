@@ -1,0 +1,291 @@
+//! Steps of several ranks: the share of each in the loss, and the sums of their gradients.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{CollectiveOp, Dims};
+use smallvec::SmallVec;
+
+use super::handle::Tensor;
+use super::{Building, Held, Line, Trace};
+use crate::graph::{Graph, Origin, Phase};
+use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::world::{Shard, Spread, Strategy, Tree};
+
+/// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
+const LARGE: i64 = 64 << 10;
+
+/// The bytes at which a bucket of small gradients is full.
+const BUCKET: i64 = 1 << 20;
+
+/// The sum of a gradient over all ranks.
+#[derive(Clone, Copy)]
+pub(super) enum Summed {
+    /// All of it, in the shape of the weight.
+    Whole(NodeId),
+    /// The part that this rank updates, as one row.
+    Shard(NodeId, Shard),
+}
+
+/// A gradient on its way: a variable, its gradient and the number of elements.
+struct Sent {
+    variable: u32,
+    gradient: NodeId,
+    elements: i64,
+}
+
+impl Trace {
+    /// How the step is spread over ranks, if it is.
+    pub(crate) fn spread(&self) -> Option<Spread> {
+        let building = self.building.borrow();
+        building.params.as_ref().and_then(crate::Params::spread)
+    }
+
+    /// The part of the whole batch's mean that `parts` equal parts of this rank have each: by the
+    /// number of examples on every rank, if that can differ from run to run.
+    pub(crate) fn share(&self, at: Line, spread: Spread, parts: usize) -> Tensor<'_> {
+        self.record(at, &[], |g, _| {
+            let examples = g
+                .inputs
+                .first()
+                .and_then(|input| input.dims.first().copied());
+            let examples = examples.filter(|n| n.as_fixed().is_none());
+            let Some(examples) = examples.filter(|_| spread.ranks > 1) else {
+                let share = 1.0 / (spread.ranks * parts) as f32;
+                return Ok(g.emit(Op::Const(Value::F32(share)), &[], DType::F32, Dims::new()));
+            };
+            let own = g.emit(Op::Size(examples), &[], DType::I32, Dims::new());
+            let own = g.cast(own, DType::F32);
+            let total = sum_over_ranks(g, own, spread.ranks);
+            let number = Op::Const(Value::F32(parts as f32));
+            let parts = g.emit(number, &[], DType::F32, Dims::new());
+            let total = g.mul(total, parts);
+            Ok(g.scalar(ScalarOp::Div, &[own, total]))
+        })
+    }
+}
+
+impl Trace {
+    /// The part of a weight that this rank updates, as one row.
+    pub(super) fn part_of<'t>(&'t self, at: Line, weight: Tensor<'t>, shard: Shard) -> Tensor<'t> {
+        self.record(at, &[weight], |g, ids| {
+            let rank = Size::symbol(g.symbols.rank(shard.ranks)?);
+            let each = Size::fixed(shard.elements);
+            let rows = Size::fixed(i64::from(shard.ranks));
+            let (length, start) = (each.checked_mul(rows), each.checked_mul(rank));
+            let (length, start) = length.zip(start).ok_or("the weight is too long")?;
+            let row = g.reshape(ids[0], &Dims::from_slice(&[length]));
+            let slice = Op::Slice {
+                start: Dims::from_slice(&[start]),
+                step: SmallVec::from_elem(1, 1),
+            };
+            let dtype = g.dtype(row);
+            Ok(g.emit(slice, &[row], dtype, Dims::from_slice(&[each])))
+        })
+    }
+
+    /// A weight from the parts that the ranks have updated.
+    pub(crate) fn whole_of<'t>(
+        &'t self,
+        at: Line,
+        variable: u32,
+        part: Tensor<'t>,
+        shard: Shard,
+    ) -> Tensor<'t> {
+        let dims = self.info(variable).dims;
+        self.record(at, &[part], |g, ids| {
+            if g.dims(ids[0])[..] != [Size::fixed(shard.elements)] {
+                return Err(format!(
+                    "a part of {} elements is set to {}",
+                    shard.elements,
+                    g.symbols.show(g.dims(ids[0]))
+                ));
+            }
+            let row = gathered(g, ids[0], shard.ranks as usize);
+            Ok(g.reshape(row, &dims))
+        })
+    }
+}
+
+impl Building {
+    /// The gradients of the whole batch on every rank, or of its part of a weight, from those of
+    /// each rank's part of the batch.
+    pub(super) fn gradients_of_all_ranks(
+        &mut self,
+        at: Line,
+        gradients: Vec<(u32, NodeId)>,
+        spread: Spread,
+    ) -> Vec<(u32, Summed)> {
+        let ranks = spread.ranks;
+        let mut summed: Vec<(u32, Summed)> = Vec::with_capacity(gradients.len());
+        let mut bucket: Vec<Sent> = Vec::new();
+        let mut bytes = 0;
+        // The backward pass computes the gradients of the last layers first.
+        for (variable, gradient) in gradients.into_iter().rev() {
+            let elements = self.graph.dims(gradient).iter();
+            let elements = elements.map(|d| d.as_fixed().unwrap_or(0)).product();
+            let sent = Sent {
+                variable,
+                gradient,
+                elements,
+            };
+            if elements * 4 >= LARGE && elements % ranks as i64 == 0 {
+                self.origin_of(at, variable);
+                let g = &mut self.graph;
+                let row = row_of(g, &sent);
+                let own = sum_of_part(g, row, ranks);
+                let sum = if spread.strategy == Strategy::ShardedState {
+                    let shard = Shard {
+                        ranks: ranks as u32,
+                        elements: elements / ranks as i64,
+                    };
+                    Summed::Shard(own, shard)
+                } else {
+                    let sum = gathered(g, own, ranks);
+                    Summed::Whole(part(g, sum, 0, &sent))
+                };
+                summed.push((variable, sum));
+                continue;
+            }
+            bytes += elements * 4;
+            bucket.push(sent);
+            if bytes >= BUCKET {
+                self.send(at, std::mem::take(&mut bucket), ranks, &mut summed);
+                bytes = 0;
+            }
+        }
+        self.send(at, bucket, ranks, &mut summed);
+        summed.sort_unstable_by_key(|(variable, _)| *variable);
+        summed
+    }
+
+    /// Adds up the gradients of a bucket.
+    fn send(&mut self, at: Line, bucket: Vec<Sent>, ranks: usize, summed: &mut Vec<(u32, Summed)>) {
+        let Some(first) = bucket.first() else { return };
+        self.origin_of(at, first.variable);
+        let g = &mut self.graph;
+        let mut rows: SmallVec<[NodeId; 8]> = bucket.iter().map(|sent| row_of(g, sent)).collect();
+        let elements: i64 = bucket.iter().map(|sent| sent.elements).sum();
+        let length = (elements as u64).next_multiple_of(ranks as u64) as i64;
+        if length > elements {
+            let padding = Dims::from_slice(&[Size::fixed(length - elements)]);
+            rows.push(g.full(0.0, DType::F32, &padding));
+        }
+        let joined = Dims::from_slice(&[Size::fixed(length)]);
+        let whole = match rows[..] {
+            [one] => one,
+            _ => g.emit(Op::Concat { axis: 0 }, &rows, DType::F32, joined),
+        };
+        let own = sum_of_part(g, whole, ranks);
+        let sum = gathered(g, own, ranks);
+        let mut start = 0;
+        for sent in bucket {
+            summed.push((sent.variable, Summed::Whole(part(g, sum, start, &sent))));
+            start += sent.elements;
+        }
+    }
+
+    /// Makes the next nodes part of the backward pass, in the layer of a variable.
+    pub(super) fn origin_of(&mut self, at: Line, variable: u32) {
+        let Held { node, .. } = self.variables[variable as usize];
+        let layer = self.graph.origin(node).layer.clone();
+        let location = self.user_line(at);
+        self.graph.set_origin(Origin {
+            location,
+            layer,
+            phase: Phase::Backward,
+            segment: 0,
+            part: self.graph.current_part,
+        });
+    }
+}
+
+/// A gradient as one row.
+fn row_of(g: &mut Graph, sent: &Sent) -> NodeId {
+    let row = Dims::from_slice(&[Size::fixed(sent.elements)]);
+    g.reshape(sent.gradient, &row)
+}
+
+/// The gradient that begins at a place of a row, in its own shape.
+fn part(g: &mut Graph, row: NodeId, start: i64, sent: &Sent) -> NodeId {
+    let dims = g.dims(sent.gradient).clone();
+    let own = Dims::from_slice(&[Size::fixed(sent.elements)]);
+    let part = if g.dims(row) == &own {
+        row
+    } else {
+        let slice = Op::Slice {
+            start: Dims::from_slice(&[Size::fixed(start)]),
+            step: SmallVec::from_elem(1, 1),
+        };
+        let dtype = g.dtype(row);
+        g.emit(slice, &[row], dtype, own)
+    };
+    g.reshape(part, &dims)
+}
+
+/// The sum over all ranks of this rank's part of a row: each rank adds up one part of all rows.
+fn sum_of_part(g: &mut Graph, row: NodeId, ranks: usize) -> NodeId {
+    let (dtype, length) = (g.dtype(row), g.dims(row)[0]);
+    let each = length.checked_div(ranks as i64).unwrap_or(Size::ZERO);
+    let parts = Dims::from_slice(&[Size::fixed(ranks as i64), each]);
+    let own = g.reshape(row, &parts);
+    let exchange = Op::Collective {
+        op: CollectiveOp::AllToAll,
+        ranks: ranks as u32,
+    };
+    let received = g.emit(exchange, &[own], dtype, parts);
+    sum_of_rows(g, received, ranks)
+}
+
+/// The parts of every rank as one row. With [`sum_of_part`] a rank sends 2(ranks − 1)/ranks of the
+/// row's bytes.
+fn gathered(g: &mut Graph, part: NodeId, ranks: usize) -> NodeId {
+    let (dtype, each) = (g.dtype(part), g.dims(part)[0]);
+    let rows = Size::fixed(ranks as i64);
+    let gather = Op::Collective {
+        op: CollectiveOp::AllGather,
+        ranks: ranks as u32,
+    };
+    let parts = Dims::from_slice(&[rows, each]);
+    let all = g.emit(gather, &[part], dtype, parts);
+    let length = each.checked_mul(rows).unwrap_or(Size::ZERO);
+    g.reshape(all, &Dims::from_slice(&[length]))
+}
+
+/// The sum of a small value of every rank, on every rank.
+pub(crate) fn sum_over_ranks(g: &mut Graph, own: NodeId, ranks: usize) -> NodeId {
+    if ranks == 1 {
+        return own;
+    }
+    let (dtype, dims) = (g.dtype(own), g.dims(own).clone());
+    let rows = Size::fixed(ranks as i64);
+    let all: Dims = std::iter::once(rows).chain(dims.iter().copied()).collect();
+    let gather = Op::Collective {
+        op: CollectiveOp::AllGather,
+        ranks: ranks as u32,
+    };
+    let all = g.emit(gather, &[own], dtype, all);
+    sum_of_rows(g, all, ranks)
+}
+
+/// `[ranks, …] → […]`: the rows, added in the tree of that many ranks.
+fn sum_of_rows(g: &mut Graph, rows: NodeId, ranks: usize) -> NodeId {
+    let (dtype, dims) = (g.dtype(rows), g.dims(rows).clone());
+    let mut row = dims.clone();
+    row[0] = Size::ONE;
+    let tree = Tree::of(ranks);
+    let mut sum = tree.sum();
+    for rank in 0..ranks {
+        let mut start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+        start[0] = Size::fixed(rank as i64);
+        let slice = Op::Slice {
+            start,
+            step: SmallVec::from_elem(1, dims.len()),
+        };
+        let one = g.emit(slice, &[rows], dtype, row.clone());
+        sum.push(one, &mut |a, b| g.add(a, b));
+    }
+    let own = Dims::from_slice(&dims[1..]);
+    let sum = sum.finish().unwrap_or(rows);
+    g.reshape(sum, &own)
+}

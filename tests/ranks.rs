@@ -1,0 +1,405 @@
+//! Training on several ranks of one process: the same bits in worlds of every size, faults that
+//! every rank reports, and ranks that run different programs.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ndarray::{Array1, Array2, s};
+use slabwise::nn::{LayerNorm, Linear};
+use slabwise::optim::{AdamW, Sgd};
+use slabwise::prelude::*;
+use slabwise::{Error, Strategy, World};
+use slabwise_models::noise;
+
+const INPUTS: usize = 12;
+const CLASSES: usize = 5;
+
+/// A weight that is sent by itself (132 · 132 · 4 bytes), and small ones that share a bucket, of
+/// which the last has an odd length.
+const WIDTH: usize = 132;
+
+struct Net {
+    stem: Linear,
+    body: Linear,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new(params: &Params) -> Net {
+        let at = &params.root();
+        Net {
+            stem: Linear::new(at / "stem", INPUTS, WIDTH),
+            body: Linear::new(at / "body", WIDTH, WIDTH),
+            norm: LayerNorm::new(at / "norm", WIDTH),
+            head: Linear::new(at / "head", WIDTH, CLASSES),
+        }
+    }
+}
+
+impl Module for Net {
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = x.apply(&self.stem).gelu().apply(&self.body);
+        x.apply(&self.norm).apply(&self.head)
+    }
+}
+
+fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
+    let mut draw = noise(seed);
+    let x = Array2::from_shape_simple_fn((n, INPUTS), || draw() * 2.0 - 1.0);
+    let labels = Array1::from_shape_fn(n, |i| ((i as u64 * 7 + seed) % CLASSES as u64) as i32);
+    (x, labels)
+}
+
+/// All weights and states of a session, as bits.
+fn bits(session: &Session) -> Vec<(String, Vec<u32>)> {
+    let names: Vec<String> = session.names().map(str::to_string).collect();
+    let value = |name: String| {
+        let values = session.value(&name).expect("it is there");
+        (name, values.iter().map(|v| v.to_bits()).collect())
+    };
+    names.into_iter().map(value).collect()
+}
+
+/// The data in the file of all weights and states, which rank 0 writes.
+fn saved(session: &Session) -> Option<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("all.safetensors");
+    session.save(&path).expect("it is saved");
+    let is_first = session.world().rank() == 0;
+    is_first.then(|| {
+        let file = std::fs::read(&path).expect("it is there");
+        let header = u64::from_le_bytes(file[..8].try_into().expect("8 bytes"));
+        file[8 + header as usize..].to_vec()
+    })
+}
+
+/// Worlds of these sizes with each strategy.
+fn both(worlds: &[usize]) -> impl Iterator<Item = (usize, Strategy)> {
+    let strategies = [Strategy::Replicated, Strategy::ShardedState];
+    let each = move |&ranks: &usize| strategies.map(|strategy| (ranks, strategy));
+    worlds.iter().flat_map(each)
+}
+
+/// The results of every rank of a world, each on a thread of its own.
+fn on_each<R: Send>(worlds: Vec<World>, run: impl Fn(World) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = worlds
+            .into_iter()
+            .map(|w| scope.spawn(move || run(w)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("no panic"))
+            .collect()
+    })
+}
+
+/// A session of a world, and its step on its rows of a batch of `rows`, in as many parts as it has
+/// grains.
+fn learner(world: &World, rows: usize) -> Result<(Session, Program<1>)> {
+    let params = Params::seeded(3);
+    let net = Net::new(&params);
+    let session = Session::new(Device::Cpu, params)?.with_threads(1);
+    let mut session = session.on(world.clone())?;
+    let trace = Trace::training();
+    let own = world.share(rows).len();
+    let (x, labels) = (
+        trace.input("x", F32, (own, INPUTS)),
+        trace.input("labels", I32, (own,)),
+    );
+    let parts = world.grains_per_rank();
+    let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+    let loss = trace.minimize_in_parts(parts, AdamW::new(1e-2), |i| {
+        x[i].apply(&net).cross_entropy(labels[i])
+    });
+    let step = session.compile(&trace, [loss])?;
+    Ok((session, step))
+}
+
+/// The loss of a step on a rank's rows of a batch.
+fn run_step(session: &mut Session, step: &Program<1>, rows: usize, seed: u64) -> Result<f32> {
+    let (x, labels) = batch(rows, seed);
+    let own = session.world().share(rows);
+    let x = x.slice(s![own.clone(), ..]).to_owned();
+    let labels = labels.slice(s![own]).to_owned();
+    let loss = session.run(step, (&x, &labels))?[0].item();
+    assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
+    Ok(loss)
+}
+
+/// Trains for some steps.
+fn train(world: &World, rows: usize, steps: u64) -> Result<(Session, Vec<f32>)> {
+    let (mut session, step) = learner(world, rows)?;
+    let losses = (0..steps).map(|seed| run_step(&mut session, &step, rows, seed));
+    let losses = losses.collect::<Result<_>>()?;
+    Ok((session, losses))
+}
+
+#[test]
+fn worlds_of_every_size_have_the_same_bits() {
+    for (grains, worlds) in [(4, vec![1, 2, 4]), (6, vec![1, 3, 6])] {
+        let mut expected = None;
+        for (ranks, strategy) in both(&worlds) {
+            let worlds = World::local(ranks).expect("a world");
+            let ran = on_each(worlds, |world| {
+                let world = world.with_grains(grains).expect("they share them");
+                let world = world.with_strategy(strategy);
+                let (session, losses) = train(&world, 24, 4).expect("it trains");
+                let losses: Vec<u32> = losses.iter().map(|l| l.to_bits()).collect();
+                (saved(&session), losses)
+            });
+            for (rank, (file, losses)) in ran.into_iter().enumerate() {
+                let (first, expected) =
+                    expected.get_or_insert_with(|| (file.clone(), losses.clone()));
+                assert_eq!(
+                    &losses, expected,
+                    "losses of rank {rank} of {ranks}, {strategy:?}"
+                );
+                assert!(
+                    rank > 0 || file == *first,
+                    "weights or state of {ranks} ranks and {grains} grains, {strategy:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Runs steps of a batch whose rows the ranks share unevenly; the weights of rank 0.
+fn uneven(worlds: Vec<World>, sizes: &[usize]) -> Vec<f32> {
+    let mut all = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let net = Net::new(&params);
+        let mut session = Session::new(Device::Cpu, params)?.on(world.clone())?;
+        let trace = Trace::training();
+        let rows = Dim::bounded("batch", 16);
+        let (x, labels) = (
+            trace.input("x", F32, (rows, INPUTS)),
+            trace.input("labels", I32, (rows,)),
+        );
+        let loss = x.apply(&net).cross_entropy(labels);
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss])?;
+        for (seed, &rows) in (0..).zip(sizes) {
+            let (x, labels) = batch(rows, seed);
+            let own = world.share(rows);
+            let x = x.slice(s![own.clone(), ..]).to_owned();
+            session.run(&step, (&x, &labels.slice(s![own]).to_owned()))?;
+        }
+        let names: Vec<String> = session.names().map(str::to_string).collect();
+        let value = |name: &String| session.value(name).expect("it is there");
+        Ok::<_, Error>(names.iter().flat_map(value).collect::<Vec<f32>>())
+    });
+    all.swap_remove(0).expect("it trains")
+}
+
+#[test]
+fn uneven_shares_take_the_step_of_the_whole_batch() {
+    let sizes = [10, 7, 16, 4];
+    let whole = uneven(vec![World::alone()], &sizes);
+    for ranks in [2, 3, 4] {
+        let shared = uneven(World::local(ranks).expect("a world"), &sizes);
+        let far = whole.iter().zip(&shared).map(|(a, b)| (a - b).abs());
+        let far = far.fold(0.0, f32::max);
+        assert!(far < 2e-6, "{ranks} ranks are off by {far}");
+        assert_eq!(whole.len(), shared.len());
+    }
+}
+
+#[test]
+fn a_fault_on_one_rank_fails_the_step_on_all_and_changes_nothing() {
+    let worlds = World::local(3).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let net = Net::new(&params);
+        let mut session = Session::new(Device::Cpu, params)?.on(world.clone())?;
+        let trace = Trace::training();
+        let (x, labels) = (
+            trace.input("x", F32, (4, INPUTS)),
+            trace.input("labels", I32, (4,)),
+        );
+        let loss = x.apply(&net).cross_entropy(labels);
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss])?;
+        let (x, mut labels) = batch(4, 1);
+        let start = bits(&session);
+        let mut faults = Vec::new();
+        // A label out of range on rank 1; then an input of a wrong shape on rank 2.
+        labels[2] = if world.rank() == 1 { 99 } else { 0 };
+        faults.push(
+            session
+                .run(&step, (&x, &labels))
+                .map(drop)
+                .expect_err("a fault")
+                .to_string(),
+        );
+        labels[2] = 0;
+        let wrong = Array2::<f32>::zeros((3, INPUTS));
+        let fed = if world.rank() == 2 { &wrong } else { &x };
+        faults.push(
+            session
+                .run(&step, (fed, &labels))
+                .map(drop)
+                .expect_err("a fault")
+                .to_string(),
+        );
+        assert!(bits(&session) == start, "a weight changed");
+        session.run(&step, (&x, &labels))?;
+        assert!(bits(&session) != start, "no weight changed");
+        Ok::<_, Error>(faults)
+    });
+    for (rank, faults) in ran.into_iter().enumerate() {
+        let faults = faults.expect("the next step is made");
+        assert!(faults[0].contains("index 99"), "rank {rank}: {}", faults[0]);
+        assert!(
+            faults[1].contains("shape [3, 12]"),
+            "rank {rank}: {}",
+            faults[1]
+        );
+        assert_eq!(
+            faults[0].contains("rank 1 of 3 has failed"),
+            rank != 1,
+            "{}",
+            faults[0]
+        );
+    }
+}
+
+/// Trains on one world, saves, and goes on with the file on another; the file at the end.
+fn resumed(first: (usize, Strategy), second: (usize, Strategy)) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("between.safetensors");
+    let run = |(ranks, strategy): (usize, Strategy), resumes: bool| {
+        let worlds = World::local(ranks).expect("a world");
+        let mut files = on_each(worlds, |world| {
+            let world = world.with_grains(4).expect("they share them");
+            let (mut session, step) = learner(&world.with_strategy(strategy), 24)?;
+            if resumes {
+                session.load(&path)?;
+            }
+            for seed in 0..3 {
+                run_step(&mut session, &step, 24, seed + 3 * u64::from(resumes))?;
+            }
+            if !resumes {
+                session.save(&path)?;
+            }
+            Ok::<_, Error>(saved(&session))
+        });
+        files
+            .swap_remove(0)
+            .expect("it trains")
+            .expect("the file of rank 0")
+    };
+    run(first, false);
+    run(second, true)
+}
+
+#[test]
+fn a_world_goes_on_with_the_file_of_another() {
+    let [all, parts] = [Strategy::Replicated, Strategy::ShardedState];
+    let expected = resumed((1, all), (1, all));
+    for (first, second) in [
+        ((4, parts), (2, parts)),
+        ((2, all), (4, parts)),
+        ((4, parts), (1, all)),
+    ] {
+        let file = resumed(first, second);
+        assert!(file == expected, "{first:?}, then {second:?}");
+    }
+}
+
+#[test]
+fn different_programs_are_refused() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3 + world.rank());
+        let mut session = Session::new(Device::Cpu, params)?.on(world)?;
+        let trace = Trace::training();
+        let loss = trace.input("x", F32, (2, 4)).apply(&layer).square().mean();
+        trace.minimize(loss, Sgd::new(0.1));
+        session.compile(&trace, [loss]).map(drop)
+    });
+    for ran in ran {
+        let error = ran.expect_err("they differ").to_string();
+        assert!(
+            error.contains("rank 1 does not run the program of rank 0")
+                && error.contains("[3, 4]")
+                && error.contains("[4, 4]"),
+            "{error}"
+        );
+    }
+}
+
+/// The errors of three ranks of which the last ends, or does nothing until the others have ended,
+/// instead of making a second step.
+fn without_rank_2(ends: bool) -> Vec<String> {
+    let worlds = World::local_with_patience(3, Duration::from_secs(4)).expect("a world");
+    let others = AtomicUsize::new(0);
+    on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3);
+        let last = world.rank() == 2;
+        let mut session = Session::new(Device::Cpu, params)
+            .and_then(|s| s.on(world))
+            .expect("a session");
+        let trace = Trace::training();
+        let loss = trace.input("x", F32, (2, 4)).apply(&layer).square().mean();
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        let x = Array2::<f32>::ones((2, 4));
+        session.run(&step, &x).expect("a step");
+        if last {
+            while !ends && others.load(Ordering::SeqCst) < 2 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return String::new();
+        }
+        let error = session.run(&step, &x).map(drop);
+        others.fetch_add(1, Ordering::SeqCst);
+        error.expect_err("rank 2 is missing").to_string()
+    })
+}
+
+#[test]
+fn a_rank_that_ends_or_hangs_is_named() {
+    for error in &without_rank_2(true)[..2] {
+        assert!(error.contains("rank 2 of 3 is gone"), "{error}");
+    }
+    for error in &without_rank_2(false)[..2] {
+        assert!(error.contains("has waited 4.0 s for rank 2"), "{error}");
+    }
+}
+
+#[test]
+fn mistakes_name_the_numbers() {
+    let world = World::local(4).expect("a world").swap_remove(0);
+    let error = world
+        .clone()
+        .with_grains(6)
+        .expect_err("6 over 4")
+        .to_string();
+    assert!(
+        error.contains("6 grains over 4 ranks: worlds of 1, 3, 6 ranks"),
+        "{error}"
+    );
+    let params = Params::seeded(3);
+    let layer = Linear::new(&params.root() / "layer", 4, 3);
+    let world = world.with_grains(8).expect("8 over 4");
+    let mut session = Session::new(Device::Cpu, params)
+        .and_then(|s| s.on(world))
+        .expect("a session");
+    let trace = Trace::training();
+    let loss = trace.input("x", F32, (2, 4)).apply(&layer).square().mean();
+    trace.minimize(loss, Sgd::new(0.1));
+    let error = session
+        .compile(&trace, [loss])
+        .map(drop)
+        .expect_err("a mistake")
+        .to_string();
+    assert!(
+        error.contains("each of 4 ranks runs 2 of 8 grains"),
+        "{error}"
+    );
+}
