@@ -94,6 +94,8 @@ fn models_of_wheels_give_the_results_of_onnxruntime() {
     let Some(root) = models() else { return };
     for (name, runs, rtol, atol) in [
         ("basic_pitch", 1, 1e-4, 1e-5),
+        // onnxruntime is off by up to 0.3 % here: in f64 an element is 0.026603, where it gives
+        // 0.026572 and this crate 0.026604.
         ("magika", 1, 1e-3, 1e-5),
         ("silero_opset18", 3, 1e-4, 1e-5),
         ("silero_sequence", 2, 1e-4, 1e-5),
