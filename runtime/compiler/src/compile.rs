@@ -3,17 +3,18 @@
 mod bodies;
 mod budget;
 mod checked;
+mod data_dependent;
 mod front;
 mod segments;
 
 use std::time::Instant;
 
 use slabwise_kernels::cpu::{Isa, MAX_AXES};
-use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
 use self::bodies::Bodies;
 use self::checked::Planned;
+use self::data_dependent::data_dependent_buffers;
 use self::front::Front;
 use self::segments::segmented;
 use crate::backend::{Backend, KernelCache, Target};
@@ -23,9 +24,9 @@ use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
-use crate::ops::{NodeId, Op};
+use crate::ops::Op;
 use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, Simplify, count_prologues};
-use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, PlanDetails};
+use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::DynamicShapes;
@@ -322,50 +323,6 @@ fn staging_within(
     } else {
         wanted
     }
-}
-
-/// The values for which the plan has no place, and the reasons.
-fn data_dependent_buffers(program: &ir::Program) -> Vec<DataDependentBuffer> {
-    let (graph, symbols) = (&program.graph, &program.graph.symbols);
-    let finders = graph.ids().filter_map(|id| {
-        if let Op::Bind { symbol } = graph.node(id).op {
-            Some((symbol, id))
-        } else {
-            None
-        }
-    });
-    let finders: Vec<(Symbol, NodeId)> = finders.collect();
-    let finder = |s: Symbol| {
-        let location = graph
-            .origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1)
-            .location;
-        Some(format!("{}:{}", location.file(), location.line()))
-    };
-    let values = program.values.iter().filter(|value| value.data_dependent);
-    let found = values.map(|value| {
-        let mut lengths: Vec<Symbol> = value
-            .dims
-            .iter()
-            .flat_map(|d| d.symbols())
-            .filter(|&s| symbols.is_data_dependent(s))
-            .collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        let why = |s: &Symbol| {
-            format!(
-                "{} is found at {}",
-                symbols.name(*s),
-                finder(*s).unwrap_or_default()
-            )
-        };
-        let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
-        DataDependentBuffer {
-            name: value.name.clone(),
-            shape: format!("{} {}", value.dtype, symbols.show(&value.dims)),
-            why,
-        }
-    });
-    found.collect()
 }
 
 /// The bytes of a weight or state.

@@ -34,6 +34,7 @@ pub mod facts;
 pub mod hunt;
 pub mod judge;
 pub mod method;
+mod method_rules;
 mod numbers;
 pub mod print;
 pub mod rng;

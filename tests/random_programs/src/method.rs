@@ -1,7 +1,6 @@
 //! Methods with options: attention, convolutions, poolings, resampling, losses, random numbers of a
-//! key, arrangements. Each as data, as a call, as the text of one; [`rules`] has their shapes.
-
-pub(crate) mod rules;
+//! key, arrangements. Each as data, as a call, as the text of one; [`rules`](crate::rules) has their
+//! shapes.
 
 use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
