@@ -8,10 +8,10 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS};
 
+use super::handle::Tensor;
 use super::{Building, Line, Trace};
 use crate::graph::{Body, BodyBuilder, Feed, Graph, Node, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::tensor::Tensor;
 
 /// The options of a [scan](Trace::scan): its direction, its length, and what of it is kept for the
 /// backward pass.
