@@ -232,7 +232,7 @@ fn compile_simplified(
         budget_report.prologues = count_prologues(planned.program());
         clock.ended("budget", planned.program().kernels.len());
     }
-    let checked = planned.check(passes)?;
+    let checked = planned.check()?;
     clock.ended("check", checked.program().kernels.len());
     let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
     let mut persistent = Persistent {
