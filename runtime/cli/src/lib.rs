@@ -63,8 +63,12 @@ enum Command {
     /// Compare two plans that `slabwise plan --json` has written, and show why the second one is
     /// larger
     Diff(diff::Args),
-    /// Start a program on several ranks, which train together by MPI
+    /// Run a program on several ranks that MPI connects; its output is forwarded with the rank of
+    /// each line
     Launch(launch::Args),
+    /// Run one rank's program under a guard, for `launch`
+    #[command(hide = true)]
+    Guard(launch::GuardArgs),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -83,6 +87,7 @@ impl Command {
             | Command::Bench(_)
             | Command::Diff(_)
             | Command::Launch(_)
+            | Command::Guard(_)
             | Command::Info => &[],
         };
         all.iter().filter_map(|path| path.as_deref()).collect()
@@ -127,7 +132,9 @@ pub fn main() -> ExitCode {
         Command::Remat(args) => remat::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Diff(args) => diff::run(&args),
-        Command::Launch(args) => launch::run(&args).map(success),
+        // Their exit code is that of the ranks, and their errors are not those of a program.
+        Command::Launch(args) => return launch::run(&args),
+        Command::Guard(args) => return launch::guard(&args),
         Command::Info => info::run().map(success),
     };
     match done {

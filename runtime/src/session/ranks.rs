@@ -175,6 +175,9 @@ impl Session {
         run: impl FnOnce(&mut Session) -> Result<R>,
     ) -> Result<R> {
         self.execution.meeting = Meeting::Due;
+        if inner.fingerprint.is_some() {
+            self.world.begin_run();
+        }
         let result = run(self);
         match (&result, inner.fingerprint) {
             (Err(error), Some(program)) if self.execution.meeting == Meeting::Due => {

@@ -4,7 +4,6 @@
 //! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
 //! device launches a kernel or notes it.
 
-use slabwise_kernels::collective::Transport;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::MAX_ARGUMENTS;
@@ -124,7 +123,7 @@ impl Session {
                         workspace,
                         sizes: env,
                         team: &self.execution.team,
-                        transport: self.world.transport().map(|t| &**t as &dyn Transport),
+                        transport: self.world.transport(),
                     };
                     let done = self.memory.backend.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;

@@ -1,6 +1,7 @@
 //! The command line as scripts use it: keys, numbers, exit codes.
 
 mod graphs;
+mod launch;
 mod pack;
 mod replay;
 mod settings;

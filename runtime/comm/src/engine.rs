@@ -1,0 +1,267 @@
+//! Engines: they move bytes between ranks, and never add.
+
+use std::time::Instant;
+
+/// A movement of bytes in which every rank of a world takes part.
+///
+/// In the table, `n` is the number of ranks and `c` the bytes of a chunk.
+///
+/// | movement | source | destination |
+/// |---|---|---|
+/// | all-to-all | `n * c`: chunk `i` goes to rank `i` | `n * c`: chunk `i` comes from rank `i` |
+/// | all-gather | `c` | `n * c`: chunk `i` comes from rank `i` |
+/// | broadcast | none | `c`, read on the root and written on the others |
+/// | shift | `c`, goes to rank `(rank + by) % n` | `c`, comes from rank `(rank - by) % n` |
+/// | barrier | none | none |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movement {
+    /// Exchanges chunks between all ranks.
+    AllToAll,
+    /// Concatenates the chunks of all ranks on each of them.
+    AllGather,
+    /// Copies the root's bytes to all others.
+    Broadcast {
+        /// The rank whose bytes are copied.
+        root: usize,
+    },
+    /// Sends to the rank at a fixed distance, cyclically.
+    Shift {
+        /// The distance; negative values go to lower ranks.
+        by: isize,
+    },
+    /// Waits until all ranks have started it.
+    Barrier,
+}
+
+/// The bytes that one rank receives from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// The offset in the sender's source.
+    pub from: usize,
+    /// The offset in the receiver's destination.
+    pub to: usize,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+impl Movement {
+    /// The chunk that `receiver` gets from `sender`; `None` if there is no message between them. A
+    /// chunk of 0 bytes is a message too. Bytes that a rank sends to itself are copied.
+    pub(crate) fn chunk(
+        self,
+        receiver: usize,
+        sender: usize,
+        size: usize,
+        destination: usize,
+    ) -> Option<Chunk> {
+        let each = destination / size;
+        let whole = Chunk {
+            from: 0,
+            to: 0,
+            len: destination,
+        };
+        match self {
+            Movement::AllToAll => Some(Chunk {
+                from: receiver * each,
+                to: sender * each,
+                len: each,
+            }),
+            Movement::AllGather => Some(Chunk {
+                from: 0,
+                to: sender * each,
+                len: each,
+            }),
+            Movement::Broadcast { root } => (sender == root && receiver != root).then_some(whole),
+            Movement::Shift { by } => {
+                let by = by.rem_euclid(size as isize) as usize;
+                ((sender + by) % size == receiver).then_some(whole)
+            }
+            Movement::Barrier => Some(whole),
+        }
+    }
+
+    /// The first disagreement of the regions' lengths with the table of [`Movement`].
+    pub(crate) fn check(
+        self,
+        size: usize,
+        source: usize,
+        destination: usize,
+    ) -> Result<(), String> {
+        let is_right = match self {
+            Movement::AllToAll => source == destination && source.is_multiple_of(size),
+            Movement::AllGather => source.checked_mul(size) == Some(destination),
+            Movement::Broadcast { root } if root >= size => {
+                return Err(format!("broadcast from rank {root} of {size}"));
+            }
+            Movement::Broadcast { .. } => source == 0,
+            Movement::Shift { .. } => source == destination,
+            Movement::Barrier => source == 0 && destination == 0,
+        };
+        if is_right {
+            return Ok(());
+        }
+        let rule = match self {
+            Movement::AllToAll => "as many, in equal chunks for each rank",
+            Movement::AllGather => "one chunk of the source's length for each rank",
+            Movement::Broadcast { .. } => "no source, since the root's bytes are its destination",
+            Movement::Shift { .. } => "as many",
+            Movement::Barrier => "no bytes",
+        };
+        Err(format!(
+            "{} of {source} bytes into {destination} over {size} ranks: it needs {rule}",
+            self.name()
+        ))
+    }
+
+    /// Its name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Movement::AllToAll => "all-to-all",
+            Movement::AllGather => "all-gather",
+            Movement::Broadcast { .. } => "broadcast",
+            Movement::Shift { .. } => "shift",
+            Movement::Barrier => "barrier",
+        }
+    }
+}
+
+/// A movement with its regions on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// The movement.
+    pub movement: Movement,
+    /// The start of the source.
+    pub source: *const u8,
+    /// The bytes of the source.
+    pub source_len: usize,
+    /// The start of the destination.
+    pub destination: *mut u8,
+    /// The bytes of the destination.
+    pub destination_len: usize,
+}
+
+// SAFETY: a job is two regions and their lengths. Whoever starts it promises that both stay valid,
+// and may be used from other threads, until it has ended (see `Engine::start`).
+unsafe impl Send for Job {}
+
+impl Job {
+    /// The bytes from which peers receive.
+    pub(crate) fn outgoing(&self) -> *const u8 {
+        match self.movement {
+            Movement::Broadcast { .. } => self.destination,
+            _ => self.source,
+        }
+    }
+
+    /// Copies the chunk that this rank sends to itself, if there is one. A chunk that is in place
+    /// already is not copied.
+    ///
+    /// # Safety
+    /// As for [`Engine::start`].
+    pub(crate) unsafe fn copy_own(&self, rank: usize, size: usize) {
+        if let Some(chunk) = self.movement.chunk(rank, rank, size, self.destination_len) {
+            // SAFETY: the caller's promise: both regions are valid for their lengths, in which the
+            // chunk lies because `Movement::check` accepted them.
+            unsafe { copy_chunk(self.outgoing(), self.destination, chunk) };
+        }
+    }
+}
+
+/// Copies a chunk from a source to a destination, unless it is in place.
+///
+/// # Safety
+/// The chunk lies in both regions, which are valid and not written by others at the same time.
+pub(crate) unsafe fn copy_chunk(source: *const u8, destination: *mut u8, chunk: Chunk) {
+    if chunk.len == 0 {
+        return;
+    }
+    // SAFETY: the offsets lie in the regions, by the caller's promise.
+    let (from, to) = unsafe { (source.add(chunk.from), destination.add(chunk.to)) };
+    if !std::ptr::eq(from, to) {
+        // SAFETY: both are valid for the chunk's length; `copy` permits overlaps.
+        unsafe { std::ptr::copy(from, to, chunk.len) };
+    }
+}
+
+/// The reason why a movement ends without success. The world cannot be used afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A rank is lost, and `why` completes "rank 3 …".
+    Lost {
+        /// The rank.
+        rank: usize,
+        /// What happened to it.
+        why: String,
+    },
+    /// Ranks started different movements.
+    Mismatch(String),
+    /// The engine failed.
+    Failed(String),
+}
+
+/// The most movements of one rank that may be in flight.
+pub const IN_FLIGHT_MAX: usize = 64;
+
+/// Moves bytes between the ranks of a world. All ranks start the same movements in the same order,
+/// numbered from 0.
+pub trait Engine: Send + Sync {
+    /// The engine's name and version.
+    fn name(&self) -> String;
+
+    /// Starts movement number `seq`, and returns at once.
+    ///
+    /// # Safety
+    /// The lengths agree with [`Movement`]'s table. Until [`Engine::wait`] has returned `Ok` for
+    /// `seq`, both regions stay valid, the source is not written, and the destination is neither
+    /// read nor written. They do not overlap, except that the source of an all-gather may be its
+    /// own chunk of the destination. After an `Err` they stay valid for the rest of the process
+    /// if [`Engine::abandons`] says so.
+    unsafe fn start(&self, seq: u64, job: Job) -> Result<(), Stop>;
+
+    /// Waits until movement `seq` has ended: this rank's destination is complete, and its source
+    /// may be written, since no peer reads it any more.
+    ///
+    /// # Errors
+    /// If a rank is lost, or does not arrive until `until`. Then all other ranks are told.
+    fn wait(&self, seq: u64, until: Instant) -> Result<(), Stop>;
+
+    /// Whether regions may still be accessed after an error, by a thread that was abandoned.
+    fn abandons(&self) -> bool;
+
+    /// Notes the step that this rank is at, for the reports of others.
+    fn set_step(&self, step: u64);
+
+    /// Leaves the world. `is_lost` says that a wait has failed.
+    fn close(&self, is_lost: bool);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let told = |m: Movement, source, destination| m.check(3, source, destination).err();
+        assert_eq!(told(Movement::AllToAll, 6, 6), None);
+        assert_eq!(told(Movement::AllGather, 0, 0), None);
+        assert_eq!(told(Movement::Broadcast { root: 2 }, 0, 5), None);
+        assert!(told(Movement::AllToAll, 7, 7).is_some_and(|t| t.contains("equal chunks")));
+        assert!(told(Movement::AllGather, 2, 5).is_some_and(|t| t.contains("2 bytes into 5")));
+        assert!(told(Movement::AllGather, usize::MAX, 3).is_some());
+        assert!(told(Movement::Broadcast { root: 3 }, 0, 5).is_some_and(|t| t.contains("rank 3")));
+        assert!(told(Movement::Shift { by: 1 }, 1, 2).is_some());
+        assert!(told(Movement::Barrier, 1, 1).is_some());
+    }
+
+    #[test]
+    fn shifts_wrap_around_in_both_directions() {
+        for by in [-4, -3, -1, 0, 1, 2, 7] {
+            for sender in 0..3 {
+                let receivers: Vec<usize> = (0..3)
+                    .filter(|r| Movement::Shift { by }.chunk(*r, sender, 3, 8).is_some())
+                    .collect();
+                assert_eq!(receivers, [(sender as isize + by).rem_euclid(3) as usize]);
+            }
+        }
+    }
+}

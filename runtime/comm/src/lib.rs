@@ -1,0 +1,26 @@
+//! Ranks and movements of bytes between them.
+//!
+//! A [`World`] is a number of ranks that run one program: processes that MPI, SLURM or
+//! `slabwise launch` has started ([`World::join`]), or threads of one process ([`World::local`]).
+//! Its engine moves bytes and never adds, so that sums have the order that the program fixes. The
+//! crate knows nothing about tensors.
+//!
+//! Every wait has a deadline. A rank that dies or hangs is an [`Error::Peer`] on every other rank,
+//! which names the rank, the step and the collective.
+
+mod agree;
+mod engine;
+mod error;
+pub mod launch;
+mod launcher;
+mod library;
+mod mesh;
+mod mpi;
+mod near;
+mod world;
+
+pub use agree::{Header, Vote};
+pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+pub use error::{Error, Result};
+pub use mesh::Mesh;
+pub use world::{Kind, Sent, Ticket, World};

@@ -1,0 +1,219 @@
+//! Worlds of processes that MPI has connected.
+
+mod calls;
+mod engine;
+mod lifeline;
+
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::engine::{Engine, Job, Movement, Stop};
+use crate::launcher::{Family, Place};
+use crate::library::{self, Surroundings};
+use crate::{Error, Result};
+use calls::Calls;
+pub(crate) use engine::Mpi;
+use lifeline::{Lifeline, Token};
+
+/// The bytes by which rank 0 says where it listens.
+const ADDRESS: usize = 16 + 2 + 4 + 64;
+/// The most bytes of a host's name.
+const HOST: usize = 64;
+/// The movements that joining takes.
+pub(crate) const JOINING: u64 = 3;
+
+/// Loads the launcher's MPI and connects the ranks.
+///
+/// # Errors
+/// If there is no library, or it is another one than the launcher's, or a rank does not answer.
+pub(crate) fn join(
+    family: Option<Family>,
+    place: Option<Place>,
+    variable: &str,
+    patience: Duration,
+) -> Result<Mpi> {
+    let (library, file) = library::open(&Surroundings::of_this_process(), family, None)?;
+    let calls = Calls::bind(library, &file)?;
+    let called = |family: Family| match family {
+        Family::Mpich => "MPICH's",
+        Family::OpenMpi => "Open MPI's",
+    };
+    let other = calls.family();
+    if let Some(family) = family
+        && family != other
+    {
+        return Err(Error::Join(format!(
+            "this process was started by {} launcher ({variable} is set), but {} is {} library: \
+             start it with the mpiexec beside that library, or name another one in SLABWISE_LIBMPI",
+            called(family),
+            file.display(),
+            called(other)
+        )));
+    }
+    let mpi = Mpi::start(calls, patience)?;
+    if let Some(place) = place
+        && (place.rank, place.size) != (mpi.rank, mpi.size)
+    {
+        let error = Error::Join(format!(
+            "the launcher says that this is rank {} of {} ({variable}), but {} says rank {} of {}: \
+             the launcher belongs to another MPI; use the mpiexec beside the library, or name \
+             the launcher's library in SLABWISE_LIBMPI",
+            place.rank,
+            place.size,
+            mpi.name(),
+            mpi.rank,
+            mpi.size
+        ));
+        mpi.close(true);
+        return Err(error);
+    }
+    if mpi.size > 1 {
+        connect(&mpi, patience)?;
+    }
+    Ok(mpi)
+}
+
+/// Connects the lifeline. Rank 0 says through MPI where it listens.
+fn connect(mpi: &Mpi, patience: Duration) -> Result<()> {
+    let until = Instant::now() + patience.min(Duration::from_secs(86_400));
+    let own = host();
+    let mut hosts = vec![0; HOST * mpi.size];
+    run(mpi, 0, Movement::AllGather, &own, &mut hosts, until)?;
+    let is_one_machine = hosts.chunks_exact(HOST).all(|host| host == own);
+    let failed = |e: std::io::Error| Error::Join(format!("rank 0 cannot listen: {e}"));
+    let mut address = [0; ADDRESS];
+    let mut listener = None;
+    if mpi.rank == 0 {
+        let interface = if is_one_machine {
+            Ipv4Addr::LOCALHOST
+        } else {
+            Ipv4Addr::UNSPECIFIED
+        };
+        let listening = TcpListener::bind((interface, 0)).map_err(failed)?;
+        let token = token().map_err(failed)?;
+        address[..16].copy_from_slice(&token);
+        let port = listening.local_addr().map_err(failed)?.port();
+        address[16..18].copy_from_slice(&port.to_le_bytes());
+        let ip = if is_one_machine {
+            Ipv4Addr::LOCALHOST
+        } else {
+            own_address()
+        };
+        address[18..22].copy_from_slice(&ip.octets());
+        address[22..].copy_from_slice(&own);
+        listener = Some((listening, token));
+    }
+    run(
+        mpi,
+        1,
+        Movement::Broadcast { root: 0 },
+        &[],
+        &mut address,
+        until,
+    )?;
+    let shared = Arc::clone(&mpi.shared);
+    let line = match listener {
+        Some((listener, token)) => Lifeline::accept(&listener, token, mpi.size, shared, until)?,
+        None => {
+            let token: Token = std::array::from_fn(|i| address[i]);
+            let port = u16::from_le_bytes([address[16], address[17]]);
+            let ip = Ipv4Addr::new(address[18], address[19], address[20], address[21]);
+            let name = String::from_utf8_lossy(&address[22..]);
+            let mut addresses = vec![SocketAddr::from((ip, port))];
+            if !is_one_machine {
+                let named = (name.trim_end_matches('\0'), port).to_socket_addrs();
+                addresses.extend(named.into_iter().flatten());
+            }
+            Lifeline::connect(&addresses, token, (mpi.rank, mpi.size), shared)?
+        }
+    };
+    mpi.set_lifeline(line);
+    run(mpi, 2, Movement::Barrier, &[], &mut [], until)
+}
+
+/// Runs a movement of joining.
+fn run(
+    mpi: &Mpi,
+    seq: u64,
+    movement: Movement,
+    source: &[u8],
+    destination: &mut [u8],
+    until: Instant,
+) -> Result<()> {
+    let source = source.to_vec();
+    let mut copy = destination.to_vec();
+    let job = Job {
+        movement,
+        source: source.as_ptr(),
+        source_len: source.len(),
+        destination: copy.as_mut_ptr(),
+        destination_len: copy.len(),
+    };
+    // SAFETY: the vectors are not accessed before the movement has ended, and are never freed if
+    // it fails.
+    let ended = unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until));
+    match ended {
+        Ok(()) => {
+            destination.copy_from_slice(&copy);
+            Ok(())
+        }
+        Err(stop) => {
+            std::mem::forget((source, copy));
+            Err(Error::Join(match stop {
+                Stop::Lost { rank, why } => {
+                    format!(
+                        "rank {rank} of {} {why} while the ranks were connected",
+                        mpi.size
+                    )
+                }
+                Stop::Mismatch(why) | Stop::Failed(why) => {
+                    format!("the ranks could not be connected: {why}")
+                }
+            }))
+        }
+    }
+}
+
+/// The name of this machine, padded with zeros.
+fn host() -> [u8; HOST] {
+    let mut name = [0_u8; HOST];
+    // SAFETY: the buffer is valid for its length; the last byte stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), HOST - 1) };
+    name
+}
+
+/// The address from which this machine would reach others. No packet is sent.
+fn own_address() -> Ipv4Addr {
+    let local = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        // Any address outside of the machine gives the interface of the default route.
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    });
+    match local.map(|address| address.ip()) {
+        Ok(IpAddr::V4(ip)) => ip,
+        _ => Ipv4Addr::LOCALHOST,
+    }
+}
+
+fn token() -> std::io::Result<Token> {
+    let mut token = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut token)?;
+    Ok(token)
+}
+
+/// The launcher of processes that belongs to a library, the library, and its family.
+pub(crate) fn launcher_of_library(named: Option<&Path>) -> Result<(PathBuf, PathBuf, Family)> {
+    let (library, file) = library::open(&Surroundings::of_this_process(), None, named)?;
+    let calls = Calls::bind(library, &file)?;
+    let is_open = calls.version().contains("Open MPI");
+    let family = if is_open {
+        Family::OpenMpi
+    } else {
+        Family::Mpich
+    };
+    Ok((library::mpiexec(&file, family), file, family))
+}

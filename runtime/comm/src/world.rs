@@ -1,0 +1,469 @@
+//! Worlds: ranks, and the movements of bytes between them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+use crate::launcher::{Launcher, launcher};
+use crate::near::Near;
+use crate::{Error, Mesh, Result, error, mpi};
+
+/// A rank's membership in a group of processes, or threads, that run one program.
+///
+/// All ranks call the same collectives in the same order. Clones are the same membership; the rank
+/// leaves when the last one is dropped.
+///
+/// ```
+/// let ranks = slabwise_comm::World::local(2);
+/// std::thread::scope(|scope| {
+///     for world in ranks {
+///         scope.spawn(move || {
+///             let mut all = [0; 2];
+///             world.all_gather("ids", &[world.rank() as u8], &mut all)?;
+///             assert_eq!(all, [0, 1]);
+///             Ok::<(), slabwise_comm::Error>(())
+///         });
+///     }
+/// });
+/// ```
+#[derive(Clone)]
+pub struct World(Arc<Inner>);
+
+struct Inner {
+    engine: Box<dyn Engine>,
+    rank: usize,
+    size: usize,
+    patience: AtomicU64,
+    sequence: Mutex<Sequence>,
+    sent: [Counter; Kind::ALL.len()],
+}
+
+/// The position of a rank in its program.
+#[derive(Default)]
+struct Sequence {
+    /// The number of the next movement.
+    next: u64,
+    /// The number of movements that are not finished.
+    in_flight: usize,
+    step: u64,
+    /// The number of the step's first movement.
+    first: u64,
+    /// The error that ended the world.
+    lost: Option<Error>,
+}
+
+#[derive(Default)]
+struct Counter {
+    movements: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A class of traffic that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Exchanges of chunks.
+    AllToAll,
+    /// Concatenations of chunks.
+    AllGather,
+    /// Copies from one rank to all others.
+    Broadcast,
+    /// Cyclic sends.
+    Shift,
+    /// Small messages of the runtime: headers, votes, agreements, barriers.
+    Control,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 5] = [
+        Kind::AllToAll,
+        Kind::AllGather,
+        Kind::Broadcast,
+        Kind::Shift,
+        Kind::Control,
+    ];
+
+    fn of(movement: Movement) -> Kind {
+        match movement {
+            Movement::AllToAll => Kind::AllToAll,
+            Movement::AllGather => Kind::AllGather,
+            Movement::Broadcast { .. } => Kind::Broadcast,
+            Movement::Shift { .. } => Kind::Shift,
+            Movement::Barrier => Kind::Control,
+        }
+    }
+}
+
+/// Traffic of one kind that a rank has sent, without messages of the lifeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// The number of movements started.
+    pub movements: u64,
+    /// The bytes sent to other ranks.
+    pub bytes: u64,
+}
+
+/// A movement in flight, to be given to [`World::finish`].
+#[derive(Debug)]
+#[must_use = "a movement ends in `World::finish`"]
+pub struct Ticket {
+    seq: u64,
+    step: u64,
+    collective: u64,
+}
+
+impl World {
+    /// The world of one rank.
+    pub fn alone() -> World {
+        World::local(1).remove(0)
+    }
+
+    /// A world of ranks that are threads of this process: one element for each, by rank. It is
+    /// empty for a size of 0.
+    pub fn local(size: usize) -> Vec<World> {
+        let ends = Near::world(size).into_iter().enumerate();
+        ends.map(|(rank, near)| World::over(Box::new(near), (rank, size), error::PATIENCE, 0))
+            .collect()
+    }
+
+    /// The world that a launcher has started: that of MPI's or SLURM's variables, or of one rank if
+    /// there are none. Later calls return the same membership.
+    ///
+    /// # Errors
+    /// If MPI is not found, is another one than the launcher's, or cannot connect the ranks; if the
+    /// variables contradict each other, or are those of torchrun.
+    pub fn join() -> Result<World> {
+        static JOINED: Mutex<Option<Weak<Inner>>> = Mutex::new(None);
+        let lookup = |name: &str| std::env::var(name).ok();
+        let patience = error::patience(&lookup)?;
+        let (family, place, variable) = match launcher(&lookup)? {
+            Launcher::None => return Ok(World::alone().with_patience(patience)),
+            Launcher::Torchrun(place) if place.size == 1 => {
+                return Ok(World::alone().with_patience(patience));
+            }
+            Launcher::Torchrun(place) => {
+                return Err(Error::Join(format!(
+                    "this is rank {} of {} of torchrun's variables, but ranks on CPUs talk through \
+                     MPI: start them with mpiexec, srun or slabwise launch",
+                    place.rank, place.size
+                )));
+            }
+            Launcher::Mpi {
+                family,
+                place,
+                variable,
+            } => (family, place, variable),
+        };
+        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(joined) = &*joined {
+            return joined.upgrade().map(World).ok_or_else(|| {
+                Error::Join("this process has left its world, and MPI starts only once".into())
+            });
+        }
+        let mpi = mpi::join(family, place, variable, patience)?;
+        let place = (mpi.rank, mpi.size);
+        let next = if mpi.size > 1 { mpi::JOINING } else { 0 };
+        let world = World::over(Box::new(mpi), place, patience, next);
+        *joined = Some(Arc::downgrade(&world.0));
+        Ok(world)
+    }
+
+    pub(crate) fn over(
+        engine: Box<dyn Engine>,
+        (rank, size): (usize, usize),
+        patience: Duration,
+        next: u64,
+    ) -> World {
+        World(Arc::new(Inner {
+            engine,
+            rank,
+            size,
+            patience: AtomicU64::new(nanoseconds(patience)),
+            sequence: Mutex::new(Sequence {
+                next,
+                first: next,
+                ..Sequence::default()
+            }),
+            sent: Default::default(),
+        }))
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.size
+    }
+
+    /// Whether this is rank 0, which prints.
+    pub fn leads(&self) -> bool {
+        self.0.rank == 0
+    }
+
+    /// The name of the engine that moves bytes.
+    pub fn engine(&self) -> String {
+        self.0.engine.name()
+    }
+
+    /// Sets the longest time that a collective waits for a rank. The default is 300 s, or the
+    /// seconds in `SLABWISE_PATIENCE`.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> World {
+        self.0
+            .patience
+            .store(nanoseconds(patience), Ordering::Relaxed);
+        self
+    }
+
+    /// Named axes over the ranks, the last one between adjacent ranks.
+    ///
+    /// # Errors
+    /// If the product of the lengths is not the number of ranks.
+    pub fn mesh<'a>(&self, axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Mesh> {
+        Mesh::new(self.size(), axes)
+    }
+
+    /// Notes that a step begins: errors and heartbeats name it, and the collectives in it are
+    /// numbered from 0.
+    pub fn begin_step(&self, step: u64) {
+        let mut sequence = self.sequence();
+        sequence.step = step;
+        sequence.first = sequence.next;
+        drop(sequence);
+        self.0.engine.set_step(step);
+    }
+
+    /// The traffic that this rank has sent.
+    pub fn sent(&self, kind: Kind) -> Sent {
+        let counter = &self.0.sent[kind as usize];
+        Sent {
+            movements: counter.movements.load(Ordering::Relaxed),
+            bytes: counter.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The error that ended the world; `None` while it works.
+    pub fn lost(&self) -> Option<Error> {
+        self.sequence().lost.clone()
+    }
+
+    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
+    /// kind. At most [`IN_FLIGHT_MAX`] may be in flight.
+    ///
+    /// # Errors
+    /// If the lengths do not fit, too many movements are in flight, or the world is lost.
+    ///
+    /// # Safety
+    /// As for [`Engine::start`], until [`World::finish`] has returned.
+    pub unsafe fn start(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
+        let check = job
+            .movement
+            .check(self.size(), job.source_len, job.destination_len);
+        check.map_err(|why| Error::Size(format!("\"{name}\": {why}")))?;
+        let mut sequence = self.sequence();
+        if let Some(lost) = &sequence.lost {
+            return Err(lost.clone());
+        }
+        if sequence.in_flight == IN_FLIGHT_MAX {
+            return Err(Error::Size(format!(
+                "\"{name}\" would be the {}th collective in flight: finish one first",
+                IN_FLIGHT_MAX + 1
+            )));
+        }
+        let ticket = Ticket {
+            seq: sequence.next,
+            step: sequence.step,
+            collective: sequence.next - sequence.first,
+        };
+        // SAFETY: the lengths fit, and the caller promises the rest.
+        let started = unsafe { self.0.engine.start(ticket.seq, job) };
+        if let Err(stop) = started {
+            return Err(self.lose(sequence, &ticket, name, stop));
+        }
+        sequence.next += 1;
+        sequence.in_flight += 1;
+        drop(sequence);
+        let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.movement)) as usize];
+        let bytes = (0..self.size())
+            .filter(|peer| *peer != self.rank())
+            .filter_map(|peer| {
+                job.movement
+                    .chunk(peer, self.rank(), self.size(), job.destination_len)
+            })
+            .map(|chunk| chunk.len as u64);
+        counter.movements.fetch_add(1, Ordering::Relaxed);
+        counter.bytes.fetch_add(bytes.sum(), Ordering::Relaxed);
+        Ok(ticket)
+    }
+
+    /// Waits until a movement has ended: the destination is complete, and no peer reads the source
+    /// any more.
+    ///
+    /// # Errors
+    /// If a rank is lost or does not arrive in time. The world cannot be used afterwards.
+    pub fn finish(&self, ticket: Ticket, name: &str) -> Result<()> {
+        let patience = Duration::from_nanos(self.0.patience.load(Ordering::Relaxed));
+        let now = Instant::now();
+        // A time that cannot be represented is as good as for ever: a year.
+        let until = now
+            .checked_add(patience)
+            .unwrap_or(now + Duration::from_secs(31_536_000));
+        let waited = self.0.engine.wait(ticket.seq, until);
+        let mut sequence = self.sequence();
+        match waited {
+            Ok(()) => {
+                sequence.in_flight -= 1;
+                Ok(())
+            }
+            Err(stop) => Err(self.lose(sequence, &ticket, name, stop)),
+        }
+    }
+
+    /// Exchanges equal chunks: chunk `i` of `source` goes to rank `i`, and chunk `i` of
+    /// `destination` comes from rank `i`.
+    ///
+    /// # Errors
+    /// If the lengths differ or the number of ranks does not divide them, or a rank is lost.
+    pub fn all_to_all(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
+        self.run(name, Movement::AllToAll, source, destination, None)
+    }
+
+    /// Concatenates the sources of all ranks, by rank, on each of them.
+    ///
+    /// # Errors
+    /// If the destination is not as long as all sources together, or a rank is lost.
+    pub fn all_gather(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
+        self.run(name, Movement::AllGather, source, destination, None)
+    }
+
+    /// Copies the root's bytes to all other ranks.
+    ///
+    /// # Errors
+    /// If there is no such rank, or a rank is lost.
+    pub fn broadcast(&self, name: &str, root: usize, bytes: &mut [u8]) -> Result<()> {
+        self.run(name, Movement::Broadcast { root }, &[], bytes, None)
+    }
+
+    /// Sends to the rank at a distance, cyclically, and receives from the one at the same distance
+    /// on the other side.
+    ///
+    /// # Errors
+    /// If the lengths differ, or a rank is lost.
+    pub fn shift(
+        &self,
+        name: &str,
+        by: isize,
+        source: &[u8],
+        destination: &mut [u8],
+    ) -> Result<()> {
+        self.run(name, Movement::Shift { by }, source, destination, None)
+    }
+
+    /// Waits until all ranks are here.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn barrier(&self, name: &str) -> Result<()> {
+        self.run(name, Movement::Barrier, &[], &mut [], None)
+    }
+
+    /// Runs a movement over copies of the regions, which an engine may keep after an error.
+    pub(crate) fn run(
+        &self,
+        name: &str,
+        movement: Movement,
+        source: &[u8],
+        destination: &mut [u8],
+        kind: Option<Kind>,
+    ) -> Result<()> {
+        let source = source.to_vec();
+        let mut copy = destination.to_vec();
+        let job = Job {
+            movement,
+            source: source.as_ptr(),
+            source_len: source.len(),
+            destination: copy.as_mut_ptr(),
+            destination_len: copy.len(),
+        };
+        // SAFETY: both vectors live until the movement has ended, and nothing else accesses them;
+        // after an error they are never freed if the engine may still use them.
+        let ended =
+            unsafe { self.start(name, job, kind) }.and_then(|ticket| self.finish(ticket, name));
+        match ended {
+            Ok(()) => destination.copy_from_slice(&copy),
+            Err(_) if self.0.engine.abandons() => std::mem::forget((source, copy)),
+            Err(_) => {}
+        }
+        ended
+    }
+
+    fn sequence(&self) -> MutexGuard<'_, Sequence> {
+        // No code panics while it holds the lock.
+        self.0
+            .sequence
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the world with an error, unless an earlier one has.
+    fn lose(
+        &self,
+        mut sequence: MutexGuard<'_, Sequence>,
+        ticket: &Ticket,
+        name: &str,
+        stop: Stop,
+    ) -> Error {
+        let name = name.to_string();
+        let Ticket {
+            step, collective, ..
+        } = *ticket;
+        let error = match stop {
+            Stop::Lost { rank, why } => Error::Peer {
+                rank,
+                size: self.size(),
+                step,
+                collective,
+                name,
+                why,
+            },
+            Stop::Mismatch(why) => Error::Mismatch { name, why },
+            Stop::Failed(why) => Error::Engine {
+                step,
+                collective,
+                name,
+                why,
+            },
+        };
+        sequence.lost.get_or_insert(error).clone()
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "rank {} of {} ({})",
+            self.rank(),
+            self.size(),
+            self.engine()
+        )
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let sequence = self
+            .sequence
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.engine.close(sequence.lost.is_some());
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
