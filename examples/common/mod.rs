@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use slabwise::Error;
 use slabwise::data::Mnist;
 use slabwise::prelude::*;
+use slabwise::{Error, World};
 use slabwise_planner::shortened;
 
 /// The options of an example that learns MNIST.
@@ -85,7 +85,9 @@ impl Args {
 impl Run {
     /// A session with these options.
     pub fn session(&self, params: Params) -> Result<Session> {
-        let session = Session::new(self.device, params)?.with_budget(self.budget);
+        let session = Session::new(self.device, params)?
+            .with_budget(self.budget)
+            .on(World::join()?)?;
         Ok(match self.threads {
             Some(threads) => session.with_threads(threads as usize),
             None => session,
@@ -95,7 +97,9 @@ impl Run {
     /// Prints the plan and loads the checkpoint to resume from, if any. Returns the number of
     /// completed steps.
     pub fn start(&self, session: &mut Session, train: &Program<1>) -> Result<u32> {
-        println!("{}", train.plan());
+        if session.world().rank() == 0 {
+            println!("{}", train.plan());
+        }
         if let Some(path) = &self.plan_svg {
             train.plan().write_svg(path)?;
         }

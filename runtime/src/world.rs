@@ -10,6 +10,7 @@ mod local;
 mod tree;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,10 +166,8 @@ impl World {
     /// assert_eq!(shares, [0..3, 3..6, 6..8, 8..10]);
     /// # Ok::<(), slabwise::Error>(())
     /// ```
-    pub fn share(&self, rows: usize) -> std::ops::Range<usize> {
-        let (each, more) = (rows / self.ranks(), rows % self.ranks());
-        let start = |rank: usize| rank * each + rank.min(more);
-        start(self.rank())..start(self.rank() + 1)
+    pub fn share(&self, rows: usize) -> Range<usize> {
+        share_of((self.rank(), self.ranks()), rows)
     }
 
     pub(crate) fn transport(&self) -> Option<&Arc<dyn Transport>> {
@@ -220,4 +219,11 @@ pub(crate) struct Shard {
     pub ranks: u32,
     /// The elements of each rank's part.
     pub elements: i64,
+}
+
+/// The rows of a rank, one of so many.
+pub(crate) fn share_of((rank, ranks): (usize, usize), rows: usize) -> Range<usize> {
+    let (each, more) = (rows / ranks, rows % ranks);
+    let start = |rank: usize| rank * each + rank.min(more);
+    start(rank)..start(rank + 1)
 }

@@ -12,6 +12,7 @@ mod diff;
 mod frontier;
 mod graph_file;
 mod info;
+mod launch;
 mod onnx;
 mod order;
 mod output;
@@ -62,6 +63,8 @@ enum Command {
     /// Compare two plans that `slabwise plan --json` has written, and show why the second one is
     /// larger
     Diff(diff::Args),
+    /// Start a program on several ranks, which train together by MPI
+    Launch(launch::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -79,6 +82,7 @@ impl Command {
             | Command::Compare(_)
             | Command::Bench(_)
             | Command::Diff(_)
+            | Command::Launch(_)
             | Command::Info => &[],
         };
         all.iter().filter_map(|path| path.as_deref()).collect()
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Remat(args) => remat::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Launch(args) => launch::run(&args).map(success),
         Command::Info => info::run().map(success),
     };
     match done {

@@ -3,17 +3,20 @@
 mod bodies;
 mod budget;
 mod checked;
+mod data_dependent;
 mod front;
+mod segments;
 
 use std::time::Instant;
 
 use slabwise_kernels::cpu::{Isa, MAX_AXES};
-use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
 use self::bodies::Bodies;
 use self::checked::Planned;
+use self::data_dependent::data_dependent_buffers;
 use self::front::Front;
+use self::segments::segmented;
 use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
@@ -21,9 +24,9 @@ use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
-use crate::ops::{NodeId, Op};
+use crate::ops::Op;
 use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, Simplify, count_prologues};
-use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, PlanDetails};
+use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::DynamicShapes;
@@ -143,7 +146,6 @@ pub fn compile(
     environment: &Environment<'_>,
     started: Instant,
 ) -> Result<CompiledPlan> {
-    let memory = &environment.memory;
     let mut clock = Clock::since(started);
     let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
     passes.start(graph)?;
@@ -151,26 +153,62 @@ pub fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
-    let graph = Bodies {
+    let run = |graph: Graph, clock: Clock| {
+        compile_simplified(name, graph, options, environment, &passes, &kernels, clock)
+    };
+    // Scans that keep fewer carries compute their steps once more, so they are the last resort.
+    match run(graph.clone(), clock.clone()) {
+        Err(error @ Error::Budget { .. }) => match segmented(&graph) {
+            Some(graph) => {
+                let graph = passes.run(&options.simplify, &graph)?;
+                clock.ended("segments", graph.nodes.len());
+                run(graph, clock).map_err(|other| closer(error, other))
+            }
+            None => Err(error),
+        },
+        compiled => compiled,
+    }
+}
+
+/// Of two errors the one of the program that comes closer to its budget, if both are of that kind.
+fn closer(first: Error, second: Error) -> Error {
+    match (&first, &second) {
+        (Error::Budget { needed: a, .. }, Error::Budget { needed: b, .. }) if a < b => first,
+        _ => second,
+    }
+}
+
+/// Compiles a simplified graph.
+fn compile_simplified(
+    name: &str,
+    graph: Graph,
+    options: &CompileOptions,
+    environment: &Environment<'_>,
+    passes: &Pipeline,
+    kernels: &KernelCache,
+    mut clock: Clock,
+) -> Result<CompiledPlan> {
+    let memory = &environment.memory;
+    let target = tuned(&environment.target, options.tuning, &graph);
+    let bodies = Bodies {
         options,
-        target: &tuned(&environment.target, options.tuning, &graph),
+        target: &target,
         verifies: settings::verify()?,
         dump: environment.dump,
-        kernels: &kernels,
-    }
-    .plan(name, graph)?;
+        kernels,
+    };
+    let graph = bodies.plan(name, graph)?;
     let front = Front {
         graph: &graph,
         options,
         half_products: environment.target.capabilities().half_products,
-        passes: &passes,
-        kernels: &kernels,
+        passes,
+        kernels,
     };
-    let target = tuned(&environment.target, options.tuning, &graph);
     let prepare = Prepare {
         target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
-        kernels: &kernels,
+        kernels,
     };
     let mut planned = Planned::new(&front, &prepare, &options.planner, |stage, count| {
         clock.ended(stage, count)
@@ -188,14 +226,14 @@ pub fn compile(
         .map(|room| room.saturating_sub(prefetch))
         .filter(|&room| room < height)
     {
-        (planned, budget_report) = planned.rewrite(&passes, &target, |program, offsets| {
+        (planned, budget_report) = planned.rewrite(passes, &target, |program, offsets| {
             let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
             Ok((fitted.program, fitted.offsets, fitted.budget_report))
         })?;
         budget_report.prologues = count_prologues(planned.program());
         clock.ended("budget", planned.program().kernels.len());
     }
-    let checked = planned.check(&passes)?;
+    let checked = planned.check()?;
     clock.ended("check", checked.program().kernels.len());
     let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
     let mut persistent = Persistent {
@@ -285,50 +323,6 @@ fn staging_within(
     } else {
         wanted
     }
-}
-
-/// The values for which the plan has no place, and the reasons.
-fn data_dependent_buffers(program: &ir::Program) -> Vec<DataDependentBuffer> {
-    let (graph, symbols) = (&program.graph, &program.graph.symbols);
-    let finders = graph.ids().filter_map(|id| {
-        if let Op::Bind { symbol } = graph.node(id).op {
-            Some((symbol, id))
-        } else {
-            None
-        }
-    });
-    let finders: Vec<(Symbol, NodeId)> = finders.collect();
-    let finder = |s: Symbol| {
-        let location = graph
-            .origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1)
-            .location;
-        Some(format!("{}:{}", location.file(), location.line()))
-    };
-    let values = program.values.iter().filter(|value| value.data_dependent);
-    let found = values.map(|value| {
-        let mut lengths: Vec<Symbol> = value
-            .dims
-            .iter()
-            .flat_map(|d| d.symbols())
-            .filter(|&s| symbols.is_data_dependent(s))
-            .collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        let why = |s: &Symbol| {
-            format!(
-                "{} is found at {}",
-                symbols.name(*s),
-                finder(*s).unwrap_or_default()
-            )
-        };
-        let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
-        DataDependentBuffer {
-            name: value.name.clone(),
-            shape: format!("{} {}", value.dtype, symbols.show(&value.dims)),
-            why,
-        }
-    });
-    found.collect()
 }
 
 /// The bytes of a weight or state.

@@ -8,10 +8,12 @@
 
 mod calls;
 mod engine;
+mod guard;
 mod launched;
 mod library;
 mod lifeline;
 
+pub use guard::guard;
 pub use launched::{Launched, Launcher};
 pub use library::{Dialect, find};
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ndarray::{Array1, Array2, Array4};
 
 use super::{DataError, Prefetched};
+use crate::world::{World, share_of};
 
 /// Images `[n, channels, height, width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type Batch = (Array4<f32>, Array1<i32>);
@@ -188,6 +189,7 @@ impl Split {
             order,
             batch: batch.max(1),
             left: 0..self.len(),
+            share: (0, 1),
         }
     }
 }
@@ -201,12 +203,20 @@ pub struct Batches {
     batch: usize,
     /// Positions not yet handed out.
     left: Range<usize>,
+    /// The rank whose part of each batch is assembled, of how many.
+    share: (usize, usize),
 }
 
 impl Batches {
     /// The same batches with each image as one row, as a multilayer perceptron expects them.
     pub fn flat(self) -> FlatBatches {
         FlatBatches(self)
+    }
+
+    /// Of the same batches the [rows](World::share) of this rank of a world alone.
+    pub fn share(mut self, world: &World) -> Batches {
+        self.share = (world.rank(), world.ranks());
+        self
     }
 
     /// Assembles batches on a background thread, at most `depth` ahead (0 counts as 1).
@@ -227,7 +237,8 @@ impl Batches {
             .left
             .end
             .min(self.left.start.saturating_add(self.batch));
-        let positions = self.left.start..end;
+        let own = share_of(self.share, end - self.left.start);
+        let positions = self.left.start + own.start..self.left.start + own.end;
         self.left.start = end;
         let image: usize = self.data.shape.iter().product();
         let mut values = Vec::with_capacity(positions.len() * image);

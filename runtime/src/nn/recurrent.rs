@@ -306,7 +306,7 @@ impl Network {
             carries.push(c.unwrap_or_else(|| zeros(hidden)));
         }
         // Steps come first, so that those of a batch lie together.
-        let mut inputs = vec![weights.input_part(x.permute(&[1, 0, 2]))];
+        let mut inputs = vec![weights.input_part(x.permute([1, 0, 2]))];
         inputs.extend(seen.map(|seen| seen.t().unsqueeze(2)));
         let options = if backwards {
             Scan::default().reverse()
@@ -330,7 +330,7 @@ impl Network {
             };
             ([next.h].into_iter().chain(next.c).collect(), vec![h])
         });
-        let all = results.first().map(|all| all.permute(&[1, 0, 2]));
+        let all = results.first().map(|all| all.permute([1, 0, 2]));
         let state = Between {
             h: last[0],
             c: last.get(1).copied(),

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::Session;
 use crate::compile::CompiledPlan;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::program::{Compiled, Step};
 use crate::world::World;
@@ -76,7 +77,7 @@ impl Session {
                 "the session has compiled a program or loaded weights already; join a world before that".into(),
             ));
         }
-        if world.ranks() > 1 && self.device != crate::Device::Cpu {
+        if world.ranks() > 1 && self.device != Device::Cpu {
             return Err(Error::Value(format!(
                 "ranks exchange bytes on the CPU only; the session is on {}",
                 self.device

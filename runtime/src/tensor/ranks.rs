@@ -38,4 +38,20 @@ impl<'t> Tensor<'t> {
             })
         })
     }
+
+    /// The mean of this loss over the whole batch, on every rank of the
+    /// [world](crate::Session::on) that the session is in: a rank's loss, the mean over its own
+    /// examples, counts by their number. In a world of one, the loss itself. An f32 scalar.
+    #[track_caller]
+    pub fn mean_over_ranks(self) -> Tensor<'t> {
+        let (at, trace) = (Location::caller(), self.trace());
+        let loss = trace.scalar_loss(at, "mean_over_ranks", self);
+        match trace.spread().filter(|_| !loss.is_poisoned()) {
+            Some(spread) => {
+                let share = trace.share(at, spread, 1);
+                trace.on_behalf(at, || (loss * share).sum_over_ranks())
+            }
+            None => loss,
+        }
+    }
 }

@@ -10,6 +10,7 @@ use super::handle::Tensor;
 use super::{Building, Held, Line, Trace};
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::params::Params;
 use crate::world::{Shard, Spread, Strategy, Tree};
 
 /// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
@@ -38,7 +39,7 @@ impl Trace {
     /// How the step is spread over ranks, if it is.
     pub(crate) fn spread(&self) -> Option<Spread> {
         let building = self.building.borrow();
-        building.params.as_ref().and_then(crate::Params::spread)
+        building.params.as_ref().and_then(Params::spread)
     }
 
     /// The part of the whole batch's mean that `parts` equal parts of this rank have each: by the

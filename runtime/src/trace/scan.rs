@@ -8,10 +8,10 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS};
 
+use super::handle::Tensor;
 use super::{Building, Line, Trace};
 use crate::graph::{Body, BodyBuilder, Feed, Graph, Node, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::tensor::Tensor;
 
 /// The options of a [scan](Trace::scan): its direction, its length, and what of it is kept for the
 /// backward pass.
@@ -401,6 +401,9 @@ impl Building {
                 Op::Uniform { .. } => {
                     "scan: random numbers would be the same in every step; draw them before the \
                      scan and pass them as inputs"
+                }
+                Op::Collective { .. } if varies[at] => {
+                    "scan: ranks exchange nothing in a step; exchange before the scan or after it"
                 }
                 op if op.is_check() && varies[at] => {
                     "scan: a step checks no indices, lengths or finite values; check them before \

@@ -33,6 +33,8 @@ pub mod draw;
 pub mod facts;
 pub mod hunt;
 pub mod judge;
+pub mod method;
+mod method_rules;
 mod numbers;
 pub mod print;
 pub mod rng;

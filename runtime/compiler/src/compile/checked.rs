@@ -4,9 +4,9 @@
 //! it, [`Planned::rewrite`] replaces it by another that keeps a budget, [`Planned::check`] accepts
 //! it. The fields are private, so that there is no other way:
 //!
-//! - a rewritten program is compared with the one before it by the [validator],
-//! - the program is verified, and
-//! - its plan is [checked](slabwise_planner::check) against the dag that is derived from it.
+//! - a rewritten program is verified, as the output of every pass,
+//! - it is compared with the program before by the [validator], and
+//! - the plan is [checked](slabwise_planner::check) against the dag that is derived from it.
 //!
 //! The plan is checked in every build. Programs are verified and rewrites validated in debug builds
 //! and with `SLABWISE_VERIFY=1`.
@@ -67,8 +67,8 @@ impl Planned {
     /// Replaces the program and its plan by those that `rewrite` makes of them.
     ///
     /// # Errors
-    /// That of `rewrite`, or that the new program computes other values, if outputs of passes are
-    /// verified.
+    /// That of `rewrite`; if outputs of passes are verified, the first broken invariant of the new
+    /// program, or that it computes other values.
     pub fn rewrite<T>(
         self,
         passes: &Pipeline,
@@ -77,6 +77,7 @@ impl Planned {
     ) -> Result<(Planned, T)> {
         let before = passes.remember(&self.program, &self.offsets.order);
         let (program, offsets, report) = rewrite(self.program, self.offsets)?;
+        passes.verify("budget", &program)?;
         passes.validate(before.as_ref(), (&program, &offsets.order), target)?;
         let planned = Planned {
             dag: program.to_dag(),
@@ -86,17 +87,16 @@ impl Planned {
         Ok((planned, report))
     }
 
-    /// Checks the plan, and verifies the program if outputs of passes are verified.
+    /// Checks the plan.
     ///
     /// # Errors
-    /// The first broken invariant.
-    pub fn check(self, passes: &Pipeline) -> Result<CheckedProgram> {
+    /// Its first broken invariant.
+    pub fn check(self) -> Result<CheckedProgram> {
         let Planned {
             program,
             dag,
             offsets,
         } = self;
-        passes.verify("compile", &program)?;
         let offsets = slabwise_planner::check(&dag, offsets)
             .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
         Ok(CheckedProgram {
@@ -178,5 +178,108 @@ impl CompiledPlan {
     /// The program and its plan; the promise that they belong together is lost.
     pub fn into_parts(self) -> (Program, Plan) {
         (self.program, self.plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use slabwise_kernels::cpu::{Config, Isa};
+    use slabwise_kernels::dtype::DType;
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::size::Size;
+    use slabwise_kernels::spec::{Dims, Inst};
+
+    use super::*;
+    use crate::backend::{self, KernelCache};
+    use crate::compile::CompileOptions;
+    use crate::device::Device;
+    use crate::graph::{Graph, InputInfo, Origin, Phase};
+    use crate::ops::{GraphBuilder, Op};
+
+    /// Rewrites the program of `tanh(exp(x))`, and checks the result.
+    fn rewritten(
+        rewrite: impl FnOnce(Program, Offsets) -> Result<(Program, Offsets, ())>,
+    ) -> Result<CheckedProgram> {
+        let dims = Dims::from_slice(&[Size::fixed(64)]);
+        let mut graph = Graph::default();
+        graph.set_origin(Origin {
+            location: Location::caller(),
+            layer: "".into(),
+            phase: Phase::Forward,
+            part: 0,
+            segment: 0,
+        });
+        graph.inputs.push(InputInfo {
+            name: "x".into(),
+            dtype: DType::F32,
+            dims: dims.clone(),
+            donated_to: None,
+        });
+        let x = graph.emit(Op::Input(0), &[], DType::F32, dims);
+        let y = graph.scalar(ScalarOp::Exp, &[x]);
+        let y = graph.scalar(ScalarOp::Tanh, &[y]);
+        graph.outputs.push(y);
+        let config = Config {
+            threads: 1,
+            isa: Isa::detect(),
+        };
+        let target = backend::open(Device::Cpu)?.target(config, None);
+        let passes = Pipeline::new("test", true, None)?;
+        let (options, kernels) = (CompileOptions::default(), KernelCache::default());
+        let front = Front {
+            graph: &graph,
+            options: &options,
+            half_products: target.capabilities().half_products,
+            passes: &passes,
+            kernels: &kernels,
+        };
+        let prepare = Prepare {
+            target: &target,
+            guard: 0,
+            kernels: &kernels,
+        };
+        let planned = Planned::new(&front, &prepare, &options.planner, |_, _| ())?;
+        planned.rewrite(&passes, &target, rewrite)?.0.check()
+    }
+
+    fn error(checked: Result<CheckedProgram>) -> String {
+        checked.err().map_or_else(String::new, |e| e.to_string())
+    }
+
+    #[test]
+    fn a_rewrite_must_keep_the_values() {
+        assert!(rewritten(|program, offsets| Ok((program, offsets, ()))).is_ok());
+        let changed = rewritten(|mut program, offsets| {
+            let call = &mut program.kernels[0];
+            // A kernel belongs to its spec.
+            call.kernel = None;
+            for inst in &mut call.spec.code {
+                if let Inst::Op(op @ ScalarOp::Tanh, _) = inst {
+                    *op = ScalarOp::Sin;
+                }
+            }
+            Ok((program, offsets, ()))
+        });
+        let message = error(changed);
+        assert!(
+            message.contains("a pass changed the program"),
+            "{message:?}"
+        );
+    }
+
+    #[test]
+    fn a_rewritten_program_is_verified_and_its_plan_checked() {
+        let message = error(rewritten(|mut program, offsets| {
+            program.kernels[0].args.pop();
+            Ok((program, offsets, ()))
+        }));
+        assert!(message.contains("after budget"), "{message:?}");
+        let message = error(rewritten(|program, mut offsets| {
+            offsets.height += 64;
+            Ok((program, offsets, ()))
+        }));
+        assert!(message.contains("the plan is wrong"), "{message:?}");
     }
 }
