@@ -39,7 +39,7 @@ pub use clusters::{Cluster, Clusters, ClustersError};
 pub(super) use clusters::{Edge, Links};
 pub(super) use edges::{Users, edges, users};
 pub(super) use inline::wide;
-use inline::{inline_nodes, recomputed};
+use inline::{inline_nodes, recompute_per_use};
 pub(crate) use limit::{FuseWithin, Limits};
 use merge::Marks;
 pub use options::Fuse;
@@ -72,7 +72,7 @@ fn fuse_within(graph: &Graph, options: &Fuse, limits: &Limits) -> Clusters {
     let mut inline = inline_nodes(graph, &edges);
     let users = users(graph, &edges);
     if options.recompute {
-        recomputed(graph, &edges, &users, &mut inline, limits.per_use);
+        recompute_per_use(graph, &edges, &users, &mut inline, limits.per_use);
     }
     let count = graph.nodes.len();
     let mut is_output = vec![false; count];

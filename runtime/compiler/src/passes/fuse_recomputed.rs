@@ -5,6 +5,11 @@
 //! step behind the convolution: one kernel computes both, the value between them is not read from
 //! memory, and it is not written either unless another kernel reads it. Outputs of a recomputed
 //! kernel that no kernel reads are pruned as well.
+//!
+//! The fusion of the graph ([`super::fuse`]) cannot do this. It decides from dependencies alone,
+//! while here the plan's order says which calls are neighbours, and its live bytes say whether a
+//! fused call still fits into the budget (docs/adr/0009-late-fusion-of-recomputed-kernels.md has
+//! the measurements). Only recomputed calls change: all others stay as they were planned.
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::dtype::DType;
@@ -21,12 +26,21 @@ use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 /// Most instructions of a kernel made of several.
 const INSTRUCTIONS_MAX: usize = 128;
 
-/// The pass; its fields as the arguments of [`fuse_recomputed`].
+/// The pass. Its result is the program with recomputed calls fused, where one reads per element a
+/// value that another writes, and its recomputed calls; `None` if there is nothing to fuse.
+///
+/// The outputs of a fused kernel exist earlier, so kernels are fused only as long as the live bytes
+/// stay within the room.
 pub(crate) struct FuseRecomputed<'a> {
+    /// The plan, whose order the calls of the result are in.
     pub plan: &'a Plan,
+    /// The recomputed calls.
     pub recomputed: &'a [TaskId],
+    /// The bytes that the slab may have.
     pub room: u64,
+    /// The device.
     pub target: &'a Target,
+    /// The kernels that are prepared already.
     pub kernels: &'a KernelCache,
 }
 
@@ -36,51 +50,27 @@ impl Pass for FuseRecomputed<'_> {
     type Output = Option<(Program, Vec<TaskId>)>;
 
     fn run(&self, program: &Program) -> Result<Self::Output, PassError> {
-        fuse_recomputed(program, self)
-    }
-}
-
-/// The program with calls of `recomputed` fused, where one reads per element a value that another
-/// writes; its calls are in the order of the plan. Also the recomputed calls of the new program.
-///
-/// The outputs of a fused kernel exist earlier, so kernels are fused only as long as the live bytes
-/// stay within `room`. `None` if there is nothing to fuse.
-///
-/// # Errors
-/// If the device has no kernel for a fused call.
-fn fuse_recomputed(
-    program: &Program,
-    pass: &FuseRecomputed<'_>,
-) -> Result<Option<(Program, Vec<TaskId>)>, PassError> {
-    let FuseRecomputed {
-        plan,
-        recomputed,
-        room,
-        target,
-        kernels,
-    } = *pass;
-    // Micro-batches have their own kernels.
-    if program.micro_batches.is_some() || recomputed.is_empty() {
-        return Ok(None);
-    }
-    let live = planner::live_bytes(&program.to_dag(), plan);
-    let mut is_recomputed = vec![false; program.kernels.len()];
-    recomputed
-        .iter()
-        .for_each(|task| is_recomputed[task.index()] = true);
-    let steps: Vec<usize> = (0..plan.order.len())
-        .filter(|&step| is_recomputed[plan.order[step].index()])
-        .collect();
-    let ordered = program.in_order(plan.order.iter().map(|task| CallId(task.0)));
-    let mut fusion = Fusion::new(&ordered, live, &steps, target);
-    for &step in &steps {
-        fusion.join(step, room);
-    }
-    steps.iter().for_each(|&step| fusion.drop_unread(step));
-    if fusion.changed.is_empty() {
-        Ok(None)
-    } else {
-        fusion.finish(&steps, kernels).map(Some)
+        // Micro-batches have their own kernels.
+        if program.micro_batches.is_some() || self.recomputed.is_empty() {
+            return Ok(None);
+        }
+        let order = &self.plan.order;
+        let live = planner::live_bytes(&program.to_dag(), self.plan);
+        let recomputed: FxHashSet<TaskId> = self.recomputed.iter().copied().collect();
+        let steps: Vec<usize> = (0..order.len())
+            .filter(|&step| recomputed.contains(&order[step]))
+            .collect();
+        let ordered = program.in_order(order.iter().map(|task| CallId(task.0)));
+        let mut fusion = Fusion::new(&ordered, live, &steps, self.target);
+        for &step in &steps {
+            fusion.fuse_into_producer(step, self.room);
+        }
+        steps.iter().for_each(|&step| fusion.prune_unread(step));
+        if fusion.changed.is_empty() {
+            Ok(None)
+        } else {
+            fusion.finish(&steps, self.kernels).map(Some)
+        }
     }
 }
 
@@ -145,7 +135,7 @@ impl<'a> Fusion<'a> {
 
     /// Fuses a call into its latest producer, if that producer is recomputed too and no other
     /// dependency separates them.
-    fn join(&mut self, at: usize, room: u64) {
+    fn fuse_into_producer(&mut self, at: usize, room: u64) {
         let Some(second) = &self.calls[at] else {
             return;
         };
@@ -168,7 +158,7 @@ impl<'a> Fusion<'a> {
         }
         let Some(fused) = self.calls[first]
             .as_ref()
-            .filter(|first| self.takes_steps(first))
+            .filter(|first| self.may_have_epilogue(first))
             .and_then(|first| fused(self.program, first, second))
         else {
             return;
@@ -214,12 +204,12 @@ impl<'a> Fusion<'a> {
             .for_each(|into| *into = first);
         self.changed.remove(&at);
         self.changed.insert(first);
-        self.join(first, room);
+        self.fuse_into_producer(first, room);
     }
 
-    /// Whether the sums of a call keep their bits with other steps behind them. On other devices
+    /// Whether the sums of a call keep their bits with another epilogue. On other devices
     /// than the CPU the kernel of a product may depend on them, or be a measured choice.
-    fn takes_steps(&self, call: &KernelCall) -> bool {
+    fn may_have_epilogue(&self, call: &KernelCall) -> bool {
         let late_epilogues = self.target.capabilities().late_epilogues;
         call.spec.body == Body::Loop
             || late_epilogues && matches!(call.spec.body, Body::Matmul(_) | Body::Conv2d(_))
@@ -245,10 +235,10 @@ impl<'a> Fusion<'a> {
     }
 
     /// Prunes the outputs of a call that no call reads.
-    fn drop_unread(&mut self, at: usize) {
+    fn prune_unread(&mut self, at: usize) {
         let Some(call) = self.calls[at]
             .as_ref()
-            .filter(|call| call.spec.stores.len() > 1 && self.takes_steps(call))
+            .filter(|call| call.spec.stores.len() > 1 && self.may_have_epilogue(call))
         else {
             return;
         };

@@ -1,4 +1,8 @@
 //! Inlining: values that every kernel computes for itself rather than reads.
+//!
+//! It is recomputation that costs no memory traffic, so no plan decides it. Whether a value pays
+//! depends on which of its uses are per element and which tensors are in memory anyway, and both
+//! are known before any kernel is.
 
 use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
@@ -11,7 +15,7 @@ use crate::passes::layout::{AxisMap, is_computed};
 use crate::passes::remat::REMAT_MIN_ELEMENTS;
 use crate::shape::elements;
 
-/// Values made of numbers, indices and random bits alone, whose every use can make them anew.
+/// Values computed from numbers, indices and random bits alone, which every use can recompute.
 pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
     let mut inline = vec![false; graph.nodes.len()];
     for id in graph.ids() {
@@ -44,10 +48,11 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
     inline
 }
 
-/// Most operations of a value that is made anew.
+/// Most operations of a value that is recomputed per use.
 const RECOMPUTED_MAX: u32 = 24;
 
-/// Values to make anew where they are used, rather than to write and read them:
+/// Marks values that are recomputed by each kernel that uses them per element, rather than written
+/// and read:
 ///
 /// - sums, differences and products of one tensor that is in memory anyway and of values uniform
 ///   along axes, if several loops use them: `x − mean` beside x;
@@ -56,7 +61,7 @@ const RECOMPUTED_MAX: u32 = 24;
 ///   operations keeps one tensor for its gradient, not one for each;
 /// - if `per_use`, large values that rematerialization recomputes for several uses per element,
 ///   lest they be stored by the first of them for the others.
-pub(super) fn recomputed(
+pub(super) fn recompute_per_use(
     graph: &Graph,
     edges: &[SmallVec<[Edge; 3]>],
     users: &[SmallVec<[(NodeId, usize); 4]>],
@@ -88,8 +93,8 @@ pub(super) fn recomputed(
     let large = |id: NodeId| {
         elements(&graph.node(id).dims).is_some_and(|n| n.at(&bounds) >= REMAT_MIN_ELEMENTS)
     };
-    // Values that are used per element alone. Small ones cost few bytes.
-    let recomputed =
+    // Clones of rematerialization outside of checkpointed segments. Small ones cost few bytes.
+    let is_clone =
         |id: NodeId| per_use && phase(id) == Phase::Recompute && graph.origin(id).segment == 0;
     // The operations that it takes to compute a value from tensors in memory, if that is possible.
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
@@ -114,10 +119,10 @@ pub(super) fn recomputed(
             .map(|e| e.source)
             .collect();
         let kept =
-            |s: &NodeId| in_memory[s.at()] || returning[s.at()] || recomputed(*s) && !large(*s);
+            |s: &NodeId| in_memory[s.at()] || returning[s.at()] || is_clone(*s) && !large(*s);
         let steps = wide.iter().map(|s| {
             if inline[s.at()] || !kept(s) {
-                // Random numbers are made anew by every kernel.
+                // Random numbers are recomputed by every kernel.
                 work[s.at()].or((per_use && inline[s.at()]).then_some(1))
             } else {
                 Some(0)
@@ -139,7 +144,7 @@ pub(super) fn recomputed(
             && wide.len() == 1
             && users[id.at()].len() > 1
             && (inline[wide[0].at()] || in_memory[wide[0].at()]);
-        let again = recomputed(id) && large(id) && users[id.at()].len() > 1;
+        let again = is_clone(id) && large(id) && users[id.at()].len() > 1;
         if beside || ((returning[id.at()] || again) && !wide.is_empty()) {
             let mut made = vec![id];
             while let Some(at) = made.pop() {
