@@ -508,6 +508,95 @@ fn heads_of_equal_number_are_cached_too() {
     assert_close(&parts, &whole, 1e-5);
 }
 
+/// Prompts of 3 and 7 tokens, padded to 7, then five tokens of each: as each text alone, in a cache
+/// of each type.
+#[test]
+fn texts_of_different_lengths_grow_side_by_side() {
+    let params = Params::seeded(3);
+    let layer = GroupedQueryAttention::new(&params.root() / "attn", 16, 4, 2)
+        .rope(slabwise::tensor::Rope::new(4))
+        .window(5);
+    for (dtype, tolerance) in [(F32, 1e-5), (F16, 2e-3), (BF16, 2e-2)] {
+        let mut session = Session::new(Device::Cpu, params.clone()).expect("a session");
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (1, 12, 16));
+        let whole = session
+            .compile(&trace, [x.apply(&layer)])
+            .expect("it compiles");
+        let all = generated(0, 12);
+        let [expected] = session.run(&whole, (&all,)).expect("it runs");
+        let expected: Vec<f64> = values(&expected.array::<f32>().expect("f32"));
+
+        let trace = Trace::inference();
+        let cache = KvCache::new(&trace, "attn", 2, 2, 13, 4)
+            .of_type(dtype)
+            .by_example();
+        cache.clear();
+        let x = trace.input("x", F32, (2, 7, 16));
+        let padding = trace.input("padding", I32, (2,));
+        let y = layer.cached(x, &cache);
+        cache.forget(padding);
+        let prompts = session
+            .compile(&trace, [y, cache.length()])
+            .expect("it compiles");
+        let trace = Trace::inference();
+        let cache = KvCache::new(&trace, "attn", 2, 2, 13, 4)
+            .of_type(dtype)
+            .by_example();
+        let x = trace.input("x", F32, (2, 1, 16));
+        let y = layer.cached(x, &cache);
+        let tokens = session.compile(&trace, [y]).expect("it compiles");
+
+        let lengths = [3, 7];
+        let part = |first: usize, count: usize| {
+            all.slice_axis(ndarray::Axis(1), (first..first + count).into())
+        };
+        let row = |parts: &[ndarray::ArrayViewD<'_, f32>], axis: usize| {
+            ndarray::concatenate(ndarray::Axis(axis), parts).expect("shapes that fit")
+        };
+        let short = row(&[part(0, 3), part(8, 4)], 1);
+        let given = row(&[short.view(), part(0, 7)], 0);
+        let padding = ndarray::arr1(&[4i32, 0]).into_dyn();
+        let [y, held] = session.run(&prompts, (&given, &padding)).expect("it runs");
+        let held: Vec<i32> = held.array::<i32>().expect("i32").into_iter().collect();
+        assert_eq!(held, [3, 7]);
+        let y = y.array::<f32>().expect("f32");
+        let near = |got: &[f32], at: usize| {
+            assert_close(got, &expected[at * 16..(at + 1) * 16], tolerance);
+        };
+        for (text, &length) in lengths.iter().enumerate() {
+            for at in 0..length {
+                let got: Vec<f32> = y.slice(ndarray::s![text, at, ..]).to_vec();
+                near(&got, at);
+            }
+        }
+        for step in 0..5 {
+            let places = lengths.map(|n| n + step);
+            let given = row(&[part(places[0], 1), part(places[1], 1)], 0);
+            let [y] = session.run(&tokens, (&given,)).expect("it runs");
+            let y = y.array::<f32>().expect("f32");
+            for (text, &at) in places.iter().enumerate() {
+                let got: Vec<f32> = y.slice(ndarray::s![text, 0, ..]).to_vec();
+                near(&got, at);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_holds_floats() {
+    let trace = Trace::inference();
+    let cache = KvCache::new(&trace, "layer", 1, 2, 8, 4).of_type(I32);
+    let k = trace.input("k", F32, (1, 2, 1, 4));
+    cache.append(k, k);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let said = session
+        .compile(&trace, [k])
+        .map(|_| ())
+        .expect_err("a mistake");
+    assert!(said.to_string().contains("a cache of i32"), "{said}");
+}
+
 /// A token's step writes its own position alone: beside the cache itself the plan holds the scores,
 /// and no second cache.
 #[test]

@@ -487,3 +487,38 @@ fn a_budget_changes_no_bit_of_scans() {
     assert!(smaller < slab, "{smaller} of {slab} bytes");
     assert_eq!(free, within);
 }
+
+#[test]
+fn a_budget_trades_steps_for_recomputation() {
+    let build = |budget: Option<Bytes>| {
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (256, BATCH));
+        let w = trace.input("w", F32, (BATCH, 64));
+        let zero = trace.zeros((BATCH, 64));
+        let ([h, c], [y]) = trace.scan([zero, zero], [x], |[h, c], [x]| {
+            let next = (c * 0.9 + x.unsqueeze(1) * w).tanh();
+            ([next * h.sigmoid(), next], [next.sum()])
+        });
+        let loss = h.sum() + (c * c).sum() + (y * y).sum();
+        let [dx, dw] = trace.gradients(loss, [x, w]);
+        let mut session = session(1).with_budget(budget);
+        let program = session.compile(&trace, [y, dx, dw]).expect("it compiles");
+        let inputs = (random(&[256, BATCH], 4), random(&[BATCH, 64], 5));
+        let outputs = session.run(&program, inputs).expect("it runs");
+        let bits = |o: &slabwise::Output<'_>| -> Vec<u32> {
+            o.view::<f32>()
+                .expect("f32")
+                .iter()
+                .map(|v| v.to_bits())
+                .collect()
+        };
+        let values: Vec<Vec<u32>> = outputs.iter().map(bits).collect();
+        (values, program.plan().slab_bytes())
+    };
+    let (free, slab) = build(None);
+    let carries = (256 * 2 * BATCH * 64 * 4) as u64;
+    assert!(slab > carries, "{slab} bytes");
+    let (within, smaller) = build(Some(Bytes(slab / 4)));
+    assert!(smaller <= slab / 4, "{smaller} of {slab} bytes");
+    assert_eq!(free, within);
+}

@@ -352,7 +352,8 @@ pub struct SliceAssign {
 pub enum ScanOp {
     /// Their sum (f32 or i32).
     Sum,
-    /// `state = factor · state + element`, from 0 on (f32 or i32): a linear recurrence.
+    /// `state = factor · state + element` (f32 or i32), a linear recurrence. The first state is the
+    /// first element, whatever its factor.
     Linear,
     /// The logarithm of the sum of their exponentials (f32); −∞ of none.
     LogSumExp,

@@ -51,7 +51,7 @@ pub use crate::trace::handle::Tensor;
 pub use crate::trace::operand::Operand;
 pub(crate) use crate::trace::operand::{Lift, number};
 pub use attention::{AttentionOptions, Mask, Tiles};
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropy, Ctc, Reduction};
 pub use order::Running;
 pub use padding::PadMode;
 pub use position::{Rope, RopeLayout, RopeScaling};

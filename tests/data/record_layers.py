@@ -291,8 +291,44 @@ def main():
     torch.manual_seed(0)
     for record in (convolutions, pools, norms, attention, positions, recurrent, others):
         record()
+    volumes_and_bags()
+    alignments()
     save("torch/layers_and_options.safetensors", KEPT)
     print(os.path.getsize("torch/layers_and_options.safetensors"), "bytes")
+
+
+def volumes_and_bags():
+    case("transposed3d", nn.ConvTranspose3d(2, 3, (3, 2, 2), stride=(2, 1, 2), padding=(1, 0, 1), output_padding=(1, 0, 1)), rand(2, 2, 3, 2, 3))
+    case("transposed3d_grouped", nn.ConvTranspose3d(4, 2, (2, 1, 3), stride=(3, 2, 1), dilation=(2, 1, 1), groups=2, bias=False), rand(1, 4, 2, 3, 2))
+    case("transposed3d_cut", nn.ConvTranspose3d(1, 1, (4, 1, 1), stride=1, padding=(3, 0, 0)), rand(1, 1, 4, 2, 1))
+    bags = torch.tensor([[0, 1, 4, 4], [1, 1, 2, 0], [1, 1, 1, 1]])
+    for mode in ["sum", "mean", "max"]:
+        case(f"bag_{mode}", nn.EmbeddingBag(5, 3, mode=mode), bags)
+        case(f"bag_{mode}_padding", nn.EmbeddingBag(5, 3, mode=mode, padding_idx=1), bags)
+    weighted = lambda m, x, w: m(x, per_sample_weights=w)
+    case("bag_weighted", nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1), bags, rand(3, 4), call=weighted)
+    norm = lambda x, v, g: F.conv1d(x, torch._weight_norm(v, g, 0), padding=1)
+    case("weight_norm", norm, rand(1, 2, 5), params={"v": rand(3, 2, 3), "g": rand(3, 1, 1)})
+    for mode in ["bilinear", "bicubic"]:
+        for n, size in enumerate([(3, 2), (4, 12), (1, 1), (7, 9)]):
+            smooth = lambda x, mode=mode, size=size: F.interpolate(x, size, mode=mode, antialias=True)
+            case(f"antialias_{mode}_{n}", smooth, rand(1, 2, 7, 9))
+
+
+def alignments():
+    # The labels of the last example do not fit into its steps.
+    labels = torch.tensor([[1, 2, 2], [3, 1, 0], [2, 2, 2]])
+    steps, counts = torch.tensor([6, 4, 4]), torch.tensor([3, 2, 3])
+    for reduction in ["none", "mean", "sum"]:
+        ctc = lambda x, y, r=reduction: F.ctc_loss(x.log_softmax(2), y, torch.tensor([6, 6, 6]), torch.tensor([3, 3, 3]), blank=4, reduction=r)
+        case(f"ctc_all_{reduction}", ctc, rand(6, 3, 5), labels)
+        ctc = lambda x, y, s, n, r=reduction: F.ctc_loss(x.log_softmax(2), y, s, n, reduction=r, zero_infinity=True)
+        case(f"ctc_{reduction}", ctc, rand(6, 3, 4), labels, steps, counts)
+    ctc = lambda x, y, s, n: F.ctc_loss(x.log_softmax(2), y, s, n, reduction="none")
+    case("ctc_infinite", ctc, rand(6, 3, 4), labels, steps, counts, grad=False)
+    none = torch.tensor([0, 1, 0])
+    ctc = lambda x, y, s, n: F.ctc_loss(x.log_softmax(2), y, s, n, reduction="sum")
+    case("ctc_empty", ctc, rand(6, 3, 4), labels, steps, none)
 
 
 if __name__ == "__main__":

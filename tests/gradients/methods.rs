@@ -1,7 +1,9 @@
 //! Methods composed of other operations, twice differentiated.
 
 use slabwise::prelude::*;
-use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, PadMode, Reduction, Sampling};
+use slabwise::tensor::{
+    Beyond, ConvOptions, CrossEntropy, Ctc, Interpolate, PadMode, Reduction, Sampling,
+};
 use slabwise_compiler::reference::Array;
 
 use super::composites::check;
@@ -178,6 +180,8 @@ fn resampling() {
         Interpolate::Cubic {
             align_corners: true,
         },
+        Interpolate::AntialiasedLinear,
+        Interpolate::AntialiasedCubic,
     ] {
         check("interpolate", rng, vec![x.clone()], |_, x| {
             x[0].interpolate([5, 3], method).square()
@@ -196,6 +200,36 @@ fn resampling() {
     let theta = floats(rng, &[2, 2, 3]);
     check("affine grid", rng, vec![theta], |_, x| {
         x[0].affine_grid([2, 3], false).square()
+    });
+}
+
+#[test]
+fn transposed_volumes_and_normed_weights() {
+    let rng = &mut Rng(26);
+    let volume = floats(rng, &[1, 2, 2, 2, 3]);
+    let weight = floats(rng, &[2, 1, 3, 2, 1]);
+    check("conv_transpose3d", rng, vec![volume, weight], |_, x| {
+        let options = ConvOptions::new().stride([2, 1, 1]).padding([1, 0, 0]);
+        x[0].conv_transpose3d(x[1], options.groups(2)).square()
+    });
+    let (v, gain) = (floats(rng, &[3, 4]), floats(rng, &[3, 1]));
+    check("weight_norm", rng, vec![v, gain], |_, x| {
+        x[0].weight_norm(x[1], 0).square()
+    });
+}
+
+#[test]
+fn alignments() {
+    let rng = &mut Rng(27);
+    let scores = floats(rng, &[4, 2, 3]);
+    check("ctc", rng, vec![scores], |_, x| {
+        let trace = x[0].trace();
+        let labels = trace.arange(2).unsqueeze(1).expand([2, 2]) + 1;
+        let options = Ctc {
+            input_lengths: Some(trace.arange(2) + 3),
+            ..Ctc::default()
+        };
+        x[0].log_softmax(2).ctc(labels, options)
     });
 }
 

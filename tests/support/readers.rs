@@ -13,6 +13,7 @@ use slabwise::weights::File;
 use slabwise_cli::plan_diff::{Diff, PlanFile};
 use slabwise_cuda::cache::entry;
 use slabwise_cuda::nvrtc::Cubin;
+use slabwise_onnx::OnnxModel;
 use slabwise_planner::csv;
 use slabwise_planner::remat_graph::RematGraph;
 
@@ -33,7 +34,8 @@ pub struct Reader {
 const MIB: u64 = 1 << 20;
 
 /// All of them. The size in the header of an IDX file is reserved up to 64 MiB before any data is
-/// read; gzip packs a thousand to one.
+/// read; gzip packs a thousand to one. A node of an ONNX model may be a constant of a million
+/// elements.
 pub const READERS: &[Reader] = &[
     Reader {
         name: "trace",
@@ -88,6 +90,12 @@ pub const READERS: &[Reader] = &[
         read: cubin,
         bytes_per_byte: 32,
         fixed_bytes: MIB,
+    },
+    Reader {
+        name: "onnx",
+        read: onnx,
+        bytes_per_byte: 4096,
+        fixed_bytes: 256 * MIB,
     },
 ];
 
@@ -243,6 +251,26 @@ fn cubin(bytes: &[u8]) -> Result<(), String> {
     entry::decode(bytes, &key)
         .map(sound)
         .map_err(|e| e.to_string())
+}
+
+/// An ONNX model, which becomes part of a trace and is planned, open dimensions as 3.
+fn onnx(bytes: &[u8]) -> Result<(), String> {
+    let mut model = OnnxModel::of_bytes(bytes).map_err(|e| e.to_string())?;
+    let open: Vec<String> = model.open_dims().into_iter().map(String::from).collect();
+    for dim in open {
+        model = model.with_dim(&dim, 3);
+    }
+    let (params, trace) = (Params::seeded(0), Trace::inference());
+    let inputs = model.declare(&trace).map_err(|e| e.to_string())?;
+    let outputs = model.trace(&trace, &params.root(), &inputs);
+    let outputs = outputs.map_err(|e| e.to_string())?;
+    assert_eq!(outputs.len(), model.outputs().len());
+    let session = Session::new(Device::Cpu, params).expect("a session");
+    let plan = session
+        .plan_any(&trace, &outputs)
+        .map_err(|e| e.to_string())?;
+    assert!(plan.lower_bound_bytes() <= plan.slab_bytes());
+    Ok(())
 }
 
 /// A layer of three inputs and two outputs, trained by Adam.

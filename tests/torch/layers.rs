@@ -27,7 +27,7 @@ fn recorded(name: &'static str) -> Case {
 
 /// w₀·y₀ + w₁·y₁ + … with the weights of the recording.
 fn weighted(y: Tensor<'_>) -> Tensor<'_> {
-    let flat = y.flatten(0);
+    let flat = y.reshape([-1i64]);
     let n = flat.len(0).expect("fixed");
     let i = y.trace().arange(n) * 37;
     let rest = i - i / 11 * 11;
@@ -551,5 +551,118 @@ fn other_layers() {
             };
             x[0].apply(&Upsample::new(2, method))
         }),
+    ]);
+}
+
+#[test]
+fn transposed_volumes() {
+    check_all(&[
+        ("transposed3d", |at, x| {
+            let conv = ConvTranspose3d::new(at.clone(), 2, 3, [3, 2, 2]).stride([2, 1, 2]);
+            x[0].apply(&conv.padding([1, 0, 1]).output_padding([1, 0, 1]))
+        }),
+        ("transposed3d_grouped", |at, x| {
+            let conv = ConvTranspose3d::new(at.clone(), 4, 2, [2, 1, 3]).stride([3, 2, 1]);
+            let conv = conv.dilation([2, 1, 1]).groups(2);
+            x[0].apply(&conv.without_bias())
+        }),
+        ("transposed3d_cut", |at, x| {
+            let conv = ConvTranspose3d::new(at.clone(), 1, 1, [4, 1, 1]);
+            x[0].apply(&conv.padding([3, 0, 0]))
+        }),
+    ]);
+}
+
+#[test]
+fn bags_and_normed_weights() {
+    fn bag(at: &Scope, bag: Bag) -> EmbeddingBag {
+        EmbeddingBag::new(at.clone(), 5, 3, bag)
+    }
+    check_all(&[
+        ("bag_sum", |at, x| x[0].apply(&bag(at, Bag::Sum))),
+        ("bag_mean", |at, x| x[0].apply(&bag(at, Bag::Mean))),
+        ("bag_max", |at, x| x[0].apply(&bag(at, Bag::Max))),
+        ("bag_sum_padding", |at, x| {
+            x[0].apply(&bag(at, Bag::Sum).padding(1))
+        }),
+        ("bag_mean_padding", |at, x| {
+            x[0].apply(&bag(at, Bag::Mean).padding(1))
+        }),
+        ("bag_max_padding", |at, x| {
+            x[0].apply(&bag(at, Bag::Max).padding(1))
+        }),
+        ("bag_weighted", |at, x| {
+            bag(at, Bag::Sum).padding(1).weighted(x[0], x[1])
+        }),
+        ("weight_norm", |at, x| {
+            let trace = x[0].trace();
+            let v = trace.param(&at.param("v", (3, 2, 3), Init::Constant(0.0)));
+            let g = trace.param(&at.param("g", (3, 1, 1), Init::Constant(0.0)));
+            x[0].conv1d_with(v.weight_norm(g, 0), ConvOptions::new().padding(1))
+        }),
+    ]);
+}
+
+#[test]
+fn smaller_images_without_aliases() {
+    const LINEAR: Interpolate = Interpolate::AntialiasedLinear;
+    const CUBIC: Interpolate = Interpolate::AntialiasedCubic;
+    check_all(&[
+        ("antialias_bilinear_0", |_, x| {
+            x[0].interpolate([3, 2], LINEAR)
+        }),
+        ("antialias_bilinear_1", |_, x| {
+            x[0].interpolate([4, 12], LINEAR)
+        }),
+        ("antialias_bilinear_2", |_, x| {
+            x[0].interpolate([1, 1], LINEAR)
+        }),
+        ("antialias_bilinear_3", |_, x| {
+            x[0].interpolate([7, 9], LINEAR)
+        }),
+        ("antialias_bicubic_0", |_, x| {
+            x[0].interpolate([3, 2], CUBIC)
+        }),
+        ("antialias_bicubic_1", |_, x| {
+            x[0].interpolate([4, 12], CUBIC)
+        }),
+        ("antialias_bicubic_2", |_, x| {
+            x[0].interpolate([1, 1], CUBIC)
+        }),
+        ("antialias_bicubic_3", |_, x| {
+            x[0].interpolate([7, 9], CUBIC)
+        }),
+    ]);
+}
+
+#[test]
+fn alignments_of_labels() {
+    fn all<'t>(x: &[Tensor<'t>], reduction: Reduction) -> Tensor<'t> {
+        let options = Ctc {
+            blank: 4,
+            reduction,
+            ..Ctc::default()
+        };
+        x[0].log_softmax(2).ctc(x[1], options)
+    }
+    fn some<'t>(x: &[Tensor<'t>], reduction: Reduction, zero_infinity: bool) -> Tensor<'t> {
+        let options = Ctc {
+            input_lengths: Some(x[2]),
+            target_lengths: Some(x[3]),
+            zero_infinity,
+            reduction,
+            ..Ctc::default()
+        };
+        x[0].log_softmax(2).ctc(x[1], options)
+    }
+    check_all(&[
+        ("ctc_all_none", |_, x| all(x, Reduction::None)),
+        ("ctc_all_mean", |_, x| all(x, Reduction::Mean)),
+        ("ctc_all_sum", |_, x| all(x, Reduction::Sum)),
+        ("ctc_none", |_, x| some(x, Reduction::None, true)),
+        ("ctc_mean", |_, x| some(x, Reduction::Mean, true)),
+        ("ctc_sum", |_, x| some(x, Reduction::Sum, true)),
+        ("ctc_infinite", |_, x| some(x, Reduction::None, false)),
+        ("ctc_empty", |_, x| some(x, Reduction::Sum, false)),
     ]);
 }

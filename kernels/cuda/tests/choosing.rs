@@ -219,7 +219,7 @@ fn scans_run_along_rows() {
         ScanOp::ArgMax,
         ScanOp::ArgMin,
     ];
-    for round in 0..40 {
+    for round in 0..60 {
         let op = ops[round % 5];
         let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
         let types: &[DType] = match op {
@@ -248,9 +248,35 @@ fn scans_run_along_rows() {
         let name = format!("scan {round} by {op:?}");
         let mut case = Case::new(name, spec(body, sizes(&dims)), &mut choices);
         if op == ScanOp::Linear && dtype == DType::F32 {
-            // Factors below 1, so that rounding errors fade.
+            // Factors below 1, so that rounding errors fade; or products of factors near 1, whose
+            // elements are 0; or a few large factors, which alone vanish or overflow together.
+            let kind = choices.below(4);
             for bytes in case.args[1].chunks_mut(4) {
-                bytes.copy_from_slice(&(0.7 * choices.unit()).to_le_bytes());
+                let factor = match kind {
+                    0 | 1 => 0.7 * choices.unit(),
+                    2 => 0.99 + 0.02 * choices.unit(),
+                    _ => choices.pick(&[1e30, 1e-30, 0.5, 2.0, 0.0]),
+                };
+                bytes.copy_from_slice(&factor.to_le_bytes());
+            }
+            if kind > 1 {
+                case.args[0].fill(0);
+            }
+            if let (2, [n], Body::Scan(scan)) = (kind, dims.as_slice(), &case.spec.body) {
+                let [offset, stride] =
+                    [scan.source.offset, scan.source.strides[0]].map(|s| s.at(&Env::default()));
+                let first = if scan.reverse { n - 1 } else { 0 };
+                let at = 4 * (offset + first * stride) as usize;
+                if let Some(bytes) = case.args[0].get_mut(at..at + 4) {
+                    bytes.copy_from_slice(&3.0f32.to_le_bytes());
+                }
+            }
+            if kind == 1 {
+                let at = 4 * choices.below((case.args[1].len() / 4).max(1));
+                let factor = choices.pick(&[1.5f32, f32::INFINITY, f32::NAN]);
+                if let Some(bytes) = case.args[1].get_mut(at..at + 4) {
+                    bytes.copy_from_slice(&factor.to_le_bytes());
+                }
             }
         }
         cases.push(case);

@@ -561,14 +561,23 @@ impl Kernel {
                     // which is read before it is written; the regions' unreached ends do not
                     // matter.
                     let start = |region: &Region| (region.arena, region.offset);
-                    let same = start(&args[i]) == start(&args[j])
-                        && operand == other
-                        && self.is_pointwise(i)
-                        && self.is_pointwise(j);
+                    let pointwise =
+                        operand == other && self.is_pointwise(i) && self.is_pointwise(j);
+                    let same =
+                        start(&args[i]) == start(&args[j]) && (pointwise || self.is_in_place(j, i));
                     assert!(same, "argument {i} is written and overlaps argument {j}");
                 }
             }
         }
+    }
+
+    /// Whether a loop over steps may write one argument over another. Its calls are checked again
+    /// when they run.
+    fn is_in_place(&self, from: usize, to: usize) -> bool {
+        let Body::Iterate(iterate) = &self.spec.body else {
+            return false;
+        };
+        iterate.in_place.contains(&(from as u16, to as u16))
     }
 
     /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point

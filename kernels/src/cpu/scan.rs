@@ -154,7 +154,9 @@ impl Walk {
             // SAFETY: the caller's promise, of this element of the row.
             unsafe {
                 let x = self.load(&self.source, at);
-                let factor = self.factor.as_ref().map_or(0, |f| self.load(f, at));
+                // The first factor meets no state.
+                let factor = self.factor.as_ref().filter(|_| k > 0);
+                let factor = factor.map_or(0, |f| self.load(f, at));
                 let next = step(&mut state, x, factor);
                 self.store(at, if self.exclusive { before } else { next });
                 before = next;

@@ -18,6 +18,9 @@ pub struct Iterate {
     pub arguments: Vec<Argument>,
     /// The calls of a step.
     pub calls: Vec<Call>,
+    /// Pairs of arguments that may be one: a step reads what it needs of the first before it writes
+    /// the second at the same place.
+    pub in_place: Vec<(u16, u16)>,
     /// Bytes of the workspace: values of a step, carries and the workspaces of calls.
     pub scratch: u64,
 }
@@ -217,8 +220,8 @@ impl Iterate {
             Slot::Scratch(scratch) => holds(scratch),
         };
         for call in &self.calls {
-            if matches!(call.spec.body, Body::BoundsCheck(_)) {
-                return invalid("a step checks no indices".into());
+            if matches!(call.spec.body, Body::BoundsCheck(_) | Body::Collective(_)) {
+                return invalid("a step checks no indices and exchanges nothing".into());
             }
             call.spec.check_anchor()?;
             if call.places.len() != call.spec.arguments().len() {

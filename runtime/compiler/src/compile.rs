@@ -4,6 +4,7 @@ mod bodies;
 mod budget;
 mod checked;
 mod front;
+mod segments;
 
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use slabwise_planner::{Buffer, Bytes, Dag, Options};
 use self::bodies::Bodies;
 use self::checked::Planned;
 use self::front::Front;
+use self::segments::segmented;
 use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
@@ -143,7 +145,6 @@ pub fn compile(
     environment: &Environment<'_>,
     started: Instant,
 ) -> Result<CompiledPlan> {
-    let memory = &environment.memory;
     let mut clock = Clock::since(started);
     let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
     passes.start(graph)?;
@@ -151,26 +152,62 @@ pub fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
-    let graph = Bodies {
+    let run = |graph: Graph, clock: Clock| {
+        compile_simplified(name, graph, options, environment, &passes, &kernels, clock)
+    };
+    // Scans that keep fewer carries compute their steps once more, so they are the last resort.
+    match run(graph.clone(), clock.clone()) {
+        Err(error @ Error::Budget { .. }) => match segmented(&graph) {
+            Some(graph) => {
+                let graph = passes.run(&options.simplify, &graph)?;
+                clock.ended("segments", graph.nodes.len());
+                run(graph, clock).map_err(|other| closer(error, other))
+            }
+            None => Err(error),
+        },
+        compiled => compiled,
+    }
+}
+
+/// Of two errors the one of the program that comes closer to its budget, if both are of that kind.
+fn closer(first: Error, second: Error) -> Error {
+    match (&first, &second) {
+        (Error::Budget { needed: a, .. }, Error::Budget { needed: b, .. }) if a < b => first,
+        _ => second,
+    }
+}
+
+/// Compiles a simplified graph.
+fn compile_simplified(
+    name: &str,
+    graph: Graph,
+    options: &CompileOptions,
+    environment: &Environment<'_>,
+    passes: &Pipeline,
+    kernels: &KernelCache,
+    mut clock: Clock,
+) -> Result<CompiledPlan> {
+    let memory = &environment.memory;
+    let target = tuned(&environment.target, options.tuning, &graph);
+    let bodies = Bodies {
         options,
-        target: &tuned(&environment.target, options.tuning, &graph),
+        target: &target,
         verifies: settings::verify()?,
         dump: environment.dump,
-        kernels: &kernels,
-    }
-    .plan(name, graph)?;
+        kernels,
+    };
+    let graph = bodies.plan(name, graph)?;
     let front = Front {
         graph: &graph,
         options,
         half_products: environment.target.capabilities().half_products,
-        passes: &passes,
-        kernels: &kernels,
+        passes,
+        kernels,
     };
-    let target = tuned(&environment.target, options.tuning, &graph);
     let prepare = Prepare {
         target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
-        kernels: &kernels,
+        kernels,
     };
     let mut planned = Planned::new(&front, &prepare, &options.planner, |stage, count| {
         clock.ended(stage, count)
@@ -188,7 +225,7 @@ pub fn compile(
         .map(|room| room.saturating_sub(prefetch))
         .filter(|&room| room < height)
     {
-        (planned, budget_report) = planned.rewrite(&passes, &target, |program, offsets| {
+        (planned, budget_report) = planned.rewrite(passes, &target, |program, offsets| {
             let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
             Ok((fitted.program, fitted.offsets, fitted.budget_report))
         })?;

@@ -1,11 +1,11 @@
 //! A decoder in the manner of Llama (Touvron et al. 2023): grouped queries, rotary positions, gated
 //! products, norms without means; and its generation token by token.
 
-use slabwise::DType::{F32, I32};
-use slabwise::nn::{Embedding, Linear, Module, RmsNorm};
+use slabwise::DType::I32;
+use slabwise::nn::{Embedding, KvCache, Linear, Module, RmsNorm};
 use slabwise::params::{Init, Scope};
 use slabwise::tensor::{AttentionOptions, Rope, Tensor};
-use slabwise::trace::{Key, State};
+use slabwise::trace::Key;
 
 /// The sizes of a Llama. Its parameters have the names of published files:
 /// `model.embed_tokens.weight`, `model.layers.0.self_attn.q_proj.weight`,
@@ -130,27 +130,22 @@ impl Decoder {
             // No fixed number of tokens; the reshape names the shape.
             return tokens.reshape([-1, -1]);
         };
-        let length = trace.state(CACHED, I32, (), Init::Constant(0.0));
-        let past = length.value();
+        let lengths = [batch, self.sizes.key_heads, capacity, self.sizes.each()];
+        let caches = KvCache::stack(trace, "cache", self.blocks.len(), lengths);
+        let past = trace.state(CACHED, I32, (), Init::Constant(0.0)).last();
         let positions = trace.arange(new) + past;
-        let cache = |block: usize, kind: &str| {
-            let shape = (batch, self.sizes.key_heads, capacity, self.sizes.each());
-            trace.state(
-                &format!("cache.{block}.{kind}"),
-                F32,
-                shape,
-                Init::Constant(0.0),
-            )
-        };
         let x = tokens.apply(&self.tokens).reshape([-1, d]);
-        let rows = self.blocks.iter().enumerate().fold(x, |x, (i, block)| {
-            let states = [cache(i, "keys"), cache(i, "values")];
-            let options = AttentionOptions::new().causal().past_of_run(past);
-            block.over(x, new, positions, options, |parts| {
-                remember(states, past, parts)
-            })
-        });
-        length.set(past + new as i32);
+        let rows = self
+            .blocks
+            .iter()
+            .zip(&caches)
+            .fold(x, |x, (block, cache)| {
+                let options = AttentionOptions::new().causal().past_of_run(past);
+                block.over(x, new, positions, options, |[keys, values]| {
+                    let (keys, values) = cache.append(keys, values);
+                    [keys, values]
+                })
+            });
         // Only the last token's.
         let last = rows
             .unflatten(0, [-1, new as i64])
@@ -167,20 +162,6 @@ impl Decoder {
             None => x.matmul(x.trace().param(self.tokens.weight()).t()),
         }
     }
-}
-
-/// Writes new keys and values behind those so far; gives all.
-#[track_caller]
-fn remember<'t>(
-    states: [State<'t>; 2],
-    past: Tensor<'t>,
-    parts: [Tensor<'t>; 2],
-) -> [Tensor<'t>; 2] {
-    [0, 1].map(|i| {
-        let all = states[i].value().dynamic_update_slice(2, past, parts[i]);
-        states[i].set(all);
-        all
-    })
 }
 
 impl Module for Decoder {

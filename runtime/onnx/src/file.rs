@@ -94,7 +94,12 @@ pub fn external(folder: Option<&Path>, tensor: &TensorProto) -> Result<Vec<u8>, 
     let mut file = File::open(&path).map_err(io)?;
     let has = file.metadata().map_err(io)?.len();
     let offset = number("offset")?.unwrap_or(0);
-    let left = has.saturating_sub(offset);
+    let left = has.checked_sub(offset).ok_or_else(|| {
+        format!(
+            "tensor \"{name}\": its data begin at byte {offset} of {}, which has {has}",
+            path.display()
+        )
+    })?;
     let length = number("length")?.unwrap_or(left);
     if length > left {
         return Err(format!(

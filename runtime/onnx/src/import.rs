@@ -135,7 +135,9 @@ impl<'m, 't> Import<'m, 't> {
         }
         let outputs = node.output.len();
         let of_model = self.functions.iter().find(|function| {
-            function.name == node.op_type && domain(&function.domain) == domain(&node.domain)
+            function.name == node.op_type
+                && domain(&function.domain) == domain(&node.domain)
+                && function.overload == node.overload
         });
         if let Some(function) = of_model {
             return self.function(function, node, inputs, depth);

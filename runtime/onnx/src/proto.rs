@@ -59,6 +59,8 @@ pub struct NodeProto {
     pub attribute: Vec<AttributeProto>,
     #[prost(string, tag = "7")]
     pub domain: String,
+    #[prost(string, tag = "8")]
+    pub overload: String,
 }
 
 /// An attribute of a node.
@@ -197,4 +199,7 @@ pub struct FunctionProto {
     pub domain: String,
     #[prost(message, repeated, tag = "11")]
     pub attribute_proto: Vec<AttributeProto>,
+    /// Tells functions of one name apart.
+    #[prost(string, tag = "13")]
+    pub overload: String,
 }

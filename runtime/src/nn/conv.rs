@@ -311,3 +311,35 @@ impl Module for ConvTranspose1d {
             .with_bias(x.conv_transpose1d(&self.0.weight, self.0.options))
     }
 }
+
+/// The transpose of a convolution of volumes: `[n, inputs, depth, h, w] → [n, outputs, …]`. Weight
+/// `[inputs, outputs/groups, kd, kh, kw]`, bias `[outputs]`. See [`Tensor::conv_transpose3d`] for
+/// its cost.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose3d(Kernel<3>);
+
+impl ConvTranspose3d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·kd·kh·kw) at first. Stride 1, no
+    /// padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<3>) -> Self {
+        let name = "conv_transpose3d";
+        ConvTranspose3d(Kernel::new(at, name, true, inputs, outputs, k.per_axis()))
+    }
+
+    /// With so many elements more at the end of each axis: see [`ConvOptions::output_padding`].
+    pub fn output_padding(mut self, more: impl PerAxis<3>) -> Self {
+        self.0.options = self.0.options.output_padding(more);
+        self
+    }
+}
+
+options!(ConvTranspose3d, 3);
+
+impl Module for ConvTranspose3d {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.0
+            .with_bias(x.conv_transpose3d(&self.0.weight, self.0.options))
+    }
+}

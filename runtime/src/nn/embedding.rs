@@ -1,5 +1,7 @@
 //! Embeddings of integers and of positions.
 
+use slabwise_kernels::dtype::DType;
+
 use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
@@ -50,6 +52,105 @@ impl Module for Embedding {
         match self.padding {
             Some(padding) => x.equal(padding).unsqueeze(x.rank()).select(y.detach(), y),
             None => y,
+        }
+    }
+}
+
+/// The one vector that an [`EmbeddingBag`] makes of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bag {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    Mean,
+    /// The largest of each of their elements.
+    Max,
+}
+
+/// An embedding of bags of integers: one vector for each row of integers, `[n, count]` (i32 or u8) →
+/// `[n, width]`. Weight `[count, width]`. A bag with nothing but padding gives zeros.
+///
+/// ```
+/// use slabwise::nn::{Bag, EmbeddingBag};
+/// # use slabwise::prelude::*;
+/// # let params = Params::seeded(0);
+/// # let trace = Trace::training();
+/// # let genres = trace.input("genres", I32, (32, 6));
+/// let layer = EmbeddingBag::new(&params.root() / "genres", 1000, 16, Bag::Mean).padding(0);
+/// let y = genres.apply(&layer);
+/// ```
+#[derive(Clone, Debug)]
+pub struct EmbeddingBag {
+    weight: Param,
+    bag: Bag,
+    padding: Option<i32>,
+}
+
+impl EmbeddingBag {
+    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    #[track_caller]
+    pub fn new(at: Scope, count: usize, width: usize, bag: Bag) -> Self {
+        EmbeddingBag {
+            weight: at.param(
+                "weight",
+                (count, width),
+                Init::Normal {
+                    mean: 0.0,
+                    std: 1.0,
+                },
+            ),
+            bag,
+            padding: None,
+        }
+    }
+
+    /// With an integer that is no part of a bag, so that bags of different sizes fit into rows.
+    pub fn padding(mut self, integer: i32) -> Self {
+        self.padding = Some(integer);
+        self
+    }
+
+    /// The weight, `[count, width]`.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// The sum of the vectors, each times a weight `[n, count]` (f32), whatever the layer makes of a
+    /// bag (`per_sample_weights` of PyTorch).
+    #[track_caller]
+    pub fn weighted<'t>(&self, x: Tensor<'t>, weights: Tensor<'t>) -> Tensor<'t> {
+        let x = x.require_rank("an embedding bag", 2);
+        let y = x.trace().param(&self.weight).embed(x) * weights.unsqueeze(2);
+        self.filled(x, y, 0.0).sum_over(1)
+    }
+
+    /// Vectors `[n, count, width]` with a number in the place of padding.
+    #[track_caller]
+    fn filled<'t>(&self, x: Tensor<'t>, y: Tensor<'t>, number: f32) -> Tensor<'t> {
+        match self.padding {
+            Some(padding) => x.not_equal(padding).unsqueeze(2).select(y, number),
+            None => y,
+        }
+    }
+}
+
+impl Module for EmbeddingBag {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = x.require_rank("an embedding bag", 2);
+        let y = x.trace().param(&self.weight).embed(x);
+        let counts = self
+            .padding
+            .map(|padding| x.not_equal(padding).cast(DType::F32).sum_keep(1));
+        match (self.bag, counts) {
+            (Bag::Sum, _) => self.filled(x, y, 0.0).sum_over(1),
+            (Bag::Mean, Some(counts)) => self.filled(x, y, 0.0).sum_over(1) / counts.maximum(1.0),
+            (Bag::Mean, None) => y.mean_over(1),
+            (Bag::Max, Some(counts)) => {
+                let most = self.filled(x, y, f32::NEG_INFINITY).max_over(1);
+                counts.gt(0.0).select(most, 0.0)
+            }
+            (Bag::Max, None) => y.max_over(1),
         }
     }
 }

@@ -22,8 +22,8 @@ pub use attention::{GroupedQueryAttention, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d};
 pub use cache::KvCache;
 pub use children::{ModuleDict, ModuleList};
-pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d};
-pub use embedding::{Embedding, LearnedPositions};
+pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
+pub use embedding::{Bag, Embedding, EmbeddingBag, LearnedPositions};
 pub use linear::Linear;
 pub use norm::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 pub use plain::{

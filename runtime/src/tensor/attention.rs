@@ -213,6 +213,9 @@ impl<'t> Tensor<'t> {
     /// divide them: each is then shared by neighbouring heads of the queries, without a copy
     /// (grouped-query attention, Ainslie et al. 2023; with one head multi-query attention, Shazeer
     /// 2019).
+    ///
+    /// Keys and values of f16 or bf16 are read as they are: queries and weights are rounded to their
+    /// type for the products, whose sums and results are f32.
     #[track_caller]
     pub fn attention_with(
         self,
@@ -425,7 +428,13 @@ impl<'t> Tensor<'t> {
         options: AttentionOptions<'t>,
         rows: Rows,
     ) -> Tensor<'t> {
-        let mut scores = self.matmul(keys.t()) * options.scale.unwrap_or(1.0);
+        // Products of halves have sums in f32; queries and weights follow the type of the keys and
+        // values in memory.
+        let like = |x: Tensor<'t>, stored: Tensor<'t>| match stored.dtype() {
+            DType::F16 | DType::BF16 => x.cast(stored.dtype()),
+            _ => x,
+        };
+        let mut scores = like(self, keys).matmul(keys.t()) * options.scale.unwrap_or(1.0);
         if let Some(cap) = options.soft_cap {
             scores = (scores / cap).tanh() * cap;
         }
@@ -443,7 +452,7 @@ impl<'t> Tensor<'t> {
         // numbers; therefore only the exponentials are in memory, which are their own derivative.
         let last = scores.rank().saturating_sub(1);
         let weights = scores.exponentials(last);
-        weights.matmul(values) / weights.sum_keep(last)
+        like(weights, values).matmul(values) / weights.sum_keep(last)
     }
 
     /// Attention of a sequence to itself, by several heads: queries, keys and values side by side

@@ -187,6 +187,114 @@ impl<'t> Tensor<'t> {
         self.trace.on_behalf(at, || result.squeeze(2))
     }
 
+    /// The transpose of [`Tensor::conv3d_with`]: a volume `[n, in, depth, h, w]` with a weight `[in,
+    /// out/groups, kd, kh, kw]` gives `[n, out, (depth − 1)·stride − padding + dilation·(kd − 1) + 1
+    /// + output padding, …]`. One transposed convolution of images gives the share of each of the
+    /// `kd` slices of the kernel, `kd` images for each slice of the volume; the result adds them up.
+    #[track_caller]
+    pub fn conv_transpose3d(self, weight: impl Operand<'t>, options: ConvOptions<3>) -> Tensor<'t> {
+        let at = Location::caller();
+        let weight = weight.lift(self.trace, DType::F32, at);
+        let mut sizes = None;
+        let x = self.trace.record(at, &[self, weight], |g, ids| {
+            let (x, w) = (g.dims(ids[0]), g.dims(ids[1]));
+            let say = |why: &str| {
+                let (x, w) = (g.symbols.show(x), g.symbols.show(w));
+                Err(format!("conv_transpose3d {x} with weight {w}: {why}"))
+            };
+            if x.len() != 5 || w.len() != 5 {
+                return say("volume [n, in, depth, h, w] and weight [in, out/groups, kd, kh, kw] are needed");
+            }
+            let fixed = |n: Option<i64>| n.and_then(|n| usize::try_from(n).ok());
+            let Some((n, k)) = fixed(x[2].as_fixed()).zip(fixed(w[2].as_fixed())) else {
+                return say("only the batch may be of bounded length");
+            };
+            let Padding::Sides([sides, rest @ ..]) = options.padding else {
+                return say("this padding is that of a convolution; give the numbers");
+            };
+            let (stride, more) = (options.stride[0], options.output_padding[0]);
+            let track = Track {
+                n,
+                k,
+                stride,
+                dilation: options.dilation[0],
+            };
+            let whole = || {
+                let reach = n.checked_sub(1)?.checked_mul(stride)?.checked_add(1)?;
+                let all = reach.checked_add(track.span()? - 1)?.checked_add(more)?;
+                let all = all.checked_sub(sides.0.checked_add(sides.1)?)?;
+                Some((reach, all))
+            };
+            let steps = stride > 0 && track.dilation > 0 && more < stride.max(track.dilation);
+            match whole().filter(|&(_, all)| all > 0 && steps) {
+                Some((reach, all)) => sizes = Some((track, sides.0, rest, reach, all)),
+                None => {
+                    return say(
+                        "nothing is left, a stride or dilation is 0, or the output padding is not \
+                         less than either",
+                    );
+                }
+            }
+            Ok(ids[0])
+        });
+        let Some((track, before, rest, reach, all)) = sizes.filter(|_| !x.is_poisoned()) else {
+            return x;
+        };
+        let pair = |numbers: [usize; 3]| [numbers[1], numbers[2]];
+        let flat = ConvOptions {
+            stride: pair(options.stride),
+            padding: Padding::Sides(rest),
+            dilation: pair(options.dilation),
+            groups: options.groups,
+            output_padding: pair(options.output_padding),
+        };
+        self.trace.on_behalf(at, || {
+            let images = x.transpose(1, 2).flatten_pair(0);
+            let y = images.convolve_transposed(at, weight.flatten_pair(1), flat);
+            if y.is_poisoned() {
+                return y;
+            }
+            // [n·depth, out·kd, h, w] → [n, out, kd, depth, h, w]
+            let y = y
+                .unflatten(1, [-1, track.k as i64])
+                .unflatten(0, [-1, track.n as i64])
+                .permute([0, 2, 3, 1, 4, 5]);
+            let mut sum = None;
+            for element in 0..track.k {
+                // Its slices lie at `first`, `first + stride`, … of a result with its padding.
+                let first = element * track.dilation;
+                let (from, to) = (first.max(before), (first + reach).min(before + all));
+                if from >= to {
+                    continue;
+                }
+                let one = y.slice(2, element..element + 1).squeeze(2);
+                let spread = one
+                    .unsqueeze(3)
+                    .pad(
+                        [
+                            (0, 0),
+                            (0, 0),
+                            (0, 0),
+                            (0, track.stride - 1),
+                            (0, 0),
+                            (0, 0),
+                        ],
+                        0.0,
+                    )
+                    .flatten_pair(2);
+                let sides = (from - before, before + all - to);
+                let part = spread
+                    .slice(2, from - first..to - first)
+                    .pad([(0, 0), (0, 0), sides, (0, 0), (0, 0)], 0.0);
+                sum = Some(sum.map_or(part, |sum| sum + part));
+            }
+            sum.unwrap_or_else(|| {
+                let none = y.slice(2, ..1).squeeze(2).slice(2, ..1) * 0.0;
+                none.pad([(0, 0), (0, 0), (0, all - 1), (0, 0), (0, 0)], 0.0)
+            })
+        })
+    }
+
     #[track_caller]
     fn convolve_transposed(
         self,

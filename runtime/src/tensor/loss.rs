@@ -6,6 +6,7 @@
 
 mod classes;
 mod elements;
+mod sequences;
 mod vectors;
 
 use std::panic::Location;
@@ -22,6 +23,7 @@ use crate::shape::elements;
 use crate::trace::Line;
 
 pub use classes::CrossEntropy;
+pub use sequences::Ctc;
 
 /// How the losses of single elements become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -107,6 +107,19 @@ impl<'t> Tensor<'t> {
         x / squares.maximum(eps * eps).sqrt()
     }
 
+    /// This weight v as gain·v/‖v‖₂, with a norm for each slice of `axis` and a gain that broadcasts
+    /// to it, such as `[out, 1, 1]`: the direction of a weight apart from its length (Salimans and
+    /// Kingma 2016; `weight_norm` of PyTorch). A slice of zeros gives NaN.
+    #[track_caller]
+    pub fn weight_norm(self, gain: Tensor<'t>, axis: usize) -> Tensor<'t> {
+        let v = self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
+            Some(_) => Ok(()),
+            None => Err(super::no_axis(g, "weight_norm", axis, x)),
+        });
+        let others: Vec<usize> = (0..v.rank()).filter(|&other| other != axis).collect();
+        v * (gain / v.square().sum_keep(others.as_slice()).sqrt())
+    }
+
     /// Local response normalization (Krizhevsky et al. 2012) of `[n, channels, …]`: x/(k + alpha·m)^beta
     /// with the mean m of the squares over `size` neighbouring channels, ⌊size/2⌋ of them before;
     /// channels that do not exist count as 0.

@@ -130,9 +130,10 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The states of a linear recurrence along an axis: `stateₜ = factorₜ · stateₜ₋₁ + selfₜ`, from
-    /// 0 on; f32 or i32, factors of the same type and shape. (A discretized state space, a moving
-    /// average, a discounted return.)
+    /// The states of a linear recurrence along an axis: `stateₜ = factorₜ · stateₜ₋₁ + selfₜ`, of f32
+    /// or i32, with factors of the same type and shape. The first state is the first element, and
+    /// the first factor counts for nothing. (A discretized state space, a moving average, a
+    /// discounted return.)
     ///
     /// Its gradient is a linear recurrence in the other direction (Martin and Cundy,
     /// "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018).

@@ -32,6 +32,11 @@ pub enum Interpolate {
         /// Whether the first and last elements stay where they are; otherwise the edges do.
         align_corners: bool,
     },
+    /// Linear, with a filter as wide as the distance of the results where an axis shrinks, so that
+    /// every element counts (`antialias` of PyTorch).
+    AntialiasedLinear,
+    /// Cubic, with a = −½ and such a filter (`antialias` of PyTorch).
+    AntialiasedCubic,
 }
 
 /// The input coordinate x of output position i, for an axis of `in` elements that gets `out`, and s
@@ -92,6 +97,9 @@ pub struct Resize {
     pub exclude_outside: bool,
     /// The result where a coordinate of [`Coordinates::Crop`] lies outside of the input.
     pub extrapolation: f32,
+    /// Whether the weights of an axis that shrinks are stretched over all elements between results.
+    /// Nearest elements have no such weights.
+    pub antialias: bool,
 }
 
 impl Resize {
@@ -102,6 +110,7 @@ impl Resize {
             coordinates,
             exclude_outside: false,
             extrapolation: 0.0,
+            antialias: false,
         }
     }
 }
@@ -133,7 +142,7 @@ impl ResizeAxis {
 
 impl<'t> Tensor<'t> {
     /// An image or sequence `[n, channels, …]` of fixed lengths, resampled to other lengths of its
-    /// last axes, as PyTorch's `interpolate` does it (without `antialias`).
+    /// last axes, as PyTorch's `interpolate` does it.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -163,6 +172,11 @@ impl<'t> Tensor<'t> {
                 Coordinates::HalfPixel
             }
         };
+        let smooth = |interpolation| Resize {
+            antialias: true,
+            exclude_outside: true,
+            ..Resize::new(interpolation, Coordinates::HalfPixel)
+        };
         let options = match method {
             Interpolate::Nearest => Resize::new(
                 Interpolation::Nearest(Rounding::Floor),
@@ -178,6 +192,8 @@ impl<'t> Tensor<'t> {
             Interpolate::Cubic { align_corners } => {
                 Resize::new(Interpolation::Cubic { a: -0.75 }, corners(align_corners))
             }
+            Interpolate::AntialiasedLinear => smooth(Interpolation::Linear),
+            Interpolate::AntialiasedCubic => smooth(Interpolation::Cubic { a: -0.5 }),
         };
         if x.is_poisoned() {
             return x;
@@ -189,8 +205,8 @@ impl<'t> Tensor<'t> {
         x.resize(axes, options)
     }
 
-    /// Resampled along axes of fixed length, with all options of ONNX's `Resize` but antialiasing.
-    /// PyTorch's: [`Tensor::interpolate`].
+    /// Resampled along axes of fixed length, with all options of ONNX's `Resize`. PyTorch's:
+    /// [`Tensor::interpolate`].
     #[track_caller]
     pub fn resize(self, axes: impl AsRef<[ResizeAxis]>, options: Resize) -> Tensor<'t> {
         let mut axes = axes.as_ref().to_vec();
@@ -266,6 +282,7 @@ impl<'t> Tensor<'t> {
         }
         let x = self.coordinates(to, options.coordinates, from);
         let last = (from - 1) as f32;
+        let share = (to.scale).map_or(to.length as f64 / from as f64, f64::from);
         let value = match options.interpolation {
             Interpolation::Nearest(rounding) => {
                 let place = match rounding {
@@ -275,6 +292,17 @@ impl<'t> Tensor<'t> {
                     Rounding::Ceil => x.ceil(),
                 };
                 self.picked(axis, place, last)
+            }
+            Interpolation::Linear if options.antialias && share < 1.0 => {
+                self.stretched(to, options, x, [last, share as f32], 1.0 / share, |d| {
+                    (1.0 - d).maximum(0.0)
+                })
+            }
+            Interpolation::Cubic { a } if options.antialias && share < 1.0 => {
+                self.stretched(to, options, x, [last, share as f32], 2.0 / share, |d| {
+                    let far = d.lt(2.0).select(keys_far(d, a), 0.0);
+                    d.le(1.0).select(keys_near(d, a), far)
+                })
             }
             Interpolation::Linear => self.weighted(to, options, x, last, [0.0, 1.0], |d| 1.0 - d),
             Interpolation::Cubic { a } => {
@@ -383,6 +411,40 @@ impl<'t> Tensor<'t> {
             });
         }
         value.unwrap_or(self)
+    }
+
+    /// Σ weight(|x − position|·share)·element over the positions up to `reach` away from x, divided
+    /// by the sum of the weights.
+    #[track_caller]
+    fn stretched(
+        self,
+        to: &ResizeAxis,
+        options: &Resize,
+        x: Tensor<'t>,
+        [last, share]: [f32; 2],
+        reach: f64,
+        weight: impl Fn(Tensor<'t>) -> Tensor<'t>,
+    ) -> Tensor<'t> {
+        let (at, axis) = (Location::caller(), to.axis);
+        let reach = reach.ceil() as usize;
+        // Positions and weights [length, 2·reach].
+        let (places, weights) = self.trace.on_behalf(at, || {
+            let offsets = self.trace.arange(2 * reach).cast(F32) - (reach as f32 - 1.0);
+            let places = x.floor().unsqueeze(1) + offsets;
+            let mut weights = weight((x.unsqueeze(1) - places).abs() * share);
+            if options.exclude_outside {
+                let inside = places.ge(0.0).and(places.le(last));
+                weights = inside.select(weights, 0.0);
+            }
+            (places.flatten(0), weights / weights.sum_keep(1))
+        });
+        let elements = self.picked(axis, places, last);
+        self.trace.on_behalf(at, || {
+            let more = self.rank() - axis - 1;
+            let weights = (0..more).fold(weights, |w, i| w.unsqueeze(2 + i));
+            let elements = elements.unflatten(axis, (to.length, 2 * reach));
+            (elements * weights).sum_over(axis + 1)
+        })
     }
 
     /// The slices of an axis at positions `[n]`, f32 integers, of which those outside count as the

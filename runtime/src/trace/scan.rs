@@ -402,6 +402,9 @@ impl Building {
                     "scan: random numbers would be the same in every step; draw them before the \
                      scan and pass them as inputs"
                 }
+                Op::Collective { .. } if varies[at] => {
+                    "scan: ranks exchange nothing in a step; exchange before the scan or after it"
+                }
                 op if op.is_check() && varies[at] => {
                     "scan: a step checks no indices, lengths or finite values; check them before \
                      the scan or after it"

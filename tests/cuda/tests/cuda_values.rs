@@ -13,6 +13,7 @@ use ndarray::{Array2, ArrayD};
 use prefixes::prefixes;
 use slabwise::CompileOptions;
 use slabwise::prelude::*;
+use slabwise::tensor::{AttentionOptions, ConvOptions, Interpolate, Padding, PoolOptions, Running};
 use slabwise_cuda::fake::FakeDriver;
 use support::arrays::{close, numbers};
 
@@ -130,6 +131,121 @@ fn random_graphs_without_elements_run_on_a_device() {
     };
     for seed in 500..506 {
         against_the_evaluator(seed, 8, &open);
+    }
+}
+
+/// Results on a device without tuning, and on the CPU.
+fn on_both<const N: usize>(
+    build: impl for<'t> Fn(&'t Trace) -> [Tensor<'t>; N],
+    inputs: &[&dyn slabwise::feed::Input],
+) -> [Vec<Vec<f64>>; 2] {
+    [Device::Cuda(0), Device::Cpu].map(|device| {
+        let untuned = CompileOptions {
+            tuning: slabwise::Tuning::Off,
+            ..CompileOptions::default()
+        };
+        let mut session = Session::new(device, Params::seeded(0))
+            .expect("a session")
+            .with_threads(1)
+            .with_options(untuned);
+        let trace = Trace::inference();
+        let program = session.compile(&trace, build(&trace)).expect("it compiles");
+        let outputs = session.run(&program, inputs).expect("it runs");
+        outputs.iter().map(numbers).collect()
+    })
+}
+
+fn keyed(trace: &Trace) -> [Tensor<'_>; 8] {
+    let [a, b] = trace.key(0x1234_5678_9ABC).split::<2>();
+    let words = trace.input("words", I32, (3,));
+    let step = trace.input("step", I32, ());
+    let given = slabwise::Key::of(words).fold_in(step);
+    [
+        a.uniform((7, 65)),
+        a.bernoulli(0.25, (300,)).cast(I32),
+        b.randint(-5..1000, (4, 33)),
+        b.fold_in(3).permutation(50),
+        given.uniform((129,)),
+        given.truncated_normal(-1.0..2.0, (40,)),
+        b.normal((5, 9)),
+        b.categorical(trace.zeros((6, 4)), 1),
+    ]
+}
+
+/// Keys, and keys made from keys, of constants and of inputs. The functions ln and cos round
+/// differently on a device.
+#[test]
+fn numbers_of_a_key_have_the_bits_of_the_cpu_on_a_device() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let words = ndarray::arr1(&[7i32, -9, 11]).into_dyn();
+    let step = ndarray::arr0(5i32).into_dyn();
+    let [device, cpu] = on_both(keyed, &[&words, &step]);
+    for (at, (a, b)) in device.iter().zip(&cpu).enumerate() {
+        let alike = |(&p, &q): (&f64, &f64)| if at < 5 { p == q } else { close(p, q) };
+        assert!(
+            a.len() == b.len() && a.iter().zip(b).all(alike),
+            "result {at}: {a:?} on the device, {b:?} on the CPU"
+        );
+    }
+}
+
+fn optional(trace: &Trace) -> [Tensor<'_>; 9] {
+    let x = trace.input("x", F32, (2, 4, 6, 5));
+    let (row, volume) = (x.flatten(2), x.unflatten(2, (2, 3)));
+    let weight =
+        trace.full(0.5, F32, (4, 2, 3)) * row.slice(0, ..1).slice(2, ..3).squeeze(0).mean();
+    let cube = x
+        .slice(2, ..2)
+        .slice(3, ..2)
+        .slice(0, ..1)
+        .reshape([2, 2, 2, 2, 1]);
+    let options = AttentionOptions::new().causal().window(2).soft_cap(3.0);
+    let by = Running {
+        exclusive: false,
+        reverse: true,
+    };
+    [
+        x.attention_with(x.slice(1, ..2), x.slice(1, 2..), options),
+        row.conv1d_with(
+            weight,
+            ConvOptions::new().groups(2).padding(Padding::Causal),
+        ),
+        volume
+            .slice(1, ..2)
+            .conv_transpose3d(cube, ConvOptions::new().stride([2, 1, 2])),
+        x.max_pool2d_with(
+            PoolOptions::new([2, 3])
+                .stride(2)
+                .padding([(1, 0), (0, 1)])
+                .ceil(),
+        ),
+        x.avg_pool2d_with(PoolOptions::new(2).dilation(2).stride(1)),
+        x.interpolate([4, 9], Interpolate::AntialiasedCubic),
+        x.interpolate(
+            [13, 3],
+            Interpolate::Linear {
+                align_corners: true,
+            },
+        ),
+        row.cumprod(2) + row.linear_recurrence(row.tanh(), 2, by),
+        row.logcumsumexp(2) + row.cummax(2).0,
+    ]
+}
+
+/// Attention, convolutions, poolings, resampling and recurrences with their options.
+#[test]
+fn options_of_methods_count_on_a_device() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let mut rng = support::Rng(31);
+    let x = ArrayD::from_shape_fn(vec![2, 4, 6, 5], |_| rng.float(-2.0, 2.0) as f32);
+    let [device, cpu] = on_both(optional, &[&x]);
+    for (at, (a, b)) in device.iter().zip(&cpu).enumerate() {
+        let same = a.len() == b.len() && a.iter().zip(b).all(|(&p, &q)| close(p, q));
+        assert!(same, "result {at}: {a:?} on the device, {b:?} on the CPU");
     }
 }
 

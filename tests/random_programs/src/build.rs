@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use slabwise::nn::{
-    BatchNorm1d, BatchNorm2d, Embedding, LayerNorm, Linear, Lstm, Module, MultiHeadAttention,
-    RmsNorm,
+    BatchNorm1d, BatchNorm2d, Embedding, GroupNorm, GroupedQueryAttention, Gru, InstanceNorm,
+    LayerNorm, Linear, Lstm, Module, MultiHeadAttention, RmsNorm, Rnn, TransformerEncoderLayer,
 };
 use slabwise::optim::{Adam, AdamW, Optimizer, Sgd};
 use slabwise::{Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
@@ -58,6 +58,21 @@ impl Model {
                     Layer::MultiHeadAttention => {
                         Box::new(MultiHeadAttention::new(scope, inputs, outputs))
                     }
+                    Layer::Gru => Box::new(Gru::new(scope, inputs, outputs)),
+                    Layer::Rnn => Box::new(Rnn::new(scope, inputs, outputs)),
+                    Layer::Deep => {
+                        Box::new(Lstm::new(scope, inputs, outputs).layers(2).both_ways())
+                    }
+                    Layer::InstanceNorm => {
+                        Box::new(InstanceNorm::new(scope, inputs).affine().eps(0.1))
+                    }
+                    Layer::GroupNorm => Box::new(GroupNorm::new(scope, outputs, inputs).eps(0.1)),
+                    Layer::GroupedQueryAttention => {
+                        Box::new(GroupedQueryAttention::new(scope, inputs, outputs, 1))
+                    }
+                    Layer::Encoder => Box::new(
+                        TransformerEncoderLayer::new(scope, inputs, outputs, 3).dropout(0.0),
+                    ),
                 });
             }
         }
@@ -195,6 +210,7 @@ impl<'t> Builder<'_, 't> {
             (Op::Concat(axis), _) => trace.concat(args, *axis),
             (Op::Stack(axis), _) => trace.stack(args, *axis),
             (Op::Einsum(text), _) => trace.einsum(text, args),
+            (Op::Method(method), _) => method.apply(trace, args, |axis| self.dim(axis)),
             (Op::Layer { name, .. }, [x]) => x.apply(&*self.model.layers[name]),
             (Op::Expand(shape), [x]) => x.expand(self.shape(shape).as_slice()),
             (Op::Reshape(shape), [x]) => x.reshape(self.shape(shape).as_slice()),

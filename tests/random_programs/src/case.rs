@@ -3,6 +3,8 @@
 use slabwise::{DType, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
+use crate::method::Method;
+
 /// One length of a shape, as written in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
@@ -72,7 +74,8 @@ methods! {
     /// A layer with weights.
     Layer:
     Linear "Linear", LayerNorm "LayerNorm", RmsNorm "RmsNorm", BatchNorm1d "BatchNorm1d", BatchNorm2d "BatchNorm2d", Lstm "Lstm",
-    Embedding "Embedding", MultiHeadAttention "MultiHeadAttention",
+    Embedding "Embedding", MultiHeadAttention "MultiHeadAttention", Gru "Gru", Rnn "Rnn", Deep "Lstm", InstanceNorm "InstanceNorm",
+    GroupNorm "GroupNorm", GroupedQueryAttention "GroupedQueryAttention", Encoder "TransformerEncoderLayer",
 }
 
 methods! {
@@ -224,6 +227,7 @@ pub enum Op {
         length: usize,
     },
     Nms(f32),
+    Method(Method),
     Keep,
     Checkpoint(Vec<Unary>),
     /// The gradient of the mean of the first operand with respect to the second.
@@ -320,6 +324,23 @@ pub struct Case {
     pub runs: Vec<usize>,
     /// Whether inputs contain NaN, infinities, zeros of both signs and denormals.
     pub odd_numbers: bool,
+}
+
+impl Layer {
+    /// The arguments of its constructor behind the scope, and the calls of its options.
+    pub fn options(self, [inputs, outputs]: [usize; 2]) -> String {
+        match self {
+            Layer::LayerNorm | Layer::RmsNorm | Layer::BatchNorm1d | Layer::BatchNorm2d => {
+                format!("{inputs})")
+            }
+            Layer::Deep => format!("{inputs}, {outputs}).layers(2).both_ways()"),
+            Layer::InstanceNorm => format!("{inputs}).affine().eps(0.1)"),
+            Layer::GroupNorm => format!("{outputs}, {inputs}).eps(0.1)"),
+            Layer::GroupedQueryAttention => format!("{inputs}, {outputs}, 1)"),
+            Layer::Encoder => format!("{inputs}, {outputs}, 3).dropout(0.0)"),
+            _ => format!("{inputs}, {outputs})"),
+        }
+    }
 }
 
 impl Program {

@@ -1,6 +1,7 @@
 //! Draws cases: small programs of every kind of statement, and the ways to run them.
 
 mod choices;
+mod methods;
 mod steps;
 
 use slabwise::DType;

@@ -264,6 +264,7 @@ pub fn mentions(op: &Op, dim: usize) -> bool {
         | Op::Reshape(shape)
         | Op::Expand(shape) => shape.contains(&named),
         Op::Arange(axis) => *axis == named,
+        Op::Method(method) => method.shape().contains(&named),
         _ => false,
     }
 }

@@ -33,6 +33,7 @@ pub mod draw;
 pub mod facts;
 pub mod hunt;
 pub mod judge;
+pub mod method;
 mod numbers;
 pub mod print;
 pub mod rng;

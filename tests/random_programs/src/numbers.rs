@@ -14,6 +14,7 @@ pub fn jumps(op: &Op) -> bool {
         Op::Binary(b) | Op::Number(b, _) => compares(*b),
         Op::Cast(to) => *to != DType::F32,
         Op::TopK { positions, .. } => *positions,
+        Op::Method(method) => method.jumps(),
         Op::Run { run, .. } => *run == Run::ArgMax,
         Op::Argsort(_) | Op::Unique | Op::Nonzero | Op::Nms(_) => true,
         Op::Fold { fold, .. } => {

@@ -8,7 +8,7 @@ use slabwise::DType;
 use slabwise_compiler::reference::Array;
 
 use crate::build::INPUTS;
-use crate::case::{Axis, Case, Layer, Op, Program};
+use crate::case::{Axis, Case, Op, Program};
 use crate::run::{Outcome, data};
 use crate::setup::{Feed, Setup};
 use statement::expression;
@@ -28,9 +28,10 @@ pub enum Claim<'a> {
 /// The beginning of every printed test.
 const HELPERS: &str = r#"    use half::{bf16, f16};
     use ndarray::{ArrayD, IxDyn};
-    use slabwise::nn::{BatchNorm1d, BatchNorm2d, Embedding, LayerNorm, Linear, Lstm, MultiHeadAttention, RmsNorm};
+    use slabwise::nn::*;
     use slabwise::optim::{Adam, AdamW, Sgd};
     use slabwise::prelude::*;
+    use slabwise::tensor::{AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding, PoolOptions, Reduction, Sampling};
     use slabwise::{CompileOptions, Output};
 
     fn array<T>(shape: &[usize], values: Vec<T>) -> ArrayD<T> {
@@ -230,27 +231,17 @@ impl Body<'_> {
     fn layers(&mut self) {
         let mut known = Vec::new();
         for statement in self.case.programs.iter().flat_map(|p| &p.statements) {
-            let Op::Layer {
-                layer,
-                name,
-                sizes: [inputs, outputs],
-            } = statement.op
-            else {
+            let Op::Layer { layer, name, sizes } = statement.op else {
                 continue;
             };
             if known.contains(&name) {
                 continue;
             }
             known.push(name);
-            let sizes = match layer {
-                Layer::LayerNorm | Layer::RmsNorm | Layer::BatchNorm1d | Layer::BatchNorm2d => {
-                    format!("{inputs}")
-                }
-                _ => format!("{inputs}, {outputs}"),
-            };
             self.line(&format!(
-                "let l{name} = {}::new(&root / \"l{name}\", {sizes});",
-                layer.text()
+                "let l{name} = {}::new(&root / \"l{name}\", {};",
+                layer.text(),
+                layer.options(sizes)
             ));
         }
     }

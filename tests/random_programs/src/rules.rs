@@ -215,6 +215,7 @@ pub fn infer(
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
             })?
         }
+        (Op::Method(method), _) => crate::method::rules::infer(method, args, scope)?,
         (Op::Layer { layer, sizes, .. }, [x]) => layered(scope, *layer, *sizes, x)?,
         _ => {
             return crate::shapes::infer(at, statement, args, scope)
@@ -601,12 +602,13 @@ fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact)
         Layer::LayerNorm | Layer::RmsNorm => like(ends, 8.0),
         Layer::BatchNorm1d => like((channels(2) || channels(3)) && filled, 8.0),
         Layer::BatchNorm2d => like(channels(4) && filled, 8.0),
-        Layer::Lstm => {
+        Layer::Lstm | Layer::Gru | Layer::Rnn | Layer::Deep => {
             let ok = ends
                 && x.rank() == 3
                 && outputs > 0
                 && x.dims[1].as_fixed().is_some_and(|n| (1..=4).contains(&n));
-            ok.then(|| with_last(outputs))?
+            let sides = if layer == Layer::Deep { 2 } else { 1 };
+            ok.then(|| with_last(sides * outputs))?
                 .map(|dims| Fact::new(DType::F32, dims).within(-1.0, 1.0))
         }
         Layer::Embedding => {
@@ -621,7 +623,17 @@ fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact)
             flat.filter(|_| index)
                 .map(|_| Fact::new(DType::F32, dims).within(-2.0, 2.0))
         }
-        Layer::MultiHeadAttention => {
+        Layer::InstanceNorm | Layer::GroupNorm => {
+            let groups = if layer == Layer::GroupNorm {
+                outputs
+            } else {
+                1
+            };
+            let divides = groups > 0 && inputs % groups == 0;
+            let image = channels(3) || channels(4);
+            like(image && divides && filled, 16.0)
+        }
+        Layer::MultiHeadAttention | Layer::GroupedQueryAttention | Layer::Encoder => {
             let ok = ends && x.rank() == 3 && outputs > 0 && inputs % outputs == 0;
             (ok && filled).then_some(())?;
             let (batch, length) = (x.dims[0], x.dims[1]);

@@ -14,6 +14,8 @@ use slabwise::{
 use slabwise_compiler::graph::Graph;
 use slabwise_compiler::reference::{Array, Fault, Precision, evaluate};
 
+use slabwise_compiler::shape::Env;
+
 use crate::build::{Model, build};
 use crate::case::{Axis, Case, Op, Program};
 use crate::rng::{Rng, mixed};
@@ -554,6 +556,7 @@ pub fn reference(case: &Case, witness: &Witness, precision: Precision) -> Result
         let missing = |info: &slabwise_compiler::graph::VariableInfo| {
             let found = held.get(&*info.name).cloned();
             found
+                .or_else(|| constant(info))
                 .map(|array| Array {
                     dtype: info.dtype,
                     ..array
@@ -581,4 +584,20 @@ pub fn reference(case: &Case, witness: &Witness, precision: Precision) -> Result
     }
     outcome.variables = held.into_iter().collect();
     Ok(outcome)
+}
+
+/// The array of a constant, whose elements have four bytes each.
+fn constant(info: &slabwise_compiler::graph::VariableInfo) -> Option<Array> {
+    let words = info.data.as_ref()?.chunks_exact(4);
+    let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).unwrap_or_default();
+    let values = words.map(|bytes| match info.dtype {
+        DType::F32 => f64::from(f32::from_ne_bytes(word(bytes))),
+        _ => f64::from(i32::from_ne_bytes(word(bytes))),
+    });
+    let dims = info.dims.iter().map(|d| d.usize_at(&Env::default()));
+    Some(Array {
+        dtype: info.dtype,
+        dims: dims.collect(),
+        values: values.collect(),
+    })
 }

@@ -79,6 +79,7 @@ fn written(op: &Op) -> usize {
         }
         Op::Uniform(shape) | Op::Reshape(shape) | Op::Expand(shape) => shape.iter().map(axis).sum(),
         Op::Arange(n) => axis(n),
+        Op::Method(method) => 4 + method.shape().iter().map(axis).sum::<usize>(),
         Op::Slice {
             start, end, step, ..
         } => start + end.unwrap_or(0) + step,
@@ -450,6 +451,7 @@ fn axes(op: &mut Op) -> Vec<&mut Axis> {
         | Op::Reshape(shape)
         | Op::Expand(shape) => shape.iter_mut().collect(),
         Op::Arange(axis) => vec![axis],
+        Op::Method(method) => method.shape_mut().iter_mut().collect(),
         _ => Vec::new(),
     }
 }

@@ -159,10 +159,67 @@ SLABWISE_INLINE void scan_states(S* states) {
     }
 }
 
-/// The state of a linear recurrence behind an element. The product is rounded before the sum.
-SLABWISE_INLINE float step_linear(float state, float factor, float x) {
-    return __fadd_rn(__fmul_rn(factor, state), x);
+/// Steps of a linear recurrence joined: the state behind them is factor · 2^exponent · (the state
+/// before them) + sum. The exponent is apart, so that no product of factors overflows or vanishes.
+template <class T>
+struct ScanLinear;
+template <>
+struct ScanLinear<float> {
+    float factor;
+    int exponent;
+    float sum;
+};
+template <>
+struct ScanLinear<int> {
+    int factor, sum;
+};
+
+SLABWISE_INLINE ScanLinear<float> scan_linear(float factor, float x) {
+    int exponent = 0;
+    const float fraction = frexpf(factor, &exponent);
+    return {fraction, exponent, x};
 }
-SLABWISE_INLINE int step_linear(int state, int factor, int x) {
-    return int(unsigned(factor) * unsigned(state) + unsigned(x));
+SLABWISE_INLINE ScanLinear<int> scan_linear(int factor, int x) { return {factor, x}; }
+
+/// The state behind joined steps. The product is rounded before the sum.
+SLABWISE_INLINE float scan_behind(float state, ScanLinear<float> a) {
+    return __fadd_rn(ldexpf(__fmul_rn(a.factor, state), a.exponent), a.sum);
 }
+SLABWISE_INLINE int scan_behind(int state, ScanLinear<int> a) {
+    return int(unsigned(a.factor) * unsigned(state) + unsigned(a.sum));
+}
+
+SLABWISE_INLINE ScanLinear<float> scan_join(ScanLinear<float> a, ScanLinear<float> b) {
+    int exponent = 0;
+    const float fraction = frexpf(__fmul_rn(a.factor, b.factor), &exponent);
+    return {fraction, a.exponent + b.exponent + exponent, scan_behind(a.sum, b)};
+}
+SLABWISE_INLINE ScanLinear<int> scan_join(ScanLinear<int> a, ScanLinear<int> b) {
+    return {int(unsigned(a.factor) * unsigned(b.factor)), scan_behind(a.sum, b)};
+}
+
+/// Whether the steps of a block have to be taken one after the other: sums that factors above 1
+/// enlarge would cancel, and a factor that is not finite makes NaN of a state of 0 that it never
+/// meets. Called by all threads, each with its step.
+SLABWISE_INLINE bool scan_walks(ScanLinear<float> a, bool first) {
+    const float factor = fabsf(ldexpf(a.factor, a.exponent));
+    if (!__syncthreads_or(!(factor <= 1.0f))) return false;
+    const bool finite = factor <= 3.402823466e38f;
+    return __syncthreads_or(!finite || (!first && a.sum != 0.0f));
+}
+SLABWISE_INLINE bool scan_walks(ScanLinear<int>, bool) { return false; }
+
+/// Takes the steps of all THREADS threads one after the other: each becomes the state behind it.
+template <int THREADS>
+SLABWISE_INLINE void scan_walk(float state, ScanLinear<float>* steps) {
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int i = 0; i < THREADS; ++i) {
+            const float factor = ldexpf(steps[i].factor, steps[i].exponent);
+            state = __fadd_rn(__fmul_rn(factor, state), steps[i].sum);
+            steps[i] = {0.0f, 0, state};
+        }
+    __syncthreads();
+}
+template <int THREADS>
+SLABWISE_INLINE void scan_walk(int, ScanLinear<int>*) {}

@@ -2,8 +2,8 @@
 //!
 //! A block walks along a row, tile by tile: the states of a tile are joined in shared memory in
 //! log₂ steps (Hillis and Steele 1986), and the last one is carried to the next tile. How states
-//! are joined follows from the length alone. States of a linear recurrence cannot be joined without
-//! overflow of the products of factors, so a thread walks along its row.
+//! are joined follows from the length alone, but for a linear recurrence: where a tile has factors
+//! above 1 and joined sums could cancel, one thread takes its steps one after the other.
 
 use std::fmt::Write as _;
 
@@ -63,14 +63,27 @@ pub fn lower(
     let at = if scan.reverse { "len - 1 - k" } else { "k" };
     if linear {
         let factor = storage.widen(&element("factors", 1));
+        let kept = if scan.exclusive {
+            "t == 0 ? entering : scan_behind(carried, states[t - 1])"
+        } else {
+            "scan_behind(carried, states[t])"
+        };
+        // The first factor meets no state.
         let _ = writeln!(
             body,
-            "const idx threads = idx(gridDim.x) * {THREADS};\n\
-             for (idx row = idx(blockIdx.x) * {THREADS} + threadIdx.x; row < rows; row += threads) {{\n\
-             {text}{lane} state = 0;\nfor (idx k = 0; k < len; ++k) {{\nconst idx at = {at};\n\
-             const {lane} next = step_linear(state, {factor}, {x});\n\
-             {to} = {};\nstate = next;\n}}\n}}",
-            if scan.exclusive { "state" } else { "next" }
+            "__shared__ ScanLinear<{lane}> states[{THREADS}];\nconst int t = threadIdx.x;\n\
+             for (idx row = blockIdx.x; row < rows; row += gridDim.x) {{\n{text}\
+             {lane} carried = 0;\n\
+             for (idx base = 0; base < len; base += {THREADS}) {{\n\
+             const idx k = base + t, at = {at};\nconst {lane} entering = carried;\n\
+             if (k >= len) states[t] = scan_linear({lane}(1), {lane}(0));\n\
+             else if (k == 0) states[t] = scan_linear({lane}(0), {x});\n\
+             else states[t] = scan_linear({factor}, {x});\n\
+             if (scan_walks(states[t], k == 0)) {{\n\
+             scan_walk<{THREADS}>(entering, states);\ncarried = 0;\n\
+             }} else scan_states<{THREADS}>(states);\n\
+             if (k < len) {to} = {kept};\n\
+             carried = scan_behind(carried, states[{THREADS} - 1]);\n__syncthreads();\n}}\n}}"
         );
     } else {
         let (state, none, of) = match (scan.op, scan.source.dtype.lane()) {
@@ -110,9 +123,8 @@ pub fn lower(
     let function = params.function("scan", THREADS, &body);
     let target = *target;
     Ok(Lowered::new(vec![function], 0, move |env| {
-        let each = if linear { THREADS } else { 1 };
         let blocks = if len.at(env) > 0 {
-            blocks(points(&rows, env), each, &target)
+            blocks(points(&rows, env), 1, &target)
         } else {
             0
         };

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Call, Place, Scratch, Slot};
+use slabwise_kernels::spec::{Access, Call, Place, Scratch, Slot};
 use slabwise_planner::ALIGN;
 
 use super::front::{Front, FrontOptions};
@@ -16,7 +16,7 @@ use crate::backend::{KernelCache, Target};
 use crate::error::{Error, Result};
 use crate::graph::{Body, Feed, Graph, Kept, PlannedBody};
 use crate::ir::{CallId, Program, Source, Value, ValueId};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 use crate::passes::{DumpOptions, PassError, Pipeline, Prepare};
 
 /// The compilation of the bodies of a graph.
@@ -136,10 +136,12 @@ impl Bodies<'_> {
                 workspace_bytes: call.workspace(),
             });
         }
+        let in_place = in_place(body, kept, &results, &program, &order);
         passes.finish(&program, || format!("{name}: {scratch} bytes\n"))?;
         Ok(PlannedBody {
             kept: kept.to_vec(),
             calls,
+            in_place,
             scratch,
             sizes,
         })
@@ -186,11 +188,9 @@ impl<'a> Layout<'a> {
                 None => place(),
             };
             // A step may write its carry over the one that it found.
-            let other = if is_in_place(body, result, program, order) {
-                last
-            } else {
-                place()
-            };
+            let found = body.carry_feeds().nth(result);
+            let in_place = found.is_some_and(|f| is_in_place(program, order, f, output));
+            let other = if in_place { last } else { place() };
             slots.push(Some([last, other]));
         }
         Ok(Layout {
@@ -264,28 +264,51 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Whether a step writes a carry at the places at which it reads the one that it found, and does not
-/// read that one afterwards.
-fn is_in_place(body: &Body, carry: usize, program: &Program, order: &[CallId]) -> bool {
-    let mut feeds = body.feeds.iter().enumerate();
-    let feed = feeds.by_ref().filter(|f| *f.1 == Feed::Carry).nth(carry);
-    let Some((input, _)) = feed else { return false };
-    let output = program.graph.outputs[carry];
+/// Operands whose parts a step reads before it writes those of a result, with the result.
+fn in_place(
+    body: &Body,
+    kept: &[Kept],
+    results: &[usize],
+    program: &Program,
+    order: &[CallId],
+) -> Vec<(usize, usize)> {
+    let mut pairs = Vec::new();
+    let operands = body.first_operands();
+    for (&result, &output) in results.iter().zip(&program.graph.outputs) {
+        for (feed, kind) in body.feeds.iter().enumerate() {
+            let fits = match (kind, kept[result]) {
+                (Feed::Step, Kept::All) => true,
+                (Feed::Carry, Kept::Last) => body.carry_feeds().nth(result) == Some(feed),
+                _ => false,
+            };
+            let (input, node) = (&program.graph.inputs[feed], program.graph.node(output));
+            let same = (input.dtype, &input.dims) == (node.dtype, &node.dims);
+            if fits && same && is_in_place(program, order, feed, output) {
+                pairs.push((operands[feed], result));
+            }
+        }
+    }
+    pairs
+}
+
+/// Whether a step reads an input no more when it writes an output, or point by point as it writes
+/// it.
+fn is_in_place(program: &Program, order: &[CallId], input: usize, output: NodeId) -> bool {
     let of = |value: ValueId| program.value(value);
-    let is_found = |value: ValueId| of(value).source == Source::Input(input as u32);
-    let is_left = |value: ValueId| of(value).output && of(value).node == Some(output);
+    let is_read = |value: ValueId| of(value).source == Source::Input(input as u32);
+    let is_written = |value: ValueId| of(value).output && of(value).node == Some(output);
     let mut written = false;
     for call in order.iter().map(|&call| program.call(call)) {
-        if written && call.args.iter().any(|&arg| is_found(arg)) {
+        let reads = call.args.iter().any(|&arg| is_read(arg));
+        let writes = call
+            .accesses()
+            .any(|(arg, access)| access != Access::Read && is_written(arg));
+        let mut pairs = call.in_place.iter();
+        let pointwise = pairs.any(|&(from, to)| is_read(from) && is_written(to));
+        if reads && (written || writes && !pointwise) {
             return false;
         }
-        let pairs = &call.in_place;
-        written |= pairs
-            .iter()
-            .any(|&(from, to)| is_found(from) && is_left(to));
-        if !written && call.args.iter().any(|&arg| is_left(arg)) {
-            return false;
-        }
+        written |= writes;
     }
     written
 }
@@ -306,7 +329,7 @@ fn kept(graph: &Graph) -> Vec<Vec<Kept>> {
             continue;
         };
         let last = Size::fixed(graph.bodies[at as usize].last_time());
-        let is_last = |user: &crate::ops::NodeId| {
+        let is_last = |user: &NodeId| {
             let node = graph.node(*user);
             matches!(&node.op, Op::Slice { start, .. } if start[0] == last && node.dims[0].is(1))
         };

@@ -70,6 +70,9 @@ pub struct PlannedBody {
     pub kept: Vec<Kept>,
     /// The calls of a step.
     pub calls: Vec<Call>,
+    /// Operands and results that may be one: a step reads what it needs of the operand before it
+    /// writes the result.
+    pub in_place: Vec<(usize, usize)>,
     /// Bytes of the loop's workspace.
     pub scratch: u64,
     /// Whether kernels read the sizes of the run.
@@ -89,8 +92,12 @@ impl Feed {
 impl Body {
     /// The number of carries.
     pub fn carries(&self) -> usize {
-        let carries = self.feeds.iter().filter(|feed| **feed == Feed::Carry);
-        carries.count()
+        self.carry_feeds().count()
+    }
+
+    /// The feeds that are carries, in order.
+    pub fn carry_feeds(&self) -> impl Iterator<Item = usize> {
+        (0..self.feeds.len()).filter(|&feed| self.feeds[feed] == Feed::Carry)
     }
 
     /// The first operand of each feed.

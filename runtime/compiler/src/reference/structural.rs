@@ -301,9 +301,11 @@ pub(super) fn scan(
             let list: Vec<f64> = order.iter().map(|&k| x.values[first + k]).collect();
             values[first + at] = match op {
                 ScanOp::Sum => fold(ReduceOp::Sum, &list, dtype),
-                ScanOp::Linear => order.iter().fold(0.0, |state, &k| {
+                ScanOp::Linear => order.iter().enumerate().fold(0.0, |state, (i, &k)| {
                     let (x, factor) = (x.values[first + k], args[1].values[first + k]);
-                    if dtype == DType::I32 {
+                    if i == 0 {
+                        x
+                    } else if dtype == DType::I32 {
                         let scaled = (factor as i32).wrapping_mul(state as i32);
                         f64::from(scaled.wrapping_add(x as i32))
                     } else {

@@ -235,9 +235,6 @@ fn interpolation(call: &Call<'_, '_>) -> Result<(Interpolation, Coordinates), St
 fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let shape = call.shape(0)?;
-    if call.flag("antialias") {
-        return Err("antialias".into());
-    }
     let (mut kind, mut coordinates) = interpolation(call)?;
     let (scales, sizes, roi) = match call.opset >= 11 {
         true => (
@@ -322,6 +319,7 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     }
     let options = Resize {
         exclude_outside: call.flag("exclude_outside"),
+        antialias: call.flag("antialias"),
         extrapolation: call.f("extrapolation_value", 0.0),
         ..Resize::new(kind, coordinates)
     };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::shape::Dim;
+use crate::tensor::Running;
 use slabwise_kernels::dtype::DType::{F32, I32};
 
 #[test]
@@ -25,6 +26,23 @@ fn running_sums() {
         [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0]
     );
     assert_eq!(got[2].values, [4.0, 3.0, 10.0]);
+}
+
+/// An infinite first element is no factor of the state before it, which is none.
+#[test]
+fn running_products_of_infinities() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 3));
+    let back = Running {
+        exclusive: false,
+        reverse: true,
+    };
+    let outputs = [x.cumprod(1), x.cumprod_by(1, back)];
+    let inf = f64::INFINITY;
+    let given = array(&[2, 3], &[inf, 2.0, -1.0, 3.0, 0.5, -inf]);
+    let got = run(&trace, &outputs, 1, &[given]);
+    assert_eq!(got[0].values, [inf, inf, -inf, 3.0, 1.5, -inf]);
+    assert_eq!(got[1].values, [-inf, -2.0, -1.0, -inf, -inf, -inf]);
 }
 
 #[test]

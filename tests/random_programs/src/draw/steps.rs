@@ -53,6 +53,14 @@ steps! {
     3 source,
     5 gradient,
     3 keep,
+    5 attention_with,
+    6 convolution_with,
+    6 pool_with,
+    6 resample,
+    3 norm_with,
+    5 loss_with,
+    2 keyed,
+    5 arrange,
 }
 
 pub(super) fn float(f: &Fact) -> bool {
@@ -69,14 +77,14 @@ impl Maker<'_> {
         (rank > 0).then(|| self.rng.below(rank))
     }
 
-    fn some_axes(&mut self, x: usize) -> Vec<usize> {
+    pub(super) fn some_axes(&mut self, x: usize) -> Vec<usize> {
         (0..self.fact(x).rank())
             .filter(|_| self.rng.one_in(2))
             .collect()
     }
 
     /// The operand, mapped to a range where a function is defined and not steep.
-    fn positive(&mut self, x: usize) -> Option<usize> {
+    pub(super) fn positive(&mut self, x: usize) -> Option<usize> {
         if self.fact(x).low >= 0.5 {
             return Some(x);
         }
@@ -604,7 +612,16 @@ impl Maker<'_> {
         let x = match layer {
             Layer::BatchNorm1d => self.find(|f| single(f) && (2..4).contains(&f.rank()))?,
             Layer::BatchNorm2d => self.image()?,
-            Layer::Lstm | Layer::MultiHeadAttention => self.find(|f| single(f) && f.rank() == 3)?,
+            Layer::Lstm
+            | Layer::Gru
+            | Layer::Rnn
+            | Layer::Deep
+            | Layer::MultiHeadAttention
+            | Layer::GroupedQueryAttention
+            | Layer::Encoder => self.find(|f| single(f) && f.rank() == 3)?,
+            Layer::InstanceNorm | Layer::GroupNorm => {
+                self.find(|f| single(f) && (3..5).contains(&f.rank()))?
+            }
             Layer::Embedding => self.find(|f| {
                 matches!(f.dtype, DType::I32 | DType::U8) && f.exact && f.low >= 0.0 && f.high < 8.0
             })?,
@@ -613,19 +630,24 @@ impl Maker<'_> {
         let fact = self.fact(x);
         let of_axis = |axis: usize| fact.dims.get(axis).and_then(|d| d.as_fixed());
         let inputs = match layer {
-            Layer::BatchNorm1d | Layer::BatchNorm2d => of_axis(1)?,
+            Layer::BatchNorm1d | Layer::BatchNorm2d | Layer::InstanceNorm | Layer::GroupNorm => {
+                of_axis(1)?
+            }
             Layer::Embedding => fact.high as usize + 1,
             _ => of_axis(fact.rank() - 1)?,
         };
         let outputs = match layer {
-            Layer::MultiHeadAttention => {
+            Layer::MultiHeadAttention
+            | Layer::GroupedQueryAttention
+            | Layer::Encoder
+            | Layer::GroupNorm => {
                 if inputs % 2 == 0 {
                     self.rng.pick(&[1, 2])
                 } else {
                     1
                 }
             }
-            Layer::Lstm => self.rng.pick(&[1, 2, 3]),
+            Layer::Lstm | Layer::Gru | Layer::Rnn | Layer::Deep => self.rng.pick(&[1, 2, 3]),
             _ => self.rng.pick(&[1, 2, 3, 4, 5]),
         };
         // A name for each kind and size, so that layers of one name are one layer, in both

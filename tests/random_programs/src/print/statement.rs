@@ -198,6 +198,7 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::DynamicSlice(axis) => format!("{x}.dynamic_slice({axis}, {y}, {})", args[2]),
         Op::SliceFrom { axis, length } => format!("{x}.slice_from({axis}, {y}, {length})"),
         Op::Nms(threshold) => format!("{x}.nms({y}, {threshold:?})"),
+        Op::Method(method) => method.text(args, &written(method.shape())),
         Op::Keep => format!("{x}.keep()"),
         Op::Checkpoint(list) => format!(
             "{x}.checkpoint(|x| {})",

@@ -240,19 +240,33 @@ impl Lowering<'_> {
             let operand = Operand::contiguous(DType::I32, &dims)?;
             add(operand, &dims, Access::Read, Arg::Sizes);
         }
+        let mut in_place = Vec::new();
         for (result, _) in (0..).zip(&planned.kept).filter(|(_, k)| **k != Kept::None) {
             let members = &self.clusters.list[self.cluster].members;
             let is_result = |m: &&NodeId| self.graph.node(**m).op == Op::Iterated(result);
             let member = *members.iter().find(is_result)?;
             let node = self.graph.node(member);
             let operand = Operand::contiguous(node.dtype, &node.dims)?;
-            add(operand, &node.dims, Access::Write, Arg::Buffer(member));
+            let pairs = planned.in_place.iter();
+            let from = pairs.filter(|(_, to)| *to == result as usize);
+            in_place.extend(from.map(|(from, _)| (*from as u16, arguments.len() as u16)));
+            arguments.push(Argument {
+                operand,
+                dims: node.dims.clone(),
+                access: Access::Write,
+            });
+            args.push(Arg::Buffer(member));
         }
+        in_place.retain(|&(from, _)| {
+            let Argument { operand, dims, .. } = &arguments[usize::from(from)];
+            Operand::contiguous(operand.dtype, dims).as_ref() == Some(operand)
+        });
         let iterate = Iterate {
             steps: body.steps,
             reverse: body.reverse,
             arguments,
             calls: planned.calls.clone(),
+            in_place,
             scratch: planned.scratch,
         };
         Some((Body::Iterate(Box::new(iterate)), args))

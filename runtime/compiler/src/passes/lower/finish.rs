@@ -50,6 +50,15 @@ pub(super) fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)>
     {
         pairs.push((*from, *to));
     }
+    if let Body::Iterate(iterate) = &spec.body {
+        for &(from, to) in &iterate.in_place {
+            let (from, to) = (args[usize::from(from)], args[usize::from(to)]);
+            let alone = args.iter().filter(|arg| **arg == from).count() == 1;
+            if let (Arg::Buffer(a), Arg::Buffer(b), true) = (from, to, alone) {
+                pairs.push((a, b));
+            }
+        }
+    }
     for store in &spec.stores {
         let to = usize::from(store.operand);
         for from in 0..spec.operands.len() {

@@ -2,6 +2,14 @@
 //! or is refused for the reason that `cases.txt` lists. A case leaves `pass` only by an edit of
 //! that list; `UPDATE_EXPECT=1` rewrites it. `cases.py` makes the files; without Python or the
 //! package the test says so and is skipped, except where `CI` is set.
+//!
+//! `own.rs` has models with functions and data files, `real.rs` models of published wheels,
+//! `gradients.rs` models that PyTorch exported, `classify.rs` the example of classification.
+
+mod classify;
+mod gradients;
+mod own;
+mod real;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,19 +28,22 @@ use slabwise_onnx::{Error, OnnxModel};
 /// The folder of the cases, which are made if they are missing; `None` where they cannot be.
 fn cases() -> Option<PathBuf> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
-    MADE.get_or_init(make).clone()
+    MADE.get_or_init(|| made("cases.py", "onnx-cases", "onnx 1.23.2 and numpy"))
+        .clone()
 }
 
-fn make() -> Option<PathBuf> {
+/// The folder of this name that a script makes in the target folder, with Python and these
+/// packages; `None` where it cannot.
+fn made(script: &str, name: &str, packages: &str) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = match env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => PathBuf::from(folder),
         None => here.join("../../target"),
     };
-    let folder = target.join("onnx-cases");
+    let folder = target.join(name);
     let python = env::var("SLABWISE_PYTHON").unwrap_or_else(|_| "python3".into());
     let made = Command::new(&python)
-        .arg(here.join("cases.py"))
+        .arg(here.join(script))
         .arg(&folder)
         .output();
     let reason = match made {
@@ -42,9 +53,9 @@ fn make() -> Option<PathBuf> {
     };
     assert!(
         env::var_os("CI").is_none(),
-        "{python} cannot make the cases: {reason}"
+        "{python} cannot run {script}: {reason}"
     );
-    eprintln!("skipped: {python} with the packages onnx 1.23.2 and numpy is needed: {reason}");
+    eprintln!("skipped: {script} needs {python} with {packages}: {reason}");
     None
 }
 
