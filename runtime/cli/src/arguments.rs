@@ -68,20 +68,32 @@ impl FromStr for ModelOrFile {
 pub struct NamedLength {
     pub name: String,
     pub length: u32,
+    /// Whether the length is the largest of many.
+    pub bounded: bool,
 }
 
 impl FromStr for NamedLength {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{}` is not of the form batch=64", brief(text));
+        let wrong = || {
+            format!(
+                "`{}` is not of the form batch=64 or batch=..64",
+                brief(text)
+            )
+        };
         let (name, length) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let (length, bounded) = match length.strip_prefix("..") {
+            Some(most) => (most, true),
+            None => (length, false),
+        };
         let length = length.parse().map_err(|_| wrong())?;
         match name.is_empty() {
             true => Err(wrong()),
             false => Ok(NamedLength {
                 name: name.into(),
                 length,
+                bounded,
             }),
         }
     }
@@ -90,8 +102,9 @@ impl FromStr for NamedLength {
 /// The options of an ONNX file.
 #[derive(clap::Args)]
 pub struct FileOptions {
-    /// Of a file: the length of a named dimension, such as batch=64; repeat it for others
-    #[arg(long = "dim", value_name = "NAME=LENGTH")]
+    /// Of a file: the length of a named dimension, such as batch=64, or its largest, such as
+    /// batch=..64, for a plan that fits every length up to it; repeat it for others
+    #[arg(long = "dim", value_name = "NAME=[..]LENGTH")]
     pub dims: Vec<NamedLength>,
     /// Of a file: compute double in float; without it such a model is refused
     #[arg(long)]

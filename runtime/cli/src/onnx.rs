@@ -8,12 +8,13 @@ use std::time::Instant;
 use serde_json::json;
 use slabwise::data::{HostArray, npy};
 use slabwise::feed::Input;
+use slabwise::shape::Dim;
 use slabwise::{Bytes, Device, Error, Params, Result, Session, Trace};
 use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
 use slabwise_onnx::{Array, Axis, OnnxModel};
 use slabwise_planner::brief;
 
-use crate::arguments::FileOptions;
+use crate::arguments::{FileOptions, NamedLength};
 use crate::output::{bad_input, line, save};
 use crate::plan;
 
@@ -39,13 +40,29 @@ fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> 
             let open = model.open_dims().join(", ");
             let open = if open.is_empty() { "none".into() } else { open };
             return Err(slabwise_onnx::Error::Input(format!(
-                "--dim {}={}: the inputs have no dimension of that name; open ones: {open}",
-                dim.name, dim.length
+                "--dim {}={}{}: the inputs have no dimension of that name; open ones: {open}",
+                dim.name,
+                if dim.bounded { ".." } else { "" },
+                dim.length
             )));
         }
     }
     let dims = options.dims.iter();
-    Ok(dims.fold(model, |model, dim| model.with_dim(&dim.name, dim.length)))
+    Ok(dims.fold(model, |model, dim| {
+        let length = match dim.bounded {
+            true => Dim::bounded(Dim::name(&dim.name), dim.length),
+            false => dim.length.into(),
+        };
+        model.with_dim(&dim.name, length)
+    }))
+}
+
+/// The dimension of an axis for which the options give a bound.
+fn bound<'o>(axis: &Axis, options: &'o FileOptions) -> Option<&'o NamedLength> {
+    let Axis::Named(name) = axis else { return None };
+    // The last of several of a name counts, as in `load`.
+    let named = options.dims.iter().rfind(|dim| dim.name == *name);
+    named.filter(|dim| dim.bounded)
 }
 
 /// Plans the model of a file.
@@ -98,7 +115,10 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
             report.remove("batch");
             let dims = args.file.dims.iter();
             let dims = dims
-                .map(|dim| (dim.name.clone(), dim.length.into()))
+                .map(|dim| match dim.bounded {
+                    true => (dim.name.clone(), json!({ "max": dim.length })),
+                    false => (dim.name.clone(), dim.length.into()),
+                })
                 .collect();
             report.insert("dims".into(), serde_json::Value::Object(dims));
             if args.kernels {
@@ -154,8 +174,8 @@ pub struct Args {
     random_inputs: Option<u64>,
     #[command(flatten)]
     file: FileOptions,
-    /// Write each output as NAME.npy into this folder, in the type it is computed in: other integers
-    /// as int32, double as float
+    /// Write each output as NAME.npy into this folder, integers of 64 bits and double in that type,
+    /// all else in the type it is computed in: narrower integers as int32
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb; exit 1 if they
@@ -252,7 +272,11 @@ fn once(args: &Args) -> Result<ExitCode> {
             ));
         }
         let value = Array::of_host(&array, info.element).map_err(Error::Value)?;
+        let mut axes = info.axes.iter().flatten();
+        let bounded = axes.any(|axis| bound(axis, &args.file).is_some());
         model = match info.element.is_float() {
+            // Planned for the bound, run at the length of the array.
+            _ if bounded => model,
             true => model.with_shape(&input.name, array.shape()),
             false => model.with_value(&input.name, value),
         };
@@ -273,8 +297,25 @@ fn once(args: &Args) -> Result<ExitCode> {
                 info.name, info.name
             ));
         };
+        // A bounded axis has the length that an array gives its name, or else the bound.
+        let of_array = |dim: &NamedLength| {
+            given.iter().find_map(|(name, array)| {
+                let axes = infos
+                    .iter()
+                    .find(|info| info.name == *name)?
+                    .axes
+                    .as_ref()?;
+                let named = |axis: &Axis| matches!(axis, Axis::Named(name) if *name == dim.name);
+                array.shape().get(axes.iter().position(named)?).copied()
+            })
+        };
         let shape: Vec<usize> = (0..tensor.rank())
-            .filter_map(|axis| tensor.len(axis))
+            .filter_map(|axis| {
+                tensor.len(axis).or_else(|| {
+                    let dim = bound(info.axes.as_ref()?.get(axis)?, &args.file)?;
+                    Some(of_array(dim).unwrap_or(dim.length as usize))
+                })
+            })
             .collect();
         feeds.push(
             random(info.element, &shape, seed.wrapping_add(at as u64)).map_err(Error::Value)?,
@@ -294,25 +335,29 @@ fn once(args: &Args) -> Result<ExitCode> {
     let mut shown = Vec::new();
     for ((name, result), element) in model.outputs().iter().zip(&results).zip(elements) {
         let host = result.to_host()?;
-        Array::of_host(&host, element).map_err(Error::Value)?;
-        shown.push((name.to_string(), element, host));
+        let declared = Array::of_host(&host, element).map_err(Error::Value)?;
+        shown.push((name.to_string(), element, host, declared));
     }
     if let Some(folder) = &args.output {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io {
             path: folder.clone(),
             source,
         })?;
-        for (name, _, host) in &shown {
+        for (name, element, host, declared) in &shown {
             // A name may have the form of a path.
             let file = format!("{}.npy", name.replace(['/', '\\', ':'], "_"));
-            save(&folder.join(file), &npy::to_bytes(host))?;
+            let bytes = match element.bytes() {
+                8 => declared.to_npy64(),
+                _ => npy::to_bytes(host),
+            };
+            save(&folder.join(file), &bytes)?;
         }
     }
     let plan = program.plan();
     let persistent = plan.persistent();
     let peak = plan.slab_bytes() + persistent.weights + persistent.state;
     if args.json {
-        let outputs = shown.iter().map(|(name, element, host)| {
+        let outputs = shown.iter().map(|(name, element, host, _)| {
             json!({ "name": name, "type": element.name(), "shape": host.shape() })
         });
         line(json!({
@@ -323,7 +368,7 @@ fn once(args: &Args) -> Result<ExitCode> {
             "run_s": seconds,
         }))?;
     } else {
-        for (name, element, host) in &shown {
+        for (name, element, host, _) in &shown {
             line(format_args!("{name}: {element} {:?}", host.shape()))?;
         }
         line(format_args!(

@@ -202,6 +202,31 @@ impl Array {
         })
     }
 
+    /// The bytes of an `.npy` file (version 1.0) of 64-bit elements: integers as int64, floats as
+    /// float64.
+    pub fn to_npy64(&self) -> Vec<u8> {
+        let kind = match &self.data {
+            Data::Int(_) if self.element == Element::U64 => "<u8",
+            Data::Int(_) => "<i8",
+            Data::Float(_) => "<f8",
+        };
+        let lengths: String = self.shape.iter().map(|n| format!("{n},")).collect();
+        let mut header =
+            format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({lengths}), }}");
+        // Elements begin at a multiple of 64 bytes; the magic, version and length are 10.
+        let padded = (10 + header.len() + 1).next_multiple_of(64) - 10;
+        header.extend(std::iter::repeat_n(' ', padded - 1 - header.len()));
+        header.push('\n');
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((padded as u16).to_le_bytes());
+        bytes.extend(header.bytes());
+        match &self.data {
+            Data::Int(values) => values.iter().for_each(|v| bytes.extend(v.to_le_bytes())),
+            Data::Float(values) => values.iter().for_each(|v| bytes.extend(v.to_le_bytes())),
+        }
+        bytes
+    }
+
     /// A result of the runtime as the type that the model declares.
     ///
     /// # Errors
@@ -304,5 +329,30 @@ fn of_fields(element: Element, tensor: &TensorProto) -> Data {
             Data::Int(values.map(|&v| v.min(i64::MAX as u64) as i64).collect())
         }
         other => Data::Int(ints().map(|&v| wrap(v.into(), other)).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_of_64_bits_are_written_as_numpy_does() {
+        let bytes = Array::ints(vec![2], vec![-1, 1 << 40]).to_npy64();
+        assert_eq!(bytes.len(), 128 + 16);
+        assert_eq!(&bytes[..10], b"\x93NUMPY\x01\x00\x76\x00");
+        assert!(
+            bytes[10..].starts_with(b"{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }")
+        );
+        assert_eq!(bytes[127], b'\n');
+        assert_eq!(&bytes[128..136], &[0xFF; 8]);
+        assert_eq!(&bytes[136..], &[0, 0, 0, 0, 0, 1, 0, 0]);
+        let float = Array::ints(Vec::new(), vec![3])
+            .cast(Element::F64)
+            .to_npy64();
+        assert!(
+            float[10..].starts_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (), }")
+        );
+        assert_eq!(&float[float.len() - 8..], &3.0f64.to_le_bytes());
     }
 }

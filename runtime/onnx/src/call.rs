@@ -128,6 +128,16 @@ impl<'t> Call<'_, 't> {
         }
     }
 
+    /// Whether all lengths of an input are numbers.
+    pub fn is_fixed(&self, at: usize) -> Result<bool, String> {
+        let value = self.required(at)?;
+        if value.known().is_some() {
+            return Ok(true);
+        }
+        let x = value.traced(self.trace)?;
+        Ok((0..x.rank()).all(|axis| x.len(axis).is_some()))
+    }
+
     /// The number of axes of an input.
     pub fn rank(&self, at: usize) -> Result<usize, String> {
         let value = self.required(at)?;
@@ -257,12 +267,14 @@ pub fn to_f32(x: Tensor<'_>) -> Tensor<'_> {
 
 /// The lengths of a tensor, all of which must be fixed.
 pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
-    let lengths = (0..x.rank()).map(|axis| {
-        x.len(axis).ok_or_else(|| {
-            format!("the length of axis {axis} is bounded, and must be fixed here (--dim)")
-        })
-    });
-    lengths.collect()
+    (0..x.rank()).map(|axis| length(x, axis)).collect()
+}
+
+/// The length of an axis, which must be fixed.
+pub fn length(x: Tensor<'_>, axis: usize) -> Result<usize, String> {
+    x.len(axis).ok_or_else(|| {
+        format!("the length of axis {axis} is bounded, and must be fixed here (--dim)")
+    })
 }
 
 /// The lengths of a tensor of `N` axes, all of which must be fixed.

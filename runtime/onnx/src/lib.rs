@@ -8,8 +8,12 @@
 //! # Element types
 //! The runtime computes f32, f16, bf16, i32, u8 and truth values. Other integers are computed as
 //! i32: inputs, constants and results are checked to fit, and arithmetic of narrower types keeps
-//! their low bits, as ONNX does. 64-bit integers that leave 32 bits in the middle of a program wrap
-//! there. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
+//! their low bits, as ONNX does. Three things are checked: an element of an int64, uint64 or
+//! uint32 input or constant that 32 bits do not hold is an error, and so is a result beyond the
+//! range of the type that the model declares. Shape arithmetic and other folded constants are
+//! computed in 64 bits. Nothing else is: sums, differences, products, powers and shifts of 64-bit
+//! integers that depend on the inputs wrap at 32 bits in the middle of a program, without an
+//! error. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
 //!
 //! # How to add an operator
 //! A function in the file of its family under `ops/`, from a `Call` to its results,

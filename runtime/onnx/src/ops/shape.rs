@@ -5,7 +5,7 @@ use slabwise::{DType, Tensor};
 
 use super::Run;
 use crate::array::{Data, lengths};
-use crate::call::{Call, Results, resolve_all};
+use crate::call::{Call, Results, length, resolve_all};
 use crate::element::Element;
 use crate::fold::{broadcast, reshaped, slices, split_lengths, steps, unsqueezed};
 use crate::value::Value;
@@ -51,6 +51,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
             true => c.ints(1)?.ok_or("its shape is missing")?,
             false => c.int_list("shape").unwrap_or_default(),
         };
+        if !c.is_fixed(0)? {
+            let x = c.x(0)?;
+            return c.same(x.reshape(&reshaped_open(x, &to, c.flag("allowzero"))?[..]));
+        }
         let shape = c.shape(0)?;
         let found = reshaped(&shape, &to, c.flag("allowzero"));
         let found = found.ok_or_else(|| format!("{shape:?} has no form as {to:?}"))?;
@@ -61,9 +65,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Size", |_| Err("the lengths are not fixed".into())),
     ("Slice", |c| {
         let mut x = c.x(0)?;
-        let shape = c.shape(0)?;
-        for (axis, start, end, step) in slices(c, shape.len())? {
-            let n = x.len(axis).ok_or("the axis is not fixed")?;
+        for (axis, start, end, step) in slices(c, c.rank(0)?)? {
+            let n = length(x, axis)?;
             let found = steps(n, start, end, step).ok_or("a step of 0")?;
             x = taken(x, axis, found);
         }
@@ -78,8 +81,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
     }),
     ("Split", |c| {
         let axis = c.axis("axis", 0)?;
-        let parts = split_lengths(c, c.shape(0)?[axis])?;
         let (x, element) = (c.x(0)?, c.element(0)?);
+        let parts = split_lengths(c, length(x, axis)?)?;
         let mut start = 0;
         let parts = parts.into_iter().map(|n| {
             start += n;
@@ -126,10 +129,79 @@ pub const OPERATORS: &[(&str, Run)] = &[
     }),
     ("Unsqueeze", |c| {
         let axes = c.axes(13, 1)?.ok_or("its axes are missing")?;
+        if !c.is_fixed(0)? {
+            let x = c.x(0)?;
+            let mut new = resolve_all(&axes, x.rank() + axes.len())?;
+            new.sort_unstable();
+            if new.windows(2).any(|pair| pair[0] == pair[1]) {
+                return Err(format!("its axes {axes:?} name one twice"));
+            }
+            return c.same(new.into_iter().fold(x, |x, axis| x.unsqueeze(axis)));
+        }
         let shape = unsqueezed(&c.shape(0)?, &axes)?;
         c.same(c.x(0)?.reshape(&shape[..]))
     }),
 ];
+
+/// The lengths of a reshape of a tensor with bounded axes, at most one of them −1: the runtime
+/// derives that one from the number of elements.
+fn reshaped_open(x: Tensor<'_>, to: &[i64], allow_zero: bool) -> Result<Vec<i64>, String> {
+    let own: Vec<Option<usize>> = (0..x.rank()).map(|axis| x.len(axis)).collect();
+    let mut shape = Vec::with_capacity(to.len());
+    // Bounded axes of `x` that are kept as they are.
+    let mut kept = 0;
+    for (axis, &n) in to.iter().enumerate() {
+        shape.push(match (n, own.get(axis)) {
+            (0, Some(Some(n))) if !allow_zero => *n as i64,
+            (0, Some(None)) if !allow_zero => {
+                kept += 1;
+                OPEN
+            }
+            (0, None) if !allow_zero => {
+                return Err(format!(
+                    "axis {axis} of {to:?} copies one that is not there"
+                ));
+            }
+            (-1.., _) => n,
+            _ => return Err(format!("the length {n} in {to:?}")),
+        });
+    }
+    let derived = shape.iter().filter(|&&n| n == -1).count();
+    match (kept, derived) {
+        (0, 0 | 1) => {}
+        // The only bounded axis is kept: the other lengths are numbers.
+        (1, 0 | 1) if own.iter().filter(|n| n.is_none()).count() == 1 => {
+            let whole = own
+                .iter()
+                .flatten()
+                .try_fold(1i64, |all, &n| all.checked_mul(i64::try_from(n).ok()?));
+            let given = shape.iter().filter(|&&n| n >= 0);
+            let given = given.copied().try_fold(1i64, i64::checked_mul);
+            let rest = whole
+                .zip(given)
+                .filter(|&(whole, given)| given > 0 && whole % given == 0)
+                .map(|(whole, given)| whole / given)
+                .filter(|&rest| derived == 1 || rest == 1)
+                .ok_or_else(|| format!("{to:?} does not have the elements of its input"))?;
+            for n in &mut shape {
+                *n = match *n {
+                    OPEN => -1,
+                    -1 => rest,
+                    n => n,
+                };
+            }
+        }
+        _ => {
+            return Err(format!(
+                "several lengths of {to:?} are bounded, and all but one must be fixed here (--dim)"
+            ));
+        }
+    }
+    Ok(shape)
+}
+
+/// A bounded axis that a reshape keeps.
+const OPEN: i64 = i64::MIN;
 
 /// Every `step`th element of an axis from `start` on, `number` of them.
 pub fn taken(x: Tensor<'_>, axis: usize, (start, step, number): (i64, i64, usize)) -> Tensor<'_> {
@@ -275,4 +347,36 @@ fn reverse_sequence<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let length = view(batch, lengths);
     let index = place.lt(length).select(length - 1.0 - place, place);
     call.same(x.take_along_axis(time, index.expand(&shape[..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use slabwise::Trace;
+    use slabwise::shape::Dim;
+
+    use super::*;
+
+    #[test]
+    fn a_reshape_keeps_a_bounded_axis() {
+        let trace = Trace::inference();
+        let x = trace.input("x", DType::F32, (Dim::bounded("batch", 8), 3, 4));
+        let of = |to: &[i64]| reshaped_open(x, to, false);
+        assert_eq!(of(&[-1, 12]), Ok(vec![-1, 12]));
+        assert_eq!(of(&[0, 12]), Ok(vec![-1, 12]));
+        assert_eq!(of(&[0, -1]), Ok(vec![-1, 12]));
+        assert_eq!(of(&[0, 0, 2, -1]), Ok(vec![-1, 3, 2, 2]));
+        // Twice the batch would be another model.
+        assert!(of(&[0, 6]).is_err());
+        assert!(of(&[0, -1, 5]).is_err());
+        assert!(of(&[0, 12, 1, 0]).is_err());
+        assert!(of(&[-2, 12]).is_err());
+        assert!(reshaped_open(x, &[0, 12], true).is_ok_and(|shape| shape == [0, 12]));
+        let y = trace.input(
+            "y",
+            DType::F32,
+            (Dim::bounded("batch", 8), 3, Dim::bounded("n", 5)),
+        );
+        let error = reshaped_open(y, &[0, 3, 0], false).expect_err("two are kept");
+        assert!(error.contains("--dim"), "{error}");
+    }
 }
