@@ -27,6 +27,7 @@
 //! process.
 #![forbid(unsafe_code)]
 
+pub mod axis;
 pub mod build;
 pub mod case;
 pub mod draw;
@@ -34,6 +35,7 @@ pub mod facts;
 pub mod hunt;
 pub mod judge;
 pub mod method;
+mod method_rules;
 mod numbers;
 pub mod print;
 pub mod rng;

@@ -215,7 +215,7 @@ pub fn infer(
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
             })?
         }
-        (Op::Method(method), _) => crate::method::rules::infer(method, args, scope)?,
+        (Op::Method(method), _) => crate::method_rules::infer(method, args, scope)?,
         (Op::Layer { layer, sizes, .. }, [x]) => layered(scope, *layer, *sizes, x)?,
         _ => {
             return crate::shapes::infer(at, statement, args, scope)

@@ -4,8 +4,8 @@ use slabwise::DType;
 use slabwise::tensor::{Beyond, Sampling};
 use slabwise::tensor::{ConvOptions, Interpolate, PadMode, Padding, PoolOptions, Reduction};
 
-use super::{Loss, Method, Numbers, Pool};
 use crate::facts::{Fact, Len, Scope};
+use crate::method::{Loss, Method, Numbers, Pool};
 
 /// Facts about the result; `None` if the call is not valid.
 pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<Fact> {
