@@ -3,19 +3,8 @@
 use slabwise::{DType, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
+pub use crate::axis::Axis;
 use crate::method::Method;
-
-/// One length of a shape, as written in a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axis {
-    /// A number.
-    Fixed(usize),
-    /// A named dimension, by its position among the [dimensions](Case::dims) of the case.
-    Named(usize),
-    /// `-1`: the length that follows from the others in a reshape, or the existing length in an
-    /// expansion.
-    Open,
-}
 
 /// A dimension with a length for each run.
 #[derive(Clone, Debug, PartialEq)]

@@ -27,6 +27,7 @@
 //! process.
 #![forbid(unsafe_code)]
 
+pub mod axis;
 pub mod build;
 pub mod case;
 pub mod draw;

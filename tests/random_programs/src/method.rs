@@ -1,6 +1,5 @@
 //! Methods with options: attention, convolutions, poolings, resampling, losses, random numbers of a
-//! key, arrangements. Each as data, as a call, as the text of one; [`rules`](crate::rules) has their
-//! shapes.
+//! key, arrangements. Each as data, as a call, as the text of one; `method_rules` has their shapes.
 
 use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
@@ -8,7 +7,7 @@ use slabwise::tensor::{
 };
 use slabwise::{Dim, Mask, Running, Tensor, Tiles, Trace};
 
-use crate::case::Axis;
+use crate::axis::Axis;
 
 /// A method with options, and its options.
 #[derive(Clone, Debug, PartialEq)]
