@@ -53,6 +53,12 @@ impl Session {
         feed: impl Feed,
     ) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
+        if inner.fingerprint.is_some() {
+            return Err(Error::Value(format!(
+                "\"{}\" exchanges values with other ranks, for which Session::run has planned their bytes; it has no dynamic mode",
+                inner.name
+            )));
+        }
         let mut env = self.begin(inner, &feed)?;
         self.memory.backend.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.

@@ -131,10 +131,10 @@ impl Session {
         };
         self.fill_slots(inner, queue, batches);
         if self.memory.queues[queue].slots.first().is_none() {
-            return self.memory.queues[queue]
-                .failed
-                .take()
-                .map_or(Ok(None), Err);
+            return match self.memory.queues[queue].failed.take() {
+                Some(error) => self.with_ranks(inner, |_| Err(error)),
+                None => Ok(None),
+            };
         }
         let mut env = self.take_slot(inner, queue)?;
         // Kernels that run at once overlap with copies started before them; kernels that are only
@@ -303,9 +303,12 @@ impl Session {
 
     /// Runs a program whose inputs were taken from a slot.
     fn run_taken(&mut self, inner: &Compiled, queue: usize, env: &mut Env) -> Result<()> {
-        self.memory.backend.publish(&self.memory.sizes, env)?;
-        self.memory.backend.end_inputs()?;
-        self.run_fed(inner, env, &[])?;
+        self.with_ranks(inner, |session| {
+            let memory = &mut session.memory;
+            memory.backend.publish(&memory.sizes, env)?;
+            memory.backend.end_inputs()?;
+            session.run_fed(inner, env, &[])
+        })?;
         self.execution.stats.peak_slab_bytes += self.memory.queues[queue].used;
         Ok(())
     }
