@@ -324,7 +324,7 @@ fn different_programs_are_refused() {
     for ran in ran {
         let error = ran.expect_err("they differ").to_string();
         assert!(
-            error.contains("rank 1 does not run the program of rank 0")
+            error.contains("does not run the program of the others")
                 && error.contains("[3, 4]")
                 && error.contains("[4, 4]"),
             "{error}"
@@ -406,4 +406,28 @@ fn mistakes_name_the_numbers() {
         error.contains("each of 4 ranks runs 2 of 8 grains"),
         "{error}"
     );
+}
+
+#[test]
+fn a_trace_from_before_the_world_is_refused() {
+    let world = World::local(2).expect("a world").swap_remove(0);
+    let params = Params::seeded(3);
+    let layer = Linear::new(&params.root() / "layer", 4, 3);
+    let trace = Trace::training();
+    let loss = trace.input("x", F32, (2, 4)).apply(&layer).square().mean();
+    trace.minimize(loss, Sgd::new(0.1));
+    let session = Session::new(Device::Cpu, params).expect("a session");
+    let mut session = session.on(world).expect("it joins");
+    let error = session.compile(&trace, [loss]).map(drop);
+    let error = error.expect_err("a mistake").to_string();
+    assert!(
+        error.contains("was not traced for the 2 ranks") && error.contains("Session::on"),
+        "{error}"
+    );
+    // No parameter says that there are ranks.
+    let trace = Trace::inference();
+    let sum = trace.input("x", F32, (2,)).sum_over_ranks();
+    let error = session.compile(&trace, [sum]).map(drop);
+    let error = error.expect_err("a mistake").to_string();
+    assert!(error.contains("read a parameter"), "{error}");
 }

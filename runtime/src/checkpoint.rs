@@ -51,7 +51,8 @@ impl Session {
                 bytes(at, v).get(..whole / self.world.ranks())
             };
             let whole = v.info.whole.as_ref().and_then(|_| part());
-            wholes.push(whole.map(|part| self.world.gather(part)).transpose()?);
+            let whole = whole.map(|part| self.world.gather(part)).transpose()?;
+            wholes.push(whole.map(|parts| parts.concat()));
         }
         if self.world.rank() > 0 {
             return Ok(());

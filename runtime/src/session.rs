@@ -281,6 +281,14 @@ impl Session {
                 trace.name()
             )));
         }
+        if !trace.is_for(self.world.spread()) {
+            return Err(Error::Value(format!(
+                "\"{}\" sums over ranks, and was not traced for the {} of this session's world; call Session::on before tracing, and read a \
+                 parameter before a sum over ranks",
+                trace.name(),
+                words::count(self.world.ranks(), "rank")
+            )));
+        }
         match finished {
             Ok(mut graph) if mistakes.is_empty() => {
                 let debugged = trace.debugged();

@@ -37,6 +37,7 @@ use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
+use crate::world::Spread;
 
 use handle::{POISON, Tensor};
 
@@ -87,6 +88,8 @@ struct Building {
     in_segment: bool,
     /// The values that the program shows.
     debugged: Vec<Debugged>,
+    /// How the step is spread over ranks, as far as what is recorded depends on it.
+    spreads: Vec<Option<Spread>>,
     /// The part of the step that is being recorded, in a step of several.
     part: Option<usize>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:

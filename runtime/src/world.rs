@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use slabwise_comm::{Header, Kind};
 use slabwise_kernels::collective::{Transport, TransportError};
-
-use slabwise_comm::Kind;
 
 use crate::error::{Error, Result};
 pub(crate) use tree::{Tree, TreeSum};
@@ -73,9 +72,7 @@ impl World {
     /// # Errors
     /// If there is no MPI that belongs to the launcher, or the ranks do not find each other.
     pub fn join() -> Result<World> {
-        slabwise_comm::World::join()
-            .map(World::over)
-            .map_err(|e| Error::Peer(e.to_string()))
+        slabwise_comm::World::join().map(World::over).map_err(lost)
     }
 
     /// A world of `ranks` ranks in this process, one for each of so many threads, in their order.
@@ -201,6 +198,52 @@ impl World {
         }
     }
 
+    /// Meets the other ranks in a run: the first rank that has failed in it.
+    ///
+    /// # Errors
+    /// If a rank is lost, or ranks run different programs.
+    pub(crate) fn meet(&self, program: u64, has_failed: bool) -> Result<Option<usize>> {
+        let Some(ranks) = &self.transport else {
+            return Ok(None);
+        };
+        let own = Header {
+            program,
+            step: ranks.runs.load(Ordering::Relaxed),
+            health: u32::from(has_failed),
+            ..Header::default()
+        };
+        let headers = ranks.world.header(&own).map_err(lost)?;
+        Ok(headers.iter().position(|header| header.health != 0))
+    }
+
+    /// Compares named facts with those of the other ranks: the first rank that differs from most,
+    /// and the name of the first fact in which it does.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn agree<'a>(
+        &self,
+        facts: impl Iterator<Item = (&'a str, &'a [u8])>,
+    ) -> Result<Option<(usize, String)>> {
+        let agreed = self.transport.as_ref().map(|t| t.world.agree(facts));
+        match agreed {
+            None | Some(Ok(())) => Ok(None),
+            Some(Err(slabwise_comm::Error::Disagree { rank, name, .. })) => Ok(Some((rank, name))),
+            Some(Err(error)) => Err(lost(error)),
+        }
+    }
+
+    /// The bytes of every rank, which may be of different lengths.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let Some(ranks) = &self.transport else {
+            return Ok(vec![own.to_vec()]);
+        };
+        ranks.world.gather_values("values", own).map_err(lost)
+    }
+
     /// How the traces of a session in this world are written; `None` if as without a world.
     pub(crate) fn spread(&self) -> Option<Spread> {
         (self.ranks() > 1 || self.grains.is_some()).then(|| Spread {
@@ -209,17 +252,10 @@ impl World {
             strategy: self.strategy,
         })
     }
+}
 
-    /// The bytes of every rank, one behind the other.
-    pub(crate) fn gather(&self, own: &[u8]) -> Result<Vec<u8>> {
-        let Some(transport) = &self.transport else {
-            return Ok(own.to_vec());
-        };
-        let mut all = vec![0; own.len() * self.ranks()];
-        let lost = |TransportError(why)| Error::Peer(why);
-        transport.all_gather(own, &mut all).map_err(lost)?;
-        Ok(all)
-    }
+fn lost(error: slabwise_comm::Error) -> Error {
+    Error::Peer(error.to_string())
 }
 
 /// Ranks as kernels see them.

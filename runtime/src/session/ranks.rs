@@ -27,13 +27,6 @@ pub(super) enum Meeting {
     Failed,
 }
 
-/// The bytes that each rank shows in a meeting: a word each for its health, its program and the
-/// bytes of its message.
-const HEADER: usize = 24;
-
-/// The most bytes of an error that another rank is told.
-const MESSAGE: usize = 1 << 10;
-
 impl Session {
     /// Joins a world, in which the programs of this session run on several ranks. Each rank makes
     /// the same calls: it compiles the same programs, and runs them in the same order, each on its
@@ -113,58 +106,40 @@ impl Session {
             ("plan", format!("{:?} {:?}", plan.order, plan.offsets)),
         ];
         let mut all = DefaultHasher::new();
-        let mut shown = [0u8; 24];
-        for ((_, text), word) in views.iter().zip(shown.chunks_exact_mut(8)) {
-            let mut hasher = DefaultHasher::new();
-            text.hash(&mut hasher);
-            text.hash(&mut all);
-            word.copy_from_slice(&hasher.finish().to_le_bytes());
-        }
-        let ranks = self.world.gather(&shown)?;
-        let ranks: Vec<&[u8]> = ranks.chunks_exact(shown.len()).collect();
-        for (at, (view, text)) in views.iter().enumerate() {
-            let word = at * 8..at * 8 + 8;
-            let others = ranks
-                .iter()
-                .position(|r| r[word.clone()] != ranks[0][word.clone()]);
-            if let Some(rank) = others {
-                return Err(self.difference(&compiled.name, view, text, rank)?);
+        views.hash(&mut all);
+        let hashes = views
+            .each_ref()
+            .map(|(_, text)| hash_of(text).to_le_bytes());
+        let facts = views.iter().zip(&hashes);
+        let facts = facts.map(|((view, _), hash)| (*view, hash.as_slice()));
+        match self.world.agree(facts)? {
+            None => Ok(Some(all.finish())),
+            Some((rank, view)) => {
+                let text = views.iter().find(|(name, _)| *name == view);
+                let text = text.map_or("", |(_, text)| text);
+                Err(self.difference(&compiled.name, &view, text, rank)?)
             }
         }
-        Ok(Some(all.finish()))
     }
 
-    /// The error for a program that differs between rank 0 and another: the first line of a view in
-    /// which it does.
+    /// The error for a program that differs on a rank: the first line of a view in which that rank
+    /// and another differ.
     fn difference(&self, name: &str, view: &str, text: &str, rank: usize) -> Result<Error> {
         let lines: Vec<&str> = text.lines().collect();
-        let counts = self.world.gather(&(lines.len() as u64).to_le_bytes())?;
-        let count = |rank: usize| word(&counts, rank);
-        let most = (0..self.world.ranks()).map(count).max().unwrap_or(0);
-        let mut hashes = Vec::new();
-        for at in 0..most as usize {
-            let mut hasher = DefaultHasher::new();
-            lines.get(at).hash(&mut hasher);
-            hashes.extend(hasher.finish().to_le_bytes());
-        }
-        let all = self.world.gather(&hashes)?;
-        let (first, other) = (&all[..hashes.len()], &all[rank * hashes.len()..]);
-        let at = (0..most as usize).find(|&at| word(first, at) != word(other, at));
-        let line = at
-            .and_then(|at| lines.get(at))
-            .map_or("nothing", |line| line.trim());
-        let mut own = vec![b' '; MESSAGE];
-        let length = line.len().min(MESSAGE);
-        own[..length].copy_from_slice(&line.as_bytes()[..length]);
-        let shown = self.world.gather(&own)?;
-        let line = |rank: usize| {
-            let line = &shown[rank * MESSAGE..(rank + 1) * MESSAGE];
-            String::from_utf8_lossy(line).trim_end().to_string()
-        };
+        let hashes = lines.iter().flat_map(|line| hash_of(line).to_le_bytes());
+        let all = self.world.gather(&hashes.collect::<Vec<u8>>())?;
+        let of = |rank: usize| all[rank].chunks_exact(8);
+        let other = (0..all.len()).find(|&other| all[other] != all[rank]);
+        let other = other.unwrap_or(rank);
+        let at = of(rank).zip(of(other)).position(|(a, b)| a != b);
+        let at = at.unwrap_or(of(rank).len().min(of(other).len()));
+        let line = lines.get(at).map_or("nothing", |line| line.trim());
+        let shown = self.world.gather(line.as_bytes())?;
+        let line = |rank: usize| String::from_utf8_lossy(&shown[rank]).into_owned();
         Ok(Error::Peer(format!(
-            "rank {rank} does not run the program of rank 0: the {view} of \"{name}\" differs, which has {:?} on rank {rank} and {:?} on rank 0",
+            "rank {rank} does not run the program of the others: the {view} of \"{name}\" differs, which has {:?} on rank {rank} and {:?} on rank {other}",
             line(rank),
-            line(0)
+            line(other)
         )))
     }
 
@@ -205,43 +180,21 @@ impl Session {
     /// Shows the other ranks this one's program and error; the error that ends the run on all of
     /// them, if there is one.
     fn exchange_headers(&self, program: u64, error: Option<&Error>) -> Result<()> {
-        let mut message = error.map_or(String::new(), Error::to_string);
-        let end = (0..=MESSAGE.min(message.len())).rev();
-        let end = end.into_iter().find(|&at| message.is_char_boundary(at));
-        message.truncate(end.unwrap_or(0));
-        let mut header = [0u8; HEADER];
-        let words = [u64::from(error.is_some()), program, message.len() as u64];
-        for (bytes, word) in header.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        let headers = self.world.gather(&header)?;
-        let of = |rank: usize, field: usize| word(&headers, rank * 3 + field);
-        let ranks = 0..self.world.ranks();
-        if let Some(rank) = ranks.clone().find(|&rank| of(rank, 0) != 0) {
-            let mut own = vec![0; MESSAGE];
-            own[..message.len()].copy_from_slice(message.as_bytes());
-            let messages = self.world.gather(&own)?;
-            let length = (of(rank, 2) as usize).min(MESSAGE);
-            let why = &messages[rank * MESSAGE..rank * MESSAGE + length];
-            return Err(Error::Peer(format!(
-                "rank {rank} of {} has failed in this run, which changed nothing on any rank: {}",
-                self.world.ranks(),
-                String::from_utf8_lossy(why)
-            )));
-        }
-        if let Some(rank) = ranks.clone().find(|&rank| of(rank, 1) != of(0, 1)) {
-            return Err(Error::Peer(format!(
-                "rank {rank} of {} runs another program than rank 0",
-                self.world.ranks()
-            )));
-        }
-        Ok(())
+        let Some(rank) = self.world.meet(program, error.is_some())? else {
+            return Ok(());
+        };
+        let own = error.map_or(String::new(), Error::to_string);
+        let messages = self.world.gather(own.as_bytes())?;
+        Err(Error::Peer(format!(
+            "rank {rank} of {} has failed in this run, which changed nothing on any rank: {}",
+            self.world.ranks(),
+            String::from_utf8_lossy(&messages[rank])
+        )))
     }
 }
 
-/// A word of little-endian ones.
-fn word(bytes: &[u8], at: usize) -> u64 {
-    let word = bytes.get(at * 8..at * 8 + 8);
-    word.and_then(|word| word.try_into().ok())
-        .map_or(0, u64::from_le_bytes)
+fn hash_of(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }

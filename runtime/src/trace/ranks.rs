@@ -36,10 +36,19 @@ struct Sent {
 }
 
 impl Trace {
-    /// How the step is spread over ranks, if it is.
+    /// How the step is spread over ranks, if it is. What the caller records depends on it.
     pub(crate) fn spread(&self) -> Option<Spread> {
-        let building = self.building.borrow();
-        building.params.as_ref().and_then(Params::spread)
+        let building = &mut *self.building.borrow_mut();
+        let spread = building.params.as_ref().and_then(Params::spread);
+        if !building.spreads.contains(&spread) {
+            building.spreads.push(spread);
+        }
+        spread
+    }
+
+    /// Whether all that depends on how the step is spread was recorded for this.
+    pub(crate) fn is_for(&self, spread: Option<Spread>) -> bool {
+        self.building.borrow().spreads.iter().all(|s| *s == spread)
     }
 
     /// The part of the whole batch's mean that `parts` equal parts of this rank have each: by the
