@@ -199,7 +199,7 @@ pub enum Stop {
     Failed(String),
 }
 
-/// The most movements of one rank that may be in flight.
+/// The most movements that a rank may have started since the first one that is in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 
 /// Moves bytes between the ranks of a world. All ranks start the same movements in the same order,

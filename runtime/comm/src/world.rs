@@ -44,8 +44,8 @@ struct Inner {
 struct Sequence {
     /// The number of the next movement.
     next: u64,
-    /// The number of movements that are not finished.
-    in_flight: usize,
+    /// The movements that are not finished: number `seq` is bit `seq % IN_FLIGHT_MAX`.
+    in_flight: u64,
     step: u64,
     /// The number of the step's first movement.
     first: u64,
@@ -251,15 +251,50 @@ impl World {
         self.sequence().lost.clone()
     }
 
-    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
-    /// kind. At most [`IN_FLIGHT_MAX`] may be in flight.
+    /// Starts a movement over regions of the caller's, and returns at once. It copies nothing but
+    /// the chunk that a rank sends to itself, and allocates nothing. [`World::finish`] ends it; the
+    /// movements in flight may be finished in any order that is the same on all ranks.
     ///
     /// # Errors
-    /// If the lengths do not fit, too many movements are in flight, or the world is lost.
+    /// If the lengths do not fit [`Movement`]'s table, [`IN_FLIGHT_MAX`] movements have been
+    /// started since one that is not finished, or the world is lost.
     ///
     /// # Safety
-    /// As for [`Engine::start`], until [`World::finish`] has returned.
-    pub unsafe fn start(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
+    /// Until [`World::finish`] has returned `Ok`, both regions stay valid, the source is not
+    /// written, and the destination is neither read nor written. They do not overlap, except that
+    /// the source of an all-gather may be its own chunk of the destination. If it returns an `Err`
+    /// or is not called, the same holds for the rest of the process, because a thread that waits
+    /// in a foreign library may still access them; [`World::abandons`] says whether one may.
+    pub unsafe fn start(
+        &self,
+        name: &str,
+        movement: Movement,
+        source: *const [u8],
+        destination: *mut [u8],
+    ) -> Result<Ticket> {
+        let job = Job {
+            movement,
+            source: source.cast(),
+            source_len: source.len(),
+            destination: destination.cast(),
+            destination_len: destination.len(),
+        };
+        // SAFETY: the caller promises as much.
+        unsafe { self.start_job(name, job, None) }
+    }
+
+    /// Whether the regions of a movement that failed may still be accessed, and must stay valid for
+    /// the rest of the process.
+    pub fn abandons(&self) -> bool {
+        self.0.engine.abandons()
+    }
+
+    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
+    /// kind.
+    ///
+    /// # Safety
+    /// As for [`World::start`].
+    unsafe fn start_job(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
         let check = job
             .movement
             .check(self.size(), job.source_len, job.destination_len);
@@ -268,10 +303,11 @@ impl World {
         if let Some(lost) = &sequence.lost {
             return Err(lost.clone());
         }
-        if sequence.in_flight == IN_FLIGHT_MAX {
+        let slot = 1 << (sequence.next % IN_FLIGHT_MAX as u64);
+        if sequence.in_flight & slot != 0 {
             return Err(Error::Size(format!(
-                "\"{name}\" would be the {}th collective in flight: finish one first",
-                IN_FLIGHT_MAX + 1
+                "\"{name}\" is the {IN_FLIGHT_MAX}th collective after one that is not finished: \
+                 finish that one first"
             )));
         }
         let ticket = Ticket {
@@ -285,7 +321,7 @@ impl World {
             return Err(self.lose(sequence, &ticket, name, stop));
         }
         sequence.next += 1;
-        sequence.in_flight += 1;
+        sequence.in_flight |= slot;
         drop(sequence);
         let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.movement)) as usize];
         let bytes = (0..self.size())
@@ -316,7 +352,7 @@ impl World {
         let mut sequence = self.sequence();
         match waited {
             Ok(()) => {
-                sequence.in_flight -= 1;
+                sequence.in_flight &= !(1 << (ticket.seq % IN_FLIGHT_MAX as u64));
                 Ok(())
             }
             Err(stop) => Err(self.lose(sequence, &ticket, name, stop)),
@@ -392,7 +428,7 @@ impl World {
         // SAFETY: both vectors live until the movement has ended, and nothing else accesses them;
         // after an error they are never freed if the engine may still use them.
         let ended =
-            unsafe { self.start(name, job, kind) }.and_then(|ticket| self.finish(ticket, name));
+            unsafe { self.start_job(name, job, kind) }.and_then(|ticket| self.finish(ticket, name));
         match ended {
             Ok(()) => destination.copy_from_slice(&copy),
             Err(_) if self.0.engine.abandons() => std::mem::forget((source, copy)),
