@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
-use crate::near::Near;
-use crate::{Error, Mesh, Result, error, mpi};
+use crate::near::{Arena, Local};
+use crate::{Error, Result, error, mpi};
 
 /// A rank's membership in a group of processes, or threads, that run one program.
 ///
@@ -70,7 +70,7 @@ pub enum Kind {
     Broadcast,
     /// Cyclic sends.
     Shift,
-    /// Small messages of the runtime: headers, votes, agreements, barriers.
+    /// Small messages of the runtime: headers, agreements, barriers.
     Control,
 }
 
@@ -122,8 +122,8 @@ impl World {
     /// A world of ranks that are threads of this process: one element for each, by rank. It is
     /// empty for a size of 0.
     pub fn local(size: usize) -> Vec<World> {
-        let ends = Near::world(size).into_iter().enumerate();
-        ends.map(|(rank, near)| World::over(Box::new(near), (rank, size), error::PATIENCE, 0))
+        let ends = Local::world(size).into_iter().enumerate();
+        ends.map(|(rank, end)| World::over(Box::new(end), (rank, size), error::PATIENCE, 0))
             .collect()
     }
 
@@ -136,7 +136,7 @@ impl World {
     pub fn join() -> Result<World> {
         static JOINED: Mutex<Option<Weak<Inner>>> = Mutex::new(None);
         let lookup = |name: &str| std::env::var(name).ok();
-        let patience = error::patience(&lookup)?;
+        let (patience, near) = (error::patience(&lookup)?, error::near(&lookup)?);
         let (family, place, variable) = match launcher(&lookup)? {
             Launcher::None => return Ok(World::alone().with_patience(patience)),
             Launcher::Torchrun(place) if place.size == 1 => {
@@ -161,7 +161,7 @@ impl World {
                 Error::Join("this process has left its world, and MPI starts only once".into())
             });
         }
-        let mpi = mpi::join(family, place, variable, patience)?;
+        let mpi = mpi::join(family, place, variable, (patience, near))?;
         let place = (mpi.rank, mpi.size);
         let next = if mpi.size > 1 { mpi::JOINING } else { 0 };
         let world = World::over(Box::new(mpi), place, patience, next);
@@ -219,14 +219,6 @@ impl World {
         self
     }
 
-    /// Named axes over the ranks, the last one between adjacent ranks.
-    ///
-    /// # Errors
-    /// If the product of the lengths is not the number of ranks.
-    pub fn mesh<'a>(&self, axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Mesh> {
-        Mesh::new(self.size(), axes)
-    }
-
     /// Notes that a step begins: errors and heartbeats name it, and the collectives in it are
     /// numbered from 0.
     pub fn begin_step(&self, step: u64) {
@@ -281,6 +273,19 @@ impl World {
         };
         // SAFETY: the caller promises as much.
         unsafe { self.start_job(name, job, None) }
+    }
+
+    /// Memory of zeros whose bytes the other ranks of this machine read in place when a movement
+    /// sends them; nothing is copied on the way. `None` if they see all of this rank's memory
+    /// anyway or none of it, or the system has no such memory: movements work from any memory.
+    pub fn arena(&self, bytes: usize) -> Option<Arena> {
+        self.0.engine.arena(bytes)
+    }
+
+    /// The bytes that this rank has sent by messages so far, as opposed to those that ranks of its
+    /// machine have read in place. It counts those of joining too.
+    pub fn message_bytes(&self) -> u64 {
+        self.0.engine.message_bytes()
     }
 
     /// Whether the regions of a movement that failed may still be accessed, and must stay valid for
@@ -416,25 +421,12 @@ impl World {
         destination: &mut [u8],
         kind: Option<Kind>,
     ) -> Result<()> {
-        let source = source.to_vec();
-        let mut copy = destination.to_vec();
-        let job = Job {
-            movement,
-            source: source.as_ptr(),
-            source_len: source.len(),
-            destination: copy.as_mut_ptr(),
-            destination_len: copy.len(),
-        };
-        // SAFETY: both vectors live until the movement has ended, and nothing else accesses them;
-        // after an error they are never freed if the engine may still use them.
-        let ended =
-            unsafe { self.start_job(name, job, kind) }.and_then(|ticket| self.finish(ticket, name));
-        match ended {
-            Ok(()) => destination.copy_from_slice(&copy),
-            Err(_) if self.0.engine.abandons() => std::mem::forget((source, copy)),
-            Err(_) => {}
-        }
-        ended
+        with_copies(movement, source, destination, self.abandons(), |job| {
+            // SAFETY: both regions live until the movement has ended, and nothing else accesses
+            // them; after an error they are never freed if the engine may still use them.
+            let ticket = unsafe { self.start_job(name, job, kind) }?;
+            self.finish(ticket, name)
+        })
     }
 
     fn sequence(&self) -> MutexGuard<'_, Sequence> {
