@@ -3,6 +3,8 @@
 //! A transport moves bytes and computes nothing. Sums over ranks are kernels like any other, so that
 //! the order of their additions is the program's and not the transport's.
 
+use crate::memory::Foreign;
+
 /// A group of ranks that exchange bytes, as one of them sees it.
 ///
 /// Every rank calls the same methods in the same order with as many bytes. A call returns when the
@@ -13,6 +15,13 @@ pub trait Transport: Send + Sync {
 
     /// This rank, from 0.
     fn rank(&self) -> usize;
+
+    /// Memory of zeros that other ranks read in place when this one sends from it; `None` if it
+    /// would be no faster than other memory, or there is none. The system must have the bytes.
+    fn arena(&self, bytes: u64) -> Option<Foreign> {
+        let _ = bytes;
+        None
+    }
 
     /// Sends part r of `send` to rank r; part r of `receive` is from rank r. All parts have one
     /// length.

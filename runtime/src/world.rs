@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use slabwise_comm::{Header, Kind};
 use slabwise_kernels::collective::{Transport, TransportError};
+use slabwise_kernels::memory::Foreign;
 
 use crate::error::{Error, Result};
 pub(crate) use tree::{Tree, TreeSum};
@@ -190,6 +191,13 @@ impl World {
             .sum()
     }
 
+    /// Bytes that this rank has sent to others by messages so far. Ranks of one machine read most
+    /// bytes in place, unless `SLABWISE_NEAR` is 0.
+    pub fn message_bytes(&self) -> u64 {
+        let ranks = self.transport.as_ref();
+        ranks.map_or(0, |ranks| ranks.world.message_bytes())
+    }
+
     /// Notes that a run begins, which errors of this rank and others name.
     pub(crate) fn begin_run(&self) {
         if let Some(ranks) = &self.transport {
@@ -272,6 +280,11 @@ impl Transport for Ranks {
 
     fn rank(&self) -> usize {
         self.world.rank()
+    }
+
+    fn arena(&self, bytes: u64) -> Option<Foreign> {
+        let arena = self.world.arena(usize::try_from(bytes).ok()?)?;
+        Some(Box::new(arena))
     }
 
     fn all_to_all(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {

@@ -1,6 +1,7 @@
 //! The CPU as a back end. Its memory is the host's, kernels have run when their launch returns, and
 //! a thread makes the copies that overlap with kernels.
 
+use slabwise_kernels::collective::Transport;
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError};
 use slabwise_kernels::memory::{Memory, Region};
@@ -69,6 +70,24 @@ impl Cpu {
     }
 }
 
+/// Refuses many bytes that the host does not have.
+fn check_available(bytes: u64, purpose: &str) -> Result<()> {
+    if bytes >= available::WORTH_ASKING
+        && let Some(free) = available::available().filter(|&free| free < bytes)
+    {
+        let more = format!(
+            ": {} are free, swap and the limit of the control group counted",
+            Bytes(free)
+        );
+        return Err(Error::OutOfMemory {
+            what: purpose.into(),
+            bytes: Bytes(bytes),
+            more,
+        });
+    }
+    Ok(())
+}
+
 impl Backend for Cpu {
     fn capabilities(&self) -> Capabilities {
         CAPABILITIES
@@ -94,20 +113,19 @@ impl Backend for Cpu {
     }
 
     fn reserve(&mut self, bytes: u64, purpose: &str) -> Result<Region> {
-        if bytes >= available::WORTH_ASKING
-            && let Some(free) = available::available().filter(|&free| free < bytes)
-        {
-            let more = format!(
-                ": {} are free, swap and the limit of the control group counted",
-                Bytes(free)
-            );
-            return Err(Error::OutOfMemory {
-                what: purpose.into(),
-                bytes: Bytes(bytes),
-                more,
-            });
-        }
+        check_available(bytes, purpose)?;
         self.memory.reserve(bytes).map_err(|e| refused(purpose, e))
+    }
+
+    fn reserve_for_ranks(
+        &mut self,
+        bytes: u64,
+        purpose: &str,
+        transport: &dyn Transport,
+    ) -> Result<Option<Region>> {
+        check_available(bytes, purpose)?;
+        let arena = transport.arena(bytes);
+        Ok(arena.map(|arena| self.memory.adopt(arena)))
     }
 
     fn release(&mut self, arena: u32) {
