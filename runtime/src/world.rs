@@ -283,8 +283,7 @@ impl Transport for Ranks {
     }
 
     fn arena(&self, bytes: u64) -> Option<Foreign> {
-        let arena = self.world.arena(usize::try_from(bytes).ok()?)?;
-        Some(Box::new(arena))
+        self.world.arena(usize::try_from(bytes).ok()?)
     }
 
     fn all_to_all(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {

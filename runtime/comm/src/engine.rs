@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use crate::near::Arena;
-
 /// A movement of bytes in which every rank of a world takes part.
 ///
 /// In the table, `n` is the number of ranks and `c` the bytes of a chunk.
@@ -231,6 +229,9 @@ pub enum Stop {
     /// The engine failed.
     Failed(String),
 }
+
+/// Memory of a rank from which others receive faster.
+pub type Arena = Box<dyn AsMut<[u8]> + Send + Sync>;
 
 /// The most movements that a rank may have started since the first one that is in flight.
 pub const IN_FLIGHT_MAX: usize = 64;

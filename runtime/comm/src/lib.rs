@@ -19,7 +19,6 @@ mod near;
 mod world;
 
 pub use agree::Header;
-pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+pub use engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 pub use error::{Error, Result};
-pub use near::Arena;
 pub use world::{Kind, Sent, Ticket, World};

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
+use crate::engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
-use crate::near::{Arena, Local};
+use crate::near::Local;
 use crate::{Error, Result, error, mpi};
 
 /// A rank's membership in a group of processes, or threads, that run one program.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
-use crate::near::{self, Arena, Fate, Near, Processes};
+use crate::engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Stop};
+use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
 /// The most bytes of one message, since counts are `int`.
@@ -403,7 +403,7 @@ impl Engine for Mpi {
     }
 
     fn arena(&self, bytes: usize) -> Option<Arena> {
-        Arena::new(self.near()?, bytes)
+        Some(Box::new(SharedArena::new(self.near()?, bytes)?))
     }
 
     fn message_bytes(&self) -> u64 {
