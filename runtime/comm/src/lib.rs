@@ -16,6 +16,7 @@ mod launcher;
 mod library;
 mod mpi;
 mod near;
+mod transport;
 mod world;
 
 pub use agree::Header;

@@ -108,9 +108,9 @@ pub struct Sent {
 #[derive(Debug)]
 #[must_use = "a movement ends in `World::finish`"]
 pub struct Ticket {
-    seq: u64,
-    step: u64,
-    collective: u64,
+    pub(crate) seq: u64,
+    pub(crate) step: u64,
+    pub(crate) collective: u64,
 }
 
 impl World {
