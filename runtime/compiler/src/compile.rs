@@ -259,6 +259,7 @@ fn compile_simplified(
         budget_report,
         clock,
         data_dependent: data_dependent_buffers(checked.program()),
+        communication: checked.communication(),
     };
     let compiled = checked.compiled(details, room);
     let plan = compiled.plan();

@@ -23,7 +23,7 @@ use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::ir::{KernelCall, Program};
 use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare};
-use crate::plan::{Plan, PlanDetails};
+use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
 /// pass behind `prepare` has rewritten it, or its rewrite was validated.
@@ -150,10 +150,13 @@ impl Planned {
             offsets,
             overlap,
         } = self;
+        let mut communication = None;
         let wrong = |v: String| Error::Internal(format!("the plan is wrong: {v}"));
         if let Some((before, collectives, overlapped)) = overlap {
-            check_overlap(&before, &collectives, overlapped, &offsets)
+            let overlapped = check_overlap(&before, &collectives, overlapped, &offsets)
                 .map_err(|v| wrong(v.to_string()))?;
+            let sent = program.sent_by_ranks();
+            communication = Some(Communication::new(sent, &dag, &overlapped, &offsets));
             if let Some(call) = program.disturbed_in_flight(&offsets.order) {
                 return Err(wrong(format!(
                     "`{}` touches a variable that is in flight between ranks",
@@ -166,6 +169,7 @@ impl Planned {
             program,
             dag,
             offsets,
+            communication,
         })
     }
 }
@@ -175,6 +179,7 @@ pub(super) struct CheckedProgram {
     program: Program,
     dag: Dag,
     offsets: Checked<Offsets>,
+    communication: Option<Communication>,
 }
 
 impl CheckedProgram {
@@ -184,6 +189,11 @@ impl CheckedProgram {
 
     pub fn dag(&self) -> &Dag {
         &self.dag
+    }
+
+    /// The exchange of bytes between ranks, if there are several.
+    pub fn communication(&self) -> Option<Communication> {
+        self.communication
     }
 
     /// The height of the slab.

@@ -90,6 +90,29 @@ impl Program {
         }
     }
 
+    /// The number of ranks that collectives move bytes between, and the bytes that each of them sends
+    /// to others at the bounds of the symbols.
+    pub fn sent_by_ranks(&self) -> (u32, u64) {
+        let sizes = self.graph.symbols.bounds();
+        let collectives = self
+            .kernels
+            .iter()
+            .filter_map(|call| match &call.spec.body {
+                Body::Collective(collective) => Some((call, collective)),
+                _ => None,
+            });
+        collectives.fold((1, 0), |(_, sum), (call, collective)| {
+            let each = call.spec.dims.iter().skip(1);
+            let each: u64 = each.map(|d| d.at(&sizes).max(0) as u64).product();
+            let part = each * collective.result.dtype.bytes() as u64;
+            // A part of the result comes from each other rank, and as much goes to each.
+            (
+                collective.ranks,
+                sum + u64::from(collective.ranks - 1) * part,
+            )
+        })
+    }
+
     /// The first call that touches a variable which a collective in flight uses, if the program runs
     /// in this order: one that writes its source, or touches its destination. The planner does not
     /// know variables.
