@@ -1,6 +1,9 @@
 //! Training on several ranks of one process: the same bits in worlds of every size, faults that
 //! every rank reports, and ranks that run different programs.
 
+#[path = "ranks/models.rs"]
+mod models;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use super::Session;
 use crate::compile::CompiledPlan;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::program::{Compiled, Step};
+use crate::program::Compiled;
 use crate::world::World;
 
 /// The graph and the kernels of a program, as text.
@@ -96,8 +96,7 @@ impl Session {
     /// Lets every rank show the program that it has compiled, and refuses different ones; the number
     /// by which they know it, if it exchanges anything.
     pub(super) fn agree(&self, compiled: &Compiled, shown: Option<Views>) -> Result<Option<u64>> {
-        let exchanges = compiled.steps.iter().any(Step::exchanges);
-        let Some([graph, kernels]) = shown.filter(|_| exchanges) else {
+        let Some([graph, kernels]) = shown.filter(|_| compiled.exchanges()) else {
             return Ok(None);
         };
         let plan = compiled.plan.offsets();
