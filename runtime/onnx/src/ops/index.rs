@@ -1,10 +1,11 @@
 //! Operators that read at indices, and those that order or choose elements.
 
+use slabwise::shape::Size;
 use slabwise::{DType, Running, Tensor};
 
 use super::Run;
 use super::elementwise::lane;
-use crate::call::{Call, Results, resolve, result, to_f32};
+use crate::call::{Call, Results, dim, resolve, result, shape_of, sizes, to_f32};
 use crate::element::Element;
 
 pub const OPERATORS: &[(&str, Run)] = &[
@@ -20,16 +21,16 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Gather", |c| {
         let axis = c.axis("axis", 0)?;
         let x = c.x(0)?;
-        let index = positive(c.x(1)?, x.len(axis))?;
+        let index = positive(c, c.x(1)?, sizes(x)[axis])?;
+        let dims = sizes(x);
+        let to = [&dims[..axis], &c.dims(1)?, &dims[axis + 1..]].concat();
         let flat = index.reshape([-1i64]);
-        let shape = c.shape(0)?;
-        let to = [&shape[..axis], &c.shape(1)?, &shape[axis + 1..]].concat();
-        c.same(x.index_select(axis, flat).reshape(&to[..]))
+        c.same(x.index_select(axis, flat).reshape(shape_of(&to)))
     }),
     ("GatherElements", |c| {
         let axis = c.axis("axis", 0)?;
         let x = c.x(0)?;
-        let index = positive(c.x(1)?, x.len(axis))?;
+        let index = positive(c, c.x(1)?, sizes(x)[axis])?;
         c.same(x.gather(axis, index))
     }),
     ("GatherND", |c| {
@@ -52,12 +53,14 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Unique", unique),
 ];
 
-/// Indices that may count from the end as indices from the start.
-pub fn positive<'t>(index: Tensor<'t>, n: Option<usize>) -> Result<Tensor<'t>, String> {
-    let n = n.ok_or("the indexed axis is not fixed")?;
+/// Indices of an axis of `n` elements that may count from the end as indices from the start.
+pub fn positive<'t>(call: &Call<'_, 't>, index: Tensor<'t>, n: Size) -> Result<Tensor<'t>, String> {
     let index = index.cast(DType::I32);
-    let n = i32::try_from(n).map_err(|_| "the indexed axis leaves 32 bits")?;
-    Ok(index.lt(0).select(index + n, index))
+    if let Some(n) = n.as_fixed() {
+        let n = i32::try_from(n).map_err(|_| "the indexed axis leaves 32 bits")?;
+        return Ok(index.lt(0).select(index + n, index));
+    }
+    Ok(index.lt(0).select(index + call.trace.length(dim(n)), index))
 }
 
 /// [`positive`] for rows of coordinates.

@@ -18,6 +18,8 @@ mod signal;
 
 use crate::call::{Call, Results};
 
+pub use recurrent::UNROLLED_MAX;
+
 /// The implementation of an operator.
 pub type Run = for<'c, 't> fn(&Call<'c, 't>) -> Results<'t>;
 
