@@ -26,6 +26,7 @@ struct Inner<'t> {
     lengths: Option<Rc<Lengths>>,
     /// The reason why lengths that were computed with are not known.
     unknown: Option<Rc<str>>,
+    sequence: Option<Vec<Value<'t>>>,
     tensor: OnceCell<Tensor<'t>>,
 }
 
@@ -36,6 +37,7 @@ impl<'t> Inner<'t> {
             known: None,
             lengths: None,
             unknown: None,
+            sequence: None,
             tensor: OnceCell::new(),
         }
     }
@@ -57,6 +59,9 @@ impl<'t> Value<'t> {
 
     /// A tensor computed from lengths that have no form, for this reason.
     pub fn unknown(self, trace: &'t Trace, reason: &Rc<str>) -> Result<Value<'t>, String> {
+        if self.sequence().is_some() {
+            return Ok(self);
+        }
         Ok(Value(Rc::new(Inner {
             unknown: Some(reason.clone()),
             tensor: OnceCell::from(self.traced(trace)?),
@@ -95,6 +100,20 @@ impl<'t> Value<'t> {
         }))
     }
 
+    /// A sequence of values, of the element type of the first.
+    pub fn of_sequence(all: Vec<Value<'t>>) -> Value<'t> {
+        let element = all.first().map_or(Element::F32, Value::element);
+        Value(Rc::new(Inner {
+            sequence: Some(all),
+            ..Inner::new(element)
+        }))
+    }
+
+    /// The values of a sequence; `None` if it is none.
+    pub fn sequence(&self) -> Option<&[Value<'t>]> {
+        self.0.sequence.as_deref()
+    }
+
     /// The element type.
     pub fn element(&self) -> Element {
         self.0.element
@@ -129,7 +148,9 @@ impl<'t> Value<'t> {
         let tensor = match (&self.0.known, &self.0.lengths) {
             (Some((_, array)), _) => trace.constant(&array.to_host()?),
             (None, Some(lengths)) => lengths.traced(trace),
-            (None, None) => return Err("a value without tensor".into()),
+            (None, None) => {
+                return Err("a sequence is no tensor; concatenate it into one".into());
+            }
         };
         Ok(*self.0.tensor.get_or_init(|| tensor))
     }

@@ -53,7 +53,7 @@ impl<'m, 't> Import<'m, 't> {
         depth: usize,
     ) -> Result<Option<Vec<Value<'t>>>, String> {
         let body = once.body;
-        if !self.is_scannable(body) {
+        if !self.is_scannable(body) || state.iter().any(|value| value.sequence().is_some()) {
             return Ok(None);
         }
         let trace = self.trace;

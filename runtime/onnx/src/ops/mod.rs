@@ -8,11 +8,13 @@ mod index;
 mod loss;
 mod norm;
 mod product;
+mod quantized;
 mod random;
 mod recurrent;
 mod reduce;
 mod refused;
 mod scatter;
+mod sequence;
 mod shape;
 mod signal;
 
@@ -33,11 +35,13 @@ const TABLES: &[&[(&str, Run)]] = &[
     loss::OPERATORS,
     norm::OPERATORS,
     product::OPERATORS,
+    quantized::OPERATORS,
     random::OPERATORS,
     recurrent::OPERATORS,
     reduce::OPERATORS,
     refused::OPERATORS,
     scatter::OPERATORS,
+    sequence::OPERATORS,
     shape::OPERATORS,
     signal::OPERATORS,
 ];

@@ -29,59 +29,6 @@ fn sums(x: Tensor<'_>) -> Tensor<'_> {
 }
 
 #[test]
-fn lengths_of_a_run_are_lengths_of_other_tensors() {
-    let trace = Trace::inference();
-    let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
-    let table = trace.arange(7).cast(F32);
-    let outputs = [
-        trace.ones((2, x.dim(0))).sum_over(0),
-        table.narrow(0, 1, x.dim(0)),
-        x.reshape([-1]).narrow(0, x.dim(0), x.dim(0)),
-        sums(x.pad_to(0, 6, 1.0)),
-        (trace.length(x.dim(0)) * 3.0).cast(F32).reshape([1]),
-        trace.arange(x.dim(0)).cast(F32),
-    ];
-    let input = array(&[3, 2], &[1.0, 2.0, 3.0, 5.0, -4.0, 8.0]);
-    let got = run(&trace, &outputs, 3, &[input]);
-    let expected: [&[f64]; 6] = [
-        &[2.0, 2.0, 2.0],
-        &[1.0, 2.0, 3.0],
-        &[5.0, -4.0, 8.0],
-        &[3.0, 8.0, 4.0, 2.0, 2.0, 2.0],
-        &[9.0],
-        &[0.0, 1.0, 2.0],
-    ];
-    for (got, expected) in got.iter().zip(expected) {
-        assert_eq!(got.values, expected);
-    }
-}
-
-#[test]
-fn parts_that_may_not_exist_are_mistakes() {
-    let text = only_mistake(|trace| {
-        let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
-        trace.arange(5).narrow(0, 1, x.dim(0));
-    });
-    assert!(text.contains("does not exist at every length"), "{text}");
-    let text = only_mistake(|trace| {
-        let x = trace.input("x", F32, (Dim::unbounded("n"), 2));
-        trace.arange(5).narrow(0, 0, x.dim(0));
-    });
-    assert!(text.contains("does not exist at every length"), "{text}");
-    let text = only_mistake(|trace| {
-        let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
-        x.pad_to(0, 4, 0.0);
-    });
-    assert!(text.contains("may be longer than 4"), "{text}");
-    let text = only_mistake(|trace| {
-        let other = Trace::inference();
-        let x = other.input("x", F32, (Dim::bounded("n", 5), 2));
-        trace.ones((x.dim(0),));
-    });
-    assert!(text.contains("another trace"), "{text}");
-}
-
-#[test]
 fn bounded_axes_have_the_length_of_the_run() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
