@@ -11,6 +11,7 @@ mod gradients;
 mod grains;
 pub(crate) mod handle;
 mod learn;
+mod lengths;
 pub(crate) mod operand;
 mod options;
 mod parameters;
@@ -375,6 +376,7 @@ pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, Stri
         Dim::Fixed(n) => Ok(Size::fixed(n)),
         Dim::Bounded { name, max } => symbols.intern(name, Extent::Bounded(max)).map(Size::symbol),
         Dim::Unbounded { name } => symbols.intern(name, Extent::Unbounded(1)).map(Size::symbol),
+        Dim::Computed(size) => lengths::length(symbols, size),
     };
     shape.dims().iter().map(size).collect()
 }
