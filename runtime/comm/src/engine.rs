@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use slabwise_kernels::memory::Foreign;
+
 /// A movement of bytes in which every rank of a world takes part.
 ///
 /// In the table, `n` is the number of ranks and `c` the bytes of a chunk.
@@ -230,9 +232,6 @@ pub enum Stop {
     Failed(String),
 }
 
-/// Memory of a rank from which others receive faster.
-pub type Arena = Box<dyn AsMut<[u8]> + Send + Sync>;
-
 /// The most movements that a rank may have started since the first one that is in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 
@@ -267,7 +266,7 @@ pub trait Engine: Send + Sync {
 
     /// Memory of this rank that others read in place; `None` if there are none for which it would
     /// be of use, or the system has no such memory.
-    fn arena(&self, _bytes: usize) -> Option<Arena> {
+    fn arena(&self, _bytes: usize) -> Option<Foreign> {
         None
     }
 

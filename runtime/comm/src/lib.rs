@@ -16,9 +16,10 @@ mod launcher;
 mod library;
 mod mpi;
 mod near;
+mod transport;
 mod world;
 
 pub use agree::Header;
-pub use engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 pub use error::{Error, Result};
 pub use world::{Kind, Sent, Ticket, World};

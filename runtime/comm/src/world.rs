@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
+use slabwise_kernels::memory::Foreign;
+
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
 use crate::near::Local;
 use crate::{Error, Result, error, mpi};
@@ -108,9 +110,9 @@ pub struct Sent {
 #[derive(Debug)]
 #[must_use = "a movement ends in `World::finish`"]
 pub struct Ticket {
-    seq: u64,
-    step: u64,
-    collective: u64,
+    pub(crate) seq: u64,
+    pub(crate) step: u64,
+    pub(crate) collective: u64,
 }
 
 impl World {
@@ -278,7 +280,7 @@ impl World {
     /// Memory of zeros whose bytes the other ranks of this machine read in place when a movement
     /// sends them; nothing is copied on the way. `None` if they see all of this rank's memory
     /// anyway or none of it, or the system has no such memory: movements work from any memory.
-    pub fn arena(&self, bytes: usize) -> Option<Arena> {
+    pub fn arena(&self, bytes: usize) -> Option<Foreign> {
         self.0.engine.arena(bytes)
     }
 

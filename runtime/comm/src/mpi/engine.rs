@@ -14,9 +14,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use slabwise_kernels::memory::Foreign;
+
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
-use crate::engine::{Arena, Engine, IN_FLIGHT_MAX, Job, Stop};
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
 use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
@@ -402,7 +404,7 @@ impl Engine for Mpi {
         }
     }
 
-    fn arena(&self, bytes: usize) -> Option<Arena> {
+    fn arena(&self, bytes: usize) -> Option<Foreign> {
         Some(Box::new(SharedArena::new(self.near()?, bytes)?))
     }
 
