@@ -388,7 +388,14 @@ impl Engine for Mpi {
                 receives: Ranks::Hidden,
             });
         }
-        near.receive(seq, self)?;
+        near.receive(seq, self).map_err(|stop| match stop {
+            // The memory of a rank that has died cannot be mapped any more.
+            Stop::Failed(why) => {
+                self.shared.fail(why);
+                self.explain(seq)
+            }
+            other => other,
+        })?;
         self.wait_for_messages(seq, until)?;
         near.finish(seq, until, self)
     }
