@@ -130,7 +130,7 @@ fn rank(words: &[String]) -> Result<(), Failure> {
     let mut run = |count: usize| -> Result<Vec<f64>, Failure> {
         let step = |_| {
             let begun = Instant::now();
-            session.run(&step, (&feed.0, &feed.1))?[0].item::<f32>();
+            session.run(&step, (&feed.0, &feed.1))?[0].item();
             Ok(begun.elapsed().as_secs_f64() * 1e3)
         };
         (0..count).map(step).collect()
