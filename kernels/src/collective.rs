@@ -9,7 +9,7 @@
 //! [copy](crate::copies) in flight. If a rank is lost, a thread that waits in a foreign library may
 //! access them for the rest of the process; then the arenas are never given back.
 
-use crate::memory::{Memory, Region};
+use crate::memory::{Foreign, Memory, Region};
 use crate::spec::CollectiveOp;
 
 /// A group of ranks that exchange bytes, as one of them sees it.
@@ -22,6 +22,13 @@ pub trait Transport: Send + Sync {
 
     /// This rank, from 0.
     fn rank(&self) -> usize;
+
+    /// Memory of zeros that other ranks read in place when this one sends from it; `None` if it
+    /// would be no faster than other memory, or there is none. The system must have the bytes.
+    fn arena(&self, bytes: u64) -> Option<Foreign> {
+        let _ = bytes;
+        None
+    }
 
     /// Starts a movement, and returns at once. [`CollectiveOp`] says which part of the source goes
     /// to which rank, and where in the destination it arrives.
@@ -106,10 +113,13 @@ impl Memory {
     /// Starts to move bytes between ranks. Until [`Memory::finish_exchange`] neither region may be
     /// written, and the destination may not be read.
     ///
+    /// # Errors
+    /// The transport's.
+    ///
     /// # Panics
     /// If the regions overlap, one is not inside a live arena, or a movement in flight conflicts
     /// with it.
-    pub(crate) fn start_exchange(
+    pub fn start_exchange(
         &mut self,
         transport: &dyn Transport,
         op: CollectiveOp,

@@ -96,13 +96,22 @@ impl Element for u8 {
     const DTYPE: crate::dtype::DType = crate::dtype::DType::U8;
 }
 
+/// Memory that did not come from the allocator.
+pub type Foreign = Box<dyn AsMut<[u8]> + Send + Sync>;
+
 struct Arena {
-    /// The allocator's result, and its layout; not used for an arena of no bytes.
-    base: NonNull<u8>,
-    layout: Layout,
+    owner: Owner,
     /// The first byte, aligned to [`ARENA_ALIGN`].
     start: NonNull<u8>,
     bytes: usize,
+}
+
+/// The owner of an arena's memory, which frees it when it is dropped.
+enum Owner {
+    /// The allocator, with its result and its layout; not used for an arena of no bytes.
+    Allocator { base: NonNull<u8>, layout: Layout },
+    /// A box that lends its bytes. It is not used before it is dropped.
+    Foreign(NonNull<dyn AsMut<[u8]> + Send + Sync>),
 }
 
 // SAFETY: an arena owns its allocation and is reached only through `Memory`, by shared reference
@@ -113,9 +122,14 @@ unsafe impl Sync for Arena {}
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.layout.size() > 0 {
+        match self.owner {
             // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed only here.
-            unsafe { dealloc(self.base.as_ptr(), self.layout) };
+            Owner::Allocator { base, layout } if layout.size() > 0 => unsafe {
+                dealloc(base.as_ptr(), layout);
+            },
+            Owner::Allocator { .. } => {}
+            // SAFETY: it came from a box, and is dropped only here; its bytes are not used again.
+            Owner::Foreign(owner) => drop(unsafe { Box::from_raw(owner.as_ptr()) }),
         }
     }
 }
@@ -196,27 +210,48 @@ impl Memory {
         if huge {
             advise_huge_pages(start, size);
         }
-        let slot = self
-            .arenas
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.arenas.len());
-        let arena = Some(Arena {
-            base,
-            layout,
+        Ok(self.add(Arena {
+            owner: Owner::Allocator { base, layout },
             start,
             bytes: size,
-        });
+        }))
+    }
+
+    /// Adds an arena in memory that did not come from the allocator, and returns all of it as a
+    /// region. The memory is dropped with the arena.
+    ///
+    /// # Panics
+    /// If it does not begin at a multiple of [`ARENA_ALIGN`].
+    pub fn adopt(&mut self, memory: Foreign) -> Region {
+        let owner = NonNull::from(Box::leak(memory));
+        // SAFETY: the box was leaked just now, and nothing else refers to its content. The bytes
+        // are borrowed until it is dropped, and it is not used before.
+        let bytes = unsafe { (*owner.as_ptr()).as_mut() };
+        let (start, size) = (NonNull::from(&mut *bytes).cast::<u8>(), bytes.len());
+        let is_aligned = start.addr().get().is_multiple_of(ARENA_ALIGN as usize);
+        assert!(is_aligned, "an arena at {start:?}");
+        self.add(Arena {
+            owner: Owner::Foreign(owner),
+            start,
+            bytes: size,
+        })
+    }
+
+    fn add(&mut self, arena: Arena) -> Region {
+        let free = self.arenas.iter().position(Option::is_none);
+        let slot = free.unwrap_or(self.arenas.len());
+        let bytes = arena.bytes as u64;
+        let arena = Some(arena);
         if slot == self.arenas.len() {
             self.arenas.push(arena)
         } else {
             self.arenas[slot] = arena
         }
-        Ok(Region {
+        Region {
             arena: slot as u32,
             offset: 0,
             bytes,
-        })
+        }
     }
 
     /// Gives an arena back to the host, once nothing is in flight. Regions of it must not be used

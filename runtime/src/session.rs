@@ -341,7 +341,7 @@ impl Session {
         let mut program = self.compile_for_shapes(name, graph)?;
         program.layers = layer_outputs(graph);
         self.variables.keep_counters(counters);
-        self.memory.grow_slab(&program.inner)?;
+        self.memory.grow_slab(&program.inner, &self.world)?;
         Ok(program)
     }
 

@@ -198,6 +198,13 @@ impl World {
             .sum()
     }
 
+    /// Bytes that this rank has sent to others by messages so far. Ranks of one machine read most
+    /// bytes in place, unless `SLABWISE_NEAR` is 0.
+    pub fn message_bytes(&self) -> u64 {
+        let ranks = self.transport.as_ref();
+        ranks.map_or(0, |ranks| ranks.world.message_bytes())
+    }
+
     /// Notes that a run begins, which errors of this rank and others name.
     pub(crate) fn begin_run(&self) {
         if let Some(ranks) = &self.transport {
@@ -220,8 +227,15 @@ impl World {
             health: u32::from(has_failed),
             ..Header::default()
         };
-        let headers = ranks.world.header(&own).map_err(lost)?;
-        Ok(headers.iter().position(|header| header.health != 0))
+        let (mut failed, mut rank) = (None, 0);
+        let note = |header: Header| {
+            if header.health != 0 {
+                failed.get_or_insert(rank);
+            }
+            rank += 1;
+        };
+        ranks.world.header(&own, note).map_err(lost)?;
+        Ok(failed)
     }
 
     /// Compares named facts with those of the other ranks: the first rank that differs from most,

@@ -1,6 +1,7 @@
 //! Worlds as the transports of kernels.
 
 use slabwise_kernels::collective::{self, Transport, TransportError};
+use slabwise_kernels::memory::Foreign;
 use slabwise_kernels::spec::CollectiveOp;
 
 use crate::{Error, Movement, Ticket, World};
@@ -15,6 +16,11 @@ impl Transport for World {
 
     fn rank(&self) -> usize {
         World::rank(self)
+    }
+
+    fn arena(&self, bytes: u64) -> Option<Foreign> {
+        let arena = World::arena(self, usize::try_from(bytes).ok()?)?;
+        Some(Box::new(arena))
     }
 
     unsafe fn start(

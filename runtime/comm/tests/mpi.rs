@@ -497,7 +497,7 @@ fn dies(library: &Path, ranks: usize, rank: usize, after: u64) {
             "rank {rank} of {ranks}: noticed after {} ms",
             noticed - death
         );
-        assert!(noticed - death < 5000, "{told}");
+        assert!(noticed - death < 1000, "{told}");
     }
     assert_eq!(
         left(&format!("{ROLE}=die {rank} {after}")),

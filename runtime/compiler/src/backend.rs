@@ -293,6 +293,17 @@ pub trait Backend: Send + Sync {
     /// A new arena of zeros. An error names its `purpose`.
     fn reserve(&mut self, bytes: u64, purpose: &str) -> Result<Region>;
 
+    /// A new arena of zeros from which other ranks receive faster; `None` if there is none.
+    fn reserve_for_ranks(
+        &mut self,
+        bytes: u64,
+        purpose: &str,
+        transport: &dyn Transport,
+    ) -> Result<Option<Region>> {
+        let _ = (bytes, purpose, transport);
+        Ok(None)
+    }
+
     /// Gives an arena back.
     fn release(&mut self, arena: u32);
 

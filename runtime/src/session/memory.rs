@@ -18,6 +18,7 @@ use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::memory::{MemoryConfig, Pool};
 use crate::program::Compiled;
+use crate::world::World;
 
 /// The memory of a session, and the device that it is on.
 pub(crate) struct Memory {
@@ -174,8 +175,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the slab large enough for a program.
-    pub fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
+    /// Makes the slab large enough for a program. Other ranks may read what it sends in place.
+    pub fn grow_slab(&mut self, inner: &Compiled, world: &World) -> Result<()> {
         let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
@@ -183,7 +184,16 @@ impl Memory {
         if let Some(old) = self.slab.take() {
             self.backend.release(old.arena);
         }
-        let slab = self.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
+        let purpose = format!("the slab of \"{}\"", inner.name);
+        let shared = match world.transport() {
+            Some(ranks) => self.backend.reserve_for_ranks(bytes, &purpose, ranks),
+            None => Ok(None),
+        };
+        // Without such memory, or room for it before optional memory is given up, any will do.
+        let slab = match shared {
+            Ok(Some(slab)) => Ok(slab),
+            _ => self.reserve(bytes, &purpose),
+        };
         self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
         Ok(())
     }

@@ -97,7 +97,7 @@ impl Session {
         }
         possible(&shaped.graph, &lengths)?;
         let compiled = shaped.plan(self, &program.inner.name, &lengths)?;
-        self.memory.grow_slab(&compiled)?;
+        self.memory.grow_slab(&compiled, &self.world)?;
         Ok(compiled)
     }
 }

@@ -104,6 +104,24 @@ fn inaccessible(why: &str) -> Error {
     ))
 }
 
+/// Refuses many bytes that the host does not have.
+fn check_available(bytes: u64, purpose: &str) -> Result<()> {
+    if bytes >= available::WORTH_ASKING
+        && let Some(free) = available::available().filter(|&free| free < bytes)
+    {
+        let more = format!(
+            ": {} are free, swap and the limit of the control group counted",
+            Bytes(free)
+        );
+        return Err(Error::OutOfMemory {
+            what: purpose.into(),
+            bytes: Bytes(bytes),
+            more,
+        });
+    }
+    Ok(())
+}
+
 impl Backend for Cpu {
     fn capabilities(&self) -> Capabilities {
         CAPABILITIES
@@ -129,20 +147,19 @@ impl Backend for Cpu {
     }
 
     fn reserve(&mut self, bytes: u64, purpose: &str) -> Result<Region> {
-        if bytes >= available::WORTH_ASKING
-            && let Some(free) = available::available().filter(|&free| free < bytes)
-        {
-            let more = format!(
-                ": {} are free, swap and the limit of the control group counted",
-                Bytes(free)
-            );
-            return Err(Error::OutOfMemory {
-                what: purpose.into(),
-                bytes: Bytes(bytes),
-                more,
-            });
-        }
+        check_available(bytes, purpose)?;
         self.memory.reserve(bytes).map_err(|e| refused(purpose, e))
+    }
+
+    fn reserve_for_ranks(
+        &mut self,
+        bytes: u64,
+        purpose: &str,
+        transport: &dyn Transport,
+    ) -> Result<Option<Region>> {
+        check_available(bytes, purpose)?;
+        let arena = transport.arena(bytes);
+        Ok(arena.map(|arena| self.memory.adopt(arena)))
     }
 
     fn release(&mut self, arena: u32) {
