@@ -295,6 +295,10 @@ impl Scope {
                 Dim::Unbounded { name } => {
                     faults.push(format!("parameter \"{path}\" has the unbounded length {name}: lengths of parameters are fixed"));
                 }
+                Dim::Computed(size) => match size.as_fixed() {
+                    Some(n) if n >= 0 => dims.push(size),
+                    _ => faults.push(format!("parameter \"{path}\" has a computed length: lengths of parameters are fixed")),
+                },
             }
         }
         let faulty = !faults.is_empty();

@@ -301,7 +301,12 @@ impl Session {
                         trace.name()
                     );
                 }
-                Ok(graph)
+                match self.world.spread().filter(|_| trace.is_training()) {
+                    Some(spread) => trace
+                        .with_random_numbers_by_grain(graph, spread)
+                        .map_err(Error::Value),
+                    None => Ok(graph),
+                }
             }
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {

@@ -10,7 +10,7 @@ use slabwise::data::{HostArray, npy};
 use slabwise::feed::Input;
 use slabwise::shape::Dim;
 use slabwise::{Bytes, Device, Error, Params, Result, Session, Trace};
-use slabwise_onnx::check::{CheckOptions, Verdict, check_case};
+use slabwise_onnx::check::{CheckOptions, Verdict, check_model};
 use slabwise_onnx::{Array, Axis, OnnxModel};
 use slabwise_planner::brief;
 
@@ -178,9 +178,9 @@ pub struct Args {
     /// all else in the type it is computed in: narrower integers as int32
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb; exit 1 if they
-    /// differ
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output", "dims"])]
+    /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb, whose lengths
+    /// the model has where --dim gives no bound; exit 1 if they differ
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output"])]
     check: Option<PathBuf>,
     /// With --check: the largest difference relative to the expected value
     #[arg(long, default_value_t = 1e-3)]
@@ -212,7 +212,8 @@ fn check(args: &Args, folder: &Path) -> Result<ExitCode> {
         threads,
         narrow: args.file.narrow,
     };
-    let verdict = match check_case(&args.model, folder, &options) {
+    let model = load(&args.model, &args.file);
+    let verdict = match model.and_then(|model| check_model(model, folder, &options)) {
         Ok(verdict) => verdict,
         Err(error @ (slabwise_onnx::Error::File { .. } | slabwise_onnx::Error::Io { .. })) => {
             return bad_input(error);

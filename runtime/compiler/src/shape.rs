@@ -27,6 +27,9 @@ pub enum Dim {
         /// Dimensions of the same name have the same length in a run.
         name: &'static str,
     },
+    /// The length of an axis of a trace, or one computed from such lengths, in terms of the
+    /// symbols of that trace. It is never negative and does not fall where a symbol grows.
+    Computed(Size),
 }
 
 impl Dim {
@@ -272,6 +275,17 @@ impl Symbols {
             Extent::Rank(ranks) => format!("{name} of {ranks}"),
         };
         self.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The least and the most that a size can be in a run.
+    pub fn range_of(&self, size: Size) -> (i64, i64) {
+        let mut largest = self.bounds();
+        for symbol in self.unbounded() {
+            largest.0[usize::from(symbol.0)] = u32::MAX;
+        }
+        // A size is monotonic in its symbols, all of which grow from 0.
+        let (a, b) = (size.at(&Env::default()), size.at(&largest));
+        (a.min(b), a.max(b))
     }
 
     /// Every symbol at its planned maximum.

@@ -117,9 +117,7 @@ impl Array {
             .map_err(|name| format!("tensor \"{}\" holds {name}", tensor.name))?;
         let shape = lengths(&tensor.dims)
             .ok_or_else(|| format!("tensor \"{}\" has shape {:?}", tensor.name, tensor.dims))?;
-        let elements = count(&shape)
-            .filter(|n| n.checked_mul(8).is_some_and(|b| b < isize::MAX as usize))
-            .ok_or_else(|| format!("tensor \"{}\" is beyond any memory", tensor.name))?;
+        let elements = check_elements(tensor, element, &shape)?;
         let outside;
         let raw = match (&tensor.raw_data, tensor.data_location) {
             (_, 1) => {
@@ -254,6 +252,42 @@ impl Array {
     }
 }
 
+/// The number of elements of a tensor of this shape, none of which is read.
+///
+/// # Errors
+/// More elements than any memory holds, and than the file has.
+pub fn check_elements(
+    tensor: &TensorProto,
+    element: Element,
+    shape: &[usize],
+) -> Result<usize, String> {
+    let name = &tensor.name;
+    let elements = count(shape)
+        .filter(|n| n.checked_mul(8).is_some_and(|b| b < isize::MAX as usize))
+        .ok_or_else(|| {
+            format!("tensor \"{name}\" has the shape {shape:?}: no memory holds so many elements")
+        })?;
+    let raw = tensor.raw_data.as_ref().map_or(0, Vec::len);
+    let fields = [
+        tensor.float_data.len(),
+        tensor.double_data.len(),
+        tensor.int32_data.len(),
+        tensor.int64_data.len(),
+        tensor.uint64_data.len(),
+    ];
+    let fields: usize = fields.iter().sum();
+    let (has, of, wanted) = match raw {
+        0 => (fields, "elements", elements),
+        raw => (raw, "bytes", elements * element.bytes()),
+    };
+    match tensor.data_location == 0 && has != wanted {
+        true => Err(format!(
+            "tensor \"{name}\" of {element} {shape:?} has {has} {of}"
+        )),
+        false => Ok(elements),
+    }
+}
+
 /// A shape of a file; `None` if a length is negative.
 pub fn lengths(dims: &[i64]) -> Option<Vec<usize>> {
     dims.iter().map(|&n| usize::try_from(n).ok()).collect()
@@ -335,6 +369,31 @@ fn of_fields(element: Element, tensor: &TensorProto) -> Data {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shapes_without_their_elements_are_refused() {
+        let tensor = |dims: Vec<i64>, raw: usize| TensorProto {
+            name: "w".into(),
+            data_type: 1,
+            dims,
+            raw_data: Some(vec![0; raw]),
+            ..TensorProto::default()
+        };
+        let of = |tensor: &TensorProto| {
+            let shape = lengths(&tensor.dims).expect("no length is negative");
+            check_elements(tensor, Element::F32, &shape)
+        };
+        assert_eq!(of(&tensor(vec![2, 3], 24)), Ok(6));
+        let error = of(&tensor(vec![1 << 62, 3], 12)).expect_err("of 2⁶² rows");
+        assert!(
+            error.contains("4611686018427387904") && error.contains("no memory"),
+            "{error}"
+        );
+        let error = of(&tensor(vec![1 << 40], 12)).expect_err("of 2⁴⁰ rows");
+        assert!(error.contains("12 bytes"), "{error}");
+        let error = of(&tensor(vec![7], 0)).expect_err("without elements");
+        assert!(error.contains("0 elements"), "{error}");
+    }
 
     #[test]
     fn arrays_of_64_bits_are_written_as_numpy_does() {

@@ -1,11 +1,12 @@
 //! One call of an operator: its inputs and attributes, read with the operator's defaults.
 
+use slabwise::shape::{Dim, Size};
 use slabwise::{DType, Tensor, Trace};
 
 use crate::array::{Array, Data};
 use crate::element::Element;
 use crate::proto::{AttributeProto, GraphProto};
-use crate::value::Value;
+use crate::value::{Known, Value};
 
 /// The results of an operator; or the reason why it cannot be expressed.
 pub type Results<'t> = Result<Vec<Value<'t>>, String>;
@@ -86,11 +87,44 @@ impl<'t> Call<'_, 't> {
     pub fn known(&self, at: usize) -> Result<&Array, String> {
         let value = self.required(at)?;
         value.known().map(|(_, array)| array).ok_or_else(|| {
-            format!(
-                "its input {at} must be known when the program is built, and is computed or an input \
-                 without a value (--input)"
-            )
+            if let Some(lengths) = value.lengths() {
+                let shown = lengths.values.iter().map(|&n| self.trace.show_size(n));
+                return format!(
+                    "its input {at} must be a number when the program is built, and is {}",
+                    shown.collect::<Vec<_>>().join(", ")
+                );
+            }
+            unknown(at, value)
         })
+    }
+
+    /// The array of an input that is a constant of the model.
+    pub fn constant(&self, at: usize) -> Option<&Array> {
+        match self.value(at)?.known()? {
+            (Known::Constant, array) => Some(array),
+            _ => None,
+        }
+    }
+
+    /// The lengths of an input's axes, which a run may decide.
+    pub fn dims(&self, at: usize) -> Result<Vec<Size>, String> {
+        let value = self.required(at)?;
+        let fixed = |shape: &[usize]| shape.iter().map(|&n| Size::fixed(n as i64)).collect();
+        Ok(match (value.known(), value.lengths()) {
+            (Some((_, array)), _) => fixed(&array.shape),
+            (None, Some(lengths)) => fixed(&lengths.shape),
+            (None, None) => sizes(value.traced(self.trace)?),
+        })
+    }
+
+    /// The elements of an input that are lengths, which a run may decide.
+    pub fn lengths(&self, at: usize) -> Result<Vec<Size>, String> {
+        let value = self.required(at)?;
+        match (value.known(), value.lengths()) {
+            (Some((_, array)), _) => Ok(array.as_ints()?.iter().map(|&n| Size::fixed(n)).collect()),
+            (None, Some(lengths)) => Ok(lengths.values.clone()),
+            (None, None) => Err(unknown(at, value)),
+        }
     }
 
     /// The known array of an input that may be absent.
@@ -130,21 +164,12 @@ impl<'t> Call<'_, 't> {
 
     /// Whether all lengths of an input are numbers.
     pub fn is_fixed(&self, at: usize) -> Result<bool, String> {
-        let value = self.required(at)?;
-        if value.known().is_some() {
-            return Ok(true);
-        }
-        let x = value.traced(self.trace)?;
-        Ok((0..x.rank()).all(|axis| x.len(axis).is_some()))
+        Ok(self.dims(at)?.iter().all(|n| n.as_fixed().is_some()))
     }
 
     /// The number of axes of an input.
     pub fn rank(&self, at: usize) -> Result<usize, String> {
-        let value = self.required(at)?;
-        match value.known() {
-            Some((_, array)) => Ok(array.shape.len()),
-            None => Ok(value.traced(self.trace)?.rank()),
-        }
+        Ok(self.dims(at)?.len())
     }
 
     fn attribute(&self, name: &str) -> Option<&AttributeProto> {
@@ -246,6 +271,37 @@ impl<'t> Call<'_, 't> {
     pub fn typed(&self, element: Element, tensor: Tensor<'t>) -> Results<'t> {
         Ok(vec![result(element, tensor)])
     }
+}
+
+/// The message for an input that is not known when the program is built.
+fn unknown(at: usize, value: &Value<'_>) -> String {
+    let reason = value.reason().map_or_else(
+        || "is computed or an input without a value (--input)".into(),
+        |reason| format!("is computed from lengths: {reason}"),
+    );
+    format!("its input {at} must be known when the program is built, and {reason}")
+}
+
+/// The lengths of a tensor's axes.
+pub fn sizes(x: Tensor<'_>) -> Vec<Size> {
+    let length = |axis| match x.dim(axis) {
+        Dim::Computed(size) => size,
+        Dim::Fixed(n) => Size::fixed(n),
+        // An axis has one of these.
+        Dim::Bounded { .. } | Dim::Unbounded { .. } => Size::ZERO,
+    };
+    (0..x.rank()).map(length).collect()
+}
+
+/// Sizes as the lengths of a shape.
+pub fn shape_of(sizes: &[Size]) -> slabwise::Shape {
+    let dims: Vec<Dim> = sizes.iter().map(|&size| dim(size)).collect();
+    slabwise::Shape::from(&dims[..])
+}
+
+/// A size as a length.
+pub fn dim(size: Size) -> Dim {
+    size.as_fixed().map_or(Dim::Computed(size), Dim::Fixed)
 }
 
 /// A result of this element type, in the type of the runtime that holds it.

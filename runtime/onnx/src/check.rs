@@ -76,9 +76,26 @@ fn numbered(folder: &Path, kind: &str) -> Result<Vec<Array>> {
 /// # Errors
 /// A file that cannot be read, nodes that cannot be expressed, and errors of the run.
 pub fn check_case(model: &Path, folder: &Path, options: &CheckOptions) -> Result<Verdict> {
+    compare(|| OnnxModel::load(model), folder, options)
+}
+
+/// [`check_case`] for a model that is loaded. Inputs with a dimension that
+/// [`OnnxModel::with_dim`] has set keep its length or bound, and are not given as values.
+///
+/// # Errors
+/// As [`check_case`].
+pub fn check_model(model: OnnxModel, folder: &Path, options: &CheckOptions) -> Result<Verdict> {
+    compare(|| Ok(model), folder, options)
+}
+
+fn compare(
+    model: impl FnOnce() -> Result<OnnxModel>,
+    folder: &Path,
+    options: &CheckOptions,
+) -> Result<Verdict> {
     let inputs = numbered(folder, "input")?;
     let expected = numbered(folder, "output")?;
-    let results = run(OnnxModel::load(model)?, &inputs, options)?;
+    let results = run(model()?, &inputs, options)?;
     if results.len() != expected.len() {
         return Err(Error::Input(format!(
             "the model has {} outputs, the folder {}",
@@ -119,6 +136,7 @@ pub fn run(
     let mut model = model.with_narrow(options.narrow);
     for (info, array) in infos.iter().zip(inputs) {
         model = match array.element.is_float() && array.len() > FEW {
+            _ if model.has_dim_of(info) => model,
             true => model.with_shape(&info.name, &array.shape),
             false => model.with_value(&info.name, array.clone()),
         };

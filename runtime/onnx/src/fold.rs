@@ -140,7 +140,7 @@ pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 }
 
 /// For each element of `shape`, the element of an array of shape `of` that is broadcast to it.
-fn places(of: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
+pub fn places(of: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
     let n = count(shape).filter(|&n| n <= MOST)?;
     let lead = shape.len() - of.len();
     let strides = strides(of);

@@ -1,11 +1,16 @@
 //! The walk over a graph's nodes: what is constant is folded, all else becomes part of a trace.
 
+mod loops;
+
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use slabwise::Trace;
+use slabwise::shape::Size;
 
 use crate::call::{Call, Results};
 use crate::error::Refusal;
+use crate::lengths;
 use crate::ops;
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use crate::value::{Known, Value};
@@ -48,6 +53,8 @@ pub struct Import<'m, 't> {
     pub nodes: usize,
     /// Mistakes that the trace has recorded so far.
     pub mistakes: usize,
+    /// The names of dimensions whose lengths a run decides.
+    pub open: Vec<String>,
 }
 
 /// The default domain has two names.
@@ -161,10 +168,33 @@ impl<'m, 't> Import<'m, 't> {
         if let Some((Known::Constant, arrays)) = known {
             return Ok(Some(arrays.into_iter().map(Value::constant).collect()));
         }
+        let of_lengths = match (&known, domain(&node.domain)) {
+            (None, "") => lengths::fold(&call),
+            _ => None,
+        };
+        let unknown = match of_lengths {
+            Some(Ok(all)) => return Ok(Some(all.into_iter().map(Value::of_lengths).collect())),
+            Some(Err(reason)) => Some(Rc::from(reason)),
+            None => call
+                .inputs
+                .iter()
+                .flatten()
+                .find_map(|v| v.reason().cloned()),
+        };
         let made = ops::find(domain(&node.domain), &node.op_type)
             .ok_or_else(|| "this operator is not known".into())
             .and_then(|run| run(&call));
         let made = self.without_mistakes(made);
+        let made = made.map_err(|reason| self.with_help(&call, reason));
+        let made = match &unknown {
+            Some(reason) => made.and_then(|values| {
+                let values = values.into_iter();
+                values
+                    .map(|value| value.unknown(self.trace, reason))
+                    .collect()
+            }),
+            None => made,
+        };
         // A value that the caller gave: both the tensor and its value, where both can be had.
         match (known, made) {
             (Some((known, arrays)), Ok(values)) => {
@@ -177,6 +207,34 @@ impl<'m, 't> Import<'m, 't> {
                 Ok(Some(arrays.into_iter().map(Value::constant).collect()))
             }
             (None, made) => made.map(Some),
+        }
+    }
+
+    /// The reason of a refusal; if lengths of the inputs are open, with the option that fixes them.
+    fn with_help(&self, call: &Call<'_, 't>, reason: String) -> String {
+        let mut open = Vec::new();
+        for (at, value) in call.inputs.iter().enumerate() {
+            let Some(value) = value else { continue };
+            let own = value.lengths().map(|lengths| lengths.values.clone());
+            let all = own.into_iter().chain(call.dims(at)).flatten();
+            open.extend(all.flat_map(Size::symbols).map(Size::symbol));
+        }
+        let mut names: Vec<String> = open.iter().map(|&s| call.trace.show_size(s)).collect();
+        if call
+            .inputs
+            .iter()
+            .flatten()
+            .any(|value| value.reason().is_some())
+        {
+            names.extend(self.open.iter().cloned());
+        }
+        names.retain(|name| self.open.contains(name));
+        let named = |name: &&String| reason.contains(name.as_str());
+        match names.iter().find(named).or(names.first()) {
+            Some(name) if !reason.contains("--dim") => {
+                format!("{reason}; with a fixed length it may be expressed (--dim {name}=N)")
+            }
+            _ => reason,
         }
     }
 
@@ -305,125 +363,6 @@ impl<'m, 't> Import<'m, 't> {
         };
         let graph = call.graph(taken).ok_or("a branch is missing")?;
         self.graph(graph, names, Vec::new(), depth)
-    }
-
-    /// `Loop` with a known trip count and condition, unrolled.
-    fn repeat(&mut self, call: &Call<'_, 't>, names: &Names<'_, 't>, depth: usize) -> Results<'t> {
-        let body = call.graph("body").ok_or("its body is missing")?.clone();
-        let most = match call.known_optional(0)? {
-            Some(array) => *array
-                .as_ints()?
-                .first()
-                .ok_or("a trip count without element")?,
-            None => i64::MAX,
-        };
-        let mut running = match call.value(1) {
-            Some(_) => call.known(1)?.as_ints()?.first() != Some(&0),
-            None => true,
-        };
-        let carried = call.len().saturating_sub(2);
-        let mut state = Vec::new();
-        for at in 0..carried {
-            state.push(call.required(at + 2)?.clone());
-        }
-        let scanned = call.outputs.saturating_sub(carried);
-        let mut rows: Vec<Vec<slabwise::Tensor<'t>>> = vec![Vec::new(); scanned];
-        let mut elements = vec![None; scanned];
-        let mut step = 0;
-        while running && step < most {
-            self.count_node()?;
-            let mut given = Vec::new();
-            let scalar = |values: i64| crate::array::Array::ints(Vec::new(), vec![values]);
-            if let Some(name) = body.input.first() {
-                given.push((name.name.clone(), Value::constant(scalar(step))));
-            }
-            if let Some(name) = body.input.get(1) {
-                let truth = scalar(1).cast(crate::element::Element::Bool);
-                given.push((name.name.clone(), Value::constant(truth)));
-            }
-            for (name, value) in body.input.iter().skip(2).zip(&state) {
-                given.push((name.name.clone(), value.clone()));
-            }
-            let results = self.graph(&body, names, given, depth)?;
-            let condition = results.first().ok_or("its body has no condition")?;
-            running = match condition.known() {
-                Some((_, array)) => array.as_ints()?.first() != Some(&0),
-                None => return Err("its condition is computed from the inputs".into()),
-            };
-            state = results.iter().skip(1).take(carried).cloned().collect();
-            for (at, value) in results.iter().skip(1 + carried).enumerate().take(scanned) {
-                elements[at] = Some(value.element());
-                rows[at].push(value.traced(self.trace)?);
-            }
-            step += 1;
-        }
-        for (rows, element) in rows.iter().zip(elements) {
-            let element = element.ok_or("it runs no iteration, so a result has no shape")?;
-            state.push(Value::tensor(element, self.trace.stack(rows, 0)));
-        }
-        Ok(state)
-    }
-
-    /// `Scan`, unrolled.
-    fn scan(&mut self, call: &Call<'_, 't>, names: &Names<'_, 't>, depth: usize) -> Results<'t> {
-        if call.opset < 9 {
-            return Err("Scan before opset 9 is not expressed".into());
-        }
-        let body = call.graph("body").ok_or("its body is missing")?.clone();
-        let sequences = usize::try_from(call.int("num_scan_inputs", 0)).unwrap_or(0);
-        let carried = call.len().checked_sub(sequences).ok_or("too few inputs")?;
-        let list = |name: &str, at: usize| {
-            call.int_list(name)
-                .and_then(|all| all.get(at).copied())
-                .unwrap_or(0)
-        };
-        let mut state = Vec::new();
-        for at in 0..carried {
-            state.push(call.required(at)?.clone());
-        }
-        let mut inputs = Vec::new();
-        for at in 0..sequences {
-            let x = call.x(carried + at)?;
-            let axis = crate::call::resolve(list("scan_input_axes", at), x.rank())?;
-            inputs.push((call.element(carried + at)?, x, axis));
-        }
-        let (_, first, axis) = *inputs.first().ok_or("it scans nothing")?;
-        let steps = first.len(axis).ok_or("the length it scans is not fixed")?;
-        let scanned = call.outputs.saturating_sub(carried);
-        let mut rows: Vec<Vec<_>> = vec![Vec::new(); scanned];
-        let mut elements = vec![None; scanned];
-        for step in 0..steps {
-            self.count_node()?;
-            let mut given = Vec::new();
-            let mut targets = body.input.iter();
-            for (value, name) in state.iter().zip(&mut targets) {
-                given.push((name.name.clone(), value.clone()));
-            }
-            for (at, ((element, x, axis), name)) in inputs.iter().zip(&mut targets).enumerate() {
-                let place = match list("scan_input_directions", at) {
-                    0 => step,
-                    _ => steps - 1 - step,
-                };
-                let row = x.slice(*axis, place..place + 1).squeeze(*axis);
-                given.push((name.name.clone(), Value::tensor(*element, row)));
-            }
-            let results = self.graph(&body, names, given, depth)?;
-            state = results.iter().take(carried).cloned().collect();
-            for (at, value) in results.iter().skip(carried).enumerate().take(scanned) {
-                elements[at] = Some(value.element());
-                rows[at].push(value.traced(self.trace)?);
-            }
-        }
-        for (at, (mut rows, element)) in rows.into_iter().zip(elements).enumerate() {
-            let element = element.ok_or("it scans no element, so a result has no shape")?;
-            if list("scan_output_directions", at) != 0 {
-                rows.reverse();
-            }
-            let rank = rows[0].rank() + 1;
-            let axis = crate::call::resolve(list("scan_output_axes", at), rank)?;
-            state.push(Value::tensor(element, self.trace.stack(&rows, axis)));
-        }
-        Ok(state)
     }
 }
 

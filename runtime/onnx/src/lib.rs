@@ -2,8 +2,14 @@
 //!
 //! [`OnnxModel::load`] reads a file, [`OnnxModel::trace`] makes it part of a trace. Constants and
 //! shape arithmetic are folded while it does, float initializers become parameters under their
-//! names, functions are inlined, loops of constant length unrolled. Nodes that cannot be expressed
-//! are refused together, each by name, operator and reason.
+//! names, functions are inlined. Short loops are unrolled, the bodies of long ones recorded once.
+//! Nodes that cannot be expressed are refused together, each by name, operator and reason.
+//!
+//! # Open lengths
+//! A dimension that [`OnnxModel::with_dim`] bounds has any length up to that bound in a run. Shapes
+//! and slices that a model computes from such lengths are computed with symbols: sums and products
+//! of a form `a · s₁ · s₂ · s₃ + b`, divisions that are exact at every length, and comparisons that
+//! have one result at every length. Shapes of another form are refused.
 //!
 //! # Element types
 //! The runtime computes f32, f16, bf16, i32, u8 and truth values. Other integers are computed as
@@ -29,6 +35,7 @@ mod error;
 mod file;
 mod fold;
 mod import;
+mod lengths;
 mod model;
 mod ops;
 mod proto;

@@ -200,6 +200,31 @@ impl OnnxModel {
         names
     }
 
+    /// Whether [`OnnxModel::with_dim`] has set a dimension of an input.
+    pub(crate) fn has_dim_of(&self, input: &InputInfo) -> bool {
+        let mut axes = input.axes.iter().flatten();
+        axes.any(|axis| matches!(axis, Axis::Named(name) if self.dims.contains_key(name)))
+    }
+
+    /// The names of the inputs' dimensions whose lengths a run decides.
+    fn bounded_dims(&self) -> Vec<String> {
+        let axes = self
+            .inputs
+            .iter()
+            .flat_map(|input| input.axes.iter().flatten());
+        let mut open: Vec<String> = axes
+            .filter_map(|axis| match axis {
+                Axis::Named(name) => Some((name, self.dims.get(name)?)),
+                _ => None,
+            })
+            .filter(|(_, dim)| !matches!(dim, Dim::Fixed(_)))
+            .map(|(name, _)| name.clone())
+            .collect();
+        open.sort_unstable();
+        open.dedup();
+        open
+    }
+
     /// Declares the model's inputs in a trace, under their names.
     ///
     /// # Errors
@@ -309,6 +334,7 @@ impl OnnxModel {
             refusals,
             nodes: 0,
             mistakes: trace.mistakes().len(),
+            open: self.bounded_dims(),
         };
         import.nodes(&self.graph().node, &mut names, 0);
         if !import.refusals.is_empty() {
@@ -375,6 +401,7 @@ impl OnnxModel {
         }
         let shape = lengths(&tensor.dims).ok_or("its shape has a negative length")?;
         let element = Element::of(tensor.data_type)?;
+        crate::array::check_elements(tensor, element, &shape)?;
         if element == Element::F64 && !self.narrow {
             return Err("holds doubles; allow float instead (--narrow)".into());
         }

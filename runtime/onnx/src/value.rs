@@ -7,6 +7,7 @@ use slabwise::{Tensor, Trace};
 
 use crate::array::Array;
 use crate::element::Element;
+use crate::lengths::Lengths;
 
 /// The reason why an array is known when the graph is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,10 +23,28 @@ pub enum Known {
 struct Inner<'t> {
     element: Element,
     known: Option<(Known, Rc<Array>)>,
+    lengths: Option<Rc<Lengths>>,
+    /// The reason why lengths that were computed with are not known.
+    unknown: Option<Rc<str>>,
+    sequence: Option<Vec<Value<'t>>>,
     tensor: OnceCell<Tensor<'t>>,
 }
 
-/// A value of the graph: a tensor of the trace, an array that is known already, or both.
+impl<'t> Inner<'t> {
+    fn new(element: Element) -> Inner<'t> {
+        Inner {
+            element,
+            known: None,
+            lengths: None,
+            unknown: None,
+            sequence: None,
+            tensor: OnceCell::new(),
+        }
+    }
+}
+
+/// A value of the graph: a tensor of the trace, an array that is known already, or both; or lengths
+/// of a run.
 #[derive(Clone)]
 pub struct Value<'t>(Rc<Inner<'t>>);
 
@@ -33,28 +52,66 @@ impl<'t> Value<'t> {
     /// A tensor of the trace.
     pub fn tensor(element: Element, tensor: Tensor<'t>) -> Value<'t> {
         Value(Rc::new(Inner {
-            element,
-            known: None,
             tensor: OnceCell::from(tensor),
+            ..Inner::new(element)
+        }))
+    }
+
+    /// A tensor computed from lengths that have no form, for this reason.
+    pub fn unknown(self, trace: &'t Trace, reason: &Rc<str>) -> Result<Value<'t>, String> {
+        if self.sequence().is_some() {
+            return Ok(self);
+        }
+        Ok(Value(Rc::new(Inner {
+            unknown: Some(reason.clone()),
+            tensor: OnceCell::from(self.traced(trace)?),
+            ..Inner::new(self.element())
+        })))
+    }
+
+    /// Integers that are computed from lengths of a run.
+    pub fn of_lengths(lengths: Lengths) -> Value<'t> {
+        if let Some(array) = lengths.as_array() {
+            return Value::constant(array);
+        }
+        let element = lengths.element;
+        Value(Rc::new(Inner {
+            lengths: Some(Rc::new(lengths)),
+            ..Inner::new(element)
         }))
     }
 
     /// An array, which is a tensor only where an operator asks for one.
     pub fn constant(array: Array) -> Value<'t> {
+        let element = array.element;
         Value(Rc::new(Inner {
-            element: array.element,
             known: Some((Known::Constant, Rc::new(array))),
-            tensor: OnceCell::new(),
+            ..Inner::new(element)
         }))
     }
 
     /// A tensor whose value is known as well.
     pub fn both(tensor: Tensor<'t>, known: Known, array: Array) -> Value<'t> {
+        let element = array.element;
         Value(Rc::new(Inner {
-            element: array.element,
             known: Some((known, Rc::new(array))),
             tensor: OnceCell::from(tensor),
+            ..Inner::new(element)
         }))
+    }
+
+    /// A sequence of values, of the element type of the first.
+    pub fn of_sequence(all: Vec<Value<'t>>) -> Value<'t> {
+        let element = all.first().map_or(Element::F32, Value::element);
+        Value(Rc::new(Inner {
+            sequence: Some(all),
+            ..Inner::new(element)
+        }))
+    }
+
+    /// The values of a sequence; `None` if it is none.
+    pub fn sequence(&self) -> Option<&[Value<'t>]> {
+        self.0.sequence.as_deref()
     }
 
     /// The element type.
@@ -70,7 +127,17 @@ impl<'t> Value<'t> {
             .map(|(known, array)| (*known, &**array))
     }
 
-    /// The tensor; a constant becomes one here.
+    /// The lengths of a run that it is computed from.
+    pub fn lengths(&self) -> Option<&Lengths> {
+        self.0.lengths.as_deref()
+    }
+
+    /// The reason why lengths that it is computed from are not known.
+    pub fn reason(&self) -> Option<&Rc<str>> {
+        self.0.unknown.as_ref()
+    }
+
+    /// The tensor; a constant, or lengths, become one here.
     ///
     /// # Errors
     /// A constant that the runtime cannot hold.
@@ -78,8 +145,13 @@ impl<'t> Value<'t> {
         if let Some(tensor) = self.0.tensor.get() {
             return Ok(*tensor);
         }
-        let (_, array) = self.0.known.as_ref().ok_or("a value without tensor")?;
-        let tensor = trace.constant(&array.to_host()?);
+        let tensor = match (&self.0.known, &self.0.lengths) {
+            (Some((_, array)), _) => trace.constant(&array.to_host()?),
+            (None, Some(lengths)) => lengths.traced(trace),
+            (None, None) => {
+                return Err("a sequence is no tensor; concatenate it into one".into());
+            }
+        };
         Ok(*self.0.tensor.get_or_init(|| tensor))
     }
 }

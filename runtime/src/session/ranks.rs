@@ -34,8 +34,9 @@ impl Session {
     ///
     /// [`Trace::minimize`](crate::Trace::minimize) then takes the step of the whole batch: each
     /// rank's loss counts by its number of examples, which is the length of the first input, and
-    /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part, and
-    /// random numbers are the same on every rank.
+    /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part. The
+    /// random numbers of a training step differ between ranks; those of a [key](crate::Trace::key) of
+    /// the program's own and of an inference trace are the same.
     ///
     /// ```
     /// # use slabwise::prelude::*;

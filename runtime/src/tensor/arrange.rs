@@ -178,12 +178,6 @@ impl<'t> Tensor<'t> {
         parts
     }
 
-    /// The part of an axis that begins at `start` and has `length` elements.
-    #[track_caller]
-    pub fn narrow(self, axis: usize, start: usize, length: usize) -> Tensor<'t> {
-        self.slice(axis, start..start.saturating_add(length))
-    }
-
     /// The axis `from` moved, so that it becomes axis `to`; the others keep their order.
     #[doc(alias = "moveaxis")]
     #[track_caller]

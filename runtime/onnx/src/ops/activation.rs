@@ -58,6 +58,11 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Softmax", |c| softmax(c, |x, axis| x.softmax(axis))),
     ("Softplus", |c| float(c, Tensor::softplus)),
     ("Softsign", |c| float(c, Tensor::softsign)),
+    ("SwiGLU", |c| {
+        let alpha = c.f("alpha", 1.0);
+        let value = c.float(1)?;
+        float(c, |x| x * (x * alpha).sigmoid() * value)
+    }),
     ("Swish", |c| {
         let alpha = c.f("alpha", 1.0);
         float(c, |x| x * (x * alpha).sigmoid())

@@ -37,7 +37,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Floor", |c| float(c, Tensor::floor)),
     ("Greater", |c| compare(c, |a, b| a.gt(b))),
     ("GreaterOrEqual", |c| compare(c, |a, b| a.ge(b))),
-    ("Identity", |c| c.same(c.x(0)?)),
+    ("Identity", |c| match c.required(0)? {
+        value if value.sequence().is_some() => Ok(vec![value.clone()]),
+        _ => c.same(c.x(0)?),
+    }),
     ("IsInf", is_infinite),
     ("IsNaN", |c| c.typed(Element::Bool, c.float(0)?.is_nan())),
     ("Less", |c| compare(c, |a, b| a.lt(b))),

@@ -125,6 +125,7 @@ fn max_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
                 (call.outputs > 1).then(positions),
             )
         }
+        5 if call.outputs < 2 => return volumes(call, x, |x, options| x.max_pool2d_with(options)),
         n => return Err(format!("a pooling of {n} axes")),
     };
     let mut results = call.same(y)?;

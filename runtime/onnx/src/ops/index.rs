@@ -1,10 +1,11 @@
 //! Operators that read at indices, and those that order or choose elements.
 
+use slabwise::shape::Size;
 use slabwise::{DType, Running, Tensor};
 
 use super::Run;
 use super::elementwise::lane;
-use crate::call::{Call, Results, resolve, result, to_f32};
+use crate::call::{Call, Results, dim, resolve, result, shape_of, sizes, to_f32};
 use crate::element::Element;
 
 pub const OPERATORS: &[(&str, Run)] = &[
@@ -20,16 +21,16 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Gather", |c| {
         let axis = c.axis("axis", 0)?;
         let x = c.x(0)?;
-        let index = positive(c.x(1)?, x.len(axis))?;
+        let index = positive(c, c.x(1)?, sizes(x)[axis])?;
+        let dims = sizes(x);
+        let to = [&dims[..axis], &c.dims(1)?, &dims[axis + 1..]].concat();
         let flat = index.reshape([-1i64]);
-        let shape = c.shape(0)?;
-        let to = [&shape[..axis], &c.shape(1)?, &shape[axis + 1..]].concat();
-        c.same(x.index_select(axis, flat).reshape(&to[..]))
+        c.same(x.index_select(axis, flat).reshape(shape_of(&to)))
     }),
     ("GatherElements", |c| {
         let axis = c.axis("axis", 0)?;
         let x = c.x(0)?;
-        let index = positive(c.x(1)?, x.len(axis))?;
+        let index = positive(c, c.x(1)?, sizes(x)[axis])?;
         c.same(x.gather(axis, index))
     }),
     ("GatherND", |c| {
@@ -52,12 +53,14 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Unique", unique),
 ];
 
-/// Indices that may count from the end as indices from the start.
-pub fn positive<'t>(index: Tensor<'t>, n: Option<usize>) -> Result<Tensor<'t>, String> {
-    let n = n.ok_or("the indexed axis is not fixed")?;
+/// Indices of an axis of `n` elements that may count from the end as indices from the start.
+pub fn positive<'t>(call: &Call<'_, 't>, index: Tensor<'t>, n: Size) -> Result<Tensor<'t>, String> {
     let index = index.cast(DType::I32);
-    let n = i32::try_from(n).map_err(|_| "the indexed axis leaves 32 bits")?;
-    Ok(index.lt(0).select(index + n, index))
+    if let Some(n) = n.as_fixed() {
+        let n = i32::try_from(n).map_err(|_| "the indexed axis leaves 32 bits")?;
+        return Ok(index.lt(0).select(index + n, index));
+    }
+    Ok(index.lt(0).select(index + call.trace.length(dim(n)), index))
 }
 
 /// [`positive`] for rows of coordinates.
@@ -176,6 +179,63 @@ fn unique<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.same(x.reshape([-1i64]).unique())
 }
 
-fn nms<'t>(_: &Call<'_, 't>) -> Results<'t> {
-    Err("suppression per class and batch cannot be expressed".into())
+/// The boxes of each class that share no more than a part of their union with a better selected one
+/// of that class: a loop over the boxes of all classes, each in the order of its scores, marks the
+/// selected ones.
+fn nms<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let (boxes, scores, trace) = (call.float(0)?, call.float(1)?, call.trace);
+    let &[batch, classes, n] = &call.shape(1)?[..] else {
+        return Err("its scores are not of three axes".into());
+    };
+    let most = call.number(2)?.unwrap_or(0.0).clamp(0.0, n as f64);
+    let overlap = call.number(3)?.unwrap_or(0.0) as f32;
+    if batch * classes * n == 0 {
+        return Err("it has no boxes".into());
+    }
+    let (values, order) = scores.topk(n, 2);
+    let valid = match call.number(4)? {
+        Some(least) => values.gt(least as f32).cast(DType::I32),
+        None => trace.full(1.0, DType::I32, (batch, classes, n)),
+    };
+    let column = |x: Tensor<'t>, at: usize| x.slice(2, at..at + 1);
+    let sides = |low: usize, high: usize| {
+        let (a, b) = (column(boxes, low), column(boxes, high));
+        match call.flag("center_point_box") {
+            true => (a - b * 0.5, a + b * 0.5),
+            false => (a.minimum(b), a.maximum(b)),
+        }
+    };
+    let (x, y) = (sides(0, 2), sides(1, 3));
+    // Each side of the boxes in the order of the scores: [batch, classes, n].
+    let ordered = |side: Tensor<'t>| {
+        let side = side.transpose(1, 2).expand((batch, classes, n));
+        side.gather(2, order)
+    };
+    let all = [x.0, x.1, y.0, y.1].map(ordered);
+    let area = (all[1] - all[0]) * (all[3] - all[2]);
+    let first = |x: Tensor<'t>| x.permute([2, 0, 1]);
+    let [a, b, c, d] = all.map(first);
+    let parts = [trace.arange(n).cast(DType::I32), first(valid), a, b, c, d];
+    let none = trace.full(0.0, DType::I32, (batch, classes, n));
+    let count = trace.full(0.0, DType::I32, (batch, classes));
+    let places = trace.arange(n).cast(DType::I32);
+    let (_, [rows]) = trace.scan([none, count], parts, |[kept, count], parts| {
+        let [place, valid, sides @ ..] = parts;
+        let [left, right, top, bottom] = sides.map(|side| side.unsqueeze(2));
+        let width = all[1].minimum(right) - all[0].maximum(left);
+        let height = all[3].minimum(bottom) - all[2].maximum(top);
+        let shared = width.maximum(0.0) * height.maximum(0.0);
+        let own = (right - left) * (bottom - top);
+        let over = (shared / (area + own - shared)).gt(overlap);
+        let over = (over.cast(DType::I32) * kept).sum_over(2);
+        let selected = over.equal(0.0).cast(DType::I32) * valid;
+        let selected = selected * count.lt(most as f32).cast(DType::I32);
+        let mark = places.equal(place).cast(DType::I32);
+        let kept = kept + selected.unsqueeze(2) * mark;
+        ([kept, count + selected], [selected])
+    });
+    let rows = rows.permute([1, 2, 0]).nonzero();
+    let index = order.gather_nd(rows, 0).unsqueeze(1);
+    let found = trace.concat(&[rows.slice(1, 0..2), index], 1);
+    call.typed(Element::I64, found)
 }

@@ -8,15 +8,19 @@ mod index;
 mod loss;
 mod norm;
 mod product;
+mod quantized;
 mod random;
 mod recurrent;
 mod reduce;
 mod refused;
 mod scatter;
+mod sequence;
 mod shape;
 mod signal;
 
 use crate::call::{Call, Results};
+
+pub use recurrent::UNROLLED_MAX;
 
 /// The implementation of an operator.
 pub type Run = for<'c, 't> fn(&Call<'c, 't>) -> Results<'t>;
@@ -31,11 +35,13 @@ const TABLES: &[&[(&str, Run)]] = &[
     loss::OPERATORS,
     norm::OPERATORS,
     product::OPERATORS,
+    quantized::OPERATORS,
     random::OPERATORS,
     recurrent::OPERATORS,
     reduce::OPERATORS,
     refused::OPERATORS,
     scatter::OPERATORS,
+    sequence::OPERATORS,
     shape::OPERATORS,
     signal::OPERATORS,
 ];

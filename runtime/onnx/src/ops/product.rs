@@ -127,7 +127,7 @@ fn biased<'t>(call: &Call<'_, 't>, y: Tensor<'t>) -> Results<'t> {
     call.same(y)
 }
 
-fn conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (x, weight) = (call.float(0)?, call.float(1)?);
     let y = match x.rank() {
         3 => x.conv1d_with(weight, options(call)?),

@@ -1,9 +1,11 @@
-//! Recurrent layers, unrolled: the products with the inputs of all steps are one.
+//! Recurrent layers: the products with the inputs of all steps are one. The steps of short sequences
+//! are unrolled, those of long ones and of those whose length a run decides are a scan.
 
-use slabwise::{DType, Tensor};
+use slabwise::shape::Size;
+use slabwise::{DType, Scan, Tensor};
 
 use super::Run;
-use crate::call::{Call, Results, lengths, result};
+use crate::call::{Call, Results, dim, lengths, result, shape_of, sizes};
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("GRU", |c| layer(c, 3, &["Sigmoid", "Tanh"], gru)),
@@ -11,8 +13,9 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("RNN", |c| layer(c, 1, &["Tanh"], rnn)),
 ];
 
-/// Most steps of a sequence: each is a few kernels of its own.
-const MOST: usize = 4096;
+/// The longest sequence whose steps are unrolled, so that kernels may be fused across them; the
+/// steps of longer ones are compiled once.
+pub const UNROLLED_MAX: usize = 128;
 
 /// A function of gates.
 #[derive(Clone)]
@@ -148,6 +151,25 @@ fn lstm<'t>(cell: &Cell<'_, 't>, x: Tensor<'t>, states: &[Tensor<'t>]) -> Vec<Te
     vec![output * cell.functions[2].of(new), new]
 }
 
+/// The states after a step and its result: beyond its length a sequence keeps its states and gives 0.
+fn kept<'t>(
+    inside: Option<Tensor<'t>>,
+    new: Vec<Tensor<'t>>,
+    old: &[Tensor<'t>],
+) -> (Vec<Tensor<'t>>, Tensor<'t>) {
+    match inside {
+        Some(inside) => {
+            let states = new.iter().zip(old);
+            let states = states.map(|(&new, &old)| inside.select(new, old));
+            (states.collect(), inside.select(new[0], 0.0))
+        }
+        None => {
+            let row = new[0];
+            (new, row)
+        }
+    }
+}
+
 fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) -> Results<'t> {
     let x = call.float(0)?;
     let batch_first = call.flag("layout");
@@ -155,7 +177,7 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
     let x = turned(x);
     let (weights, recurrent) = (call.float(1)?, call.float(2)?);
     let (&[steps, batch, width], &[directions, _, hidden]) =
-        (&lengths(x)?[..], &lengths(recurrent)?[..])
+        (&sizes(x)[..], &lengths(recurrent)?[..])
     else {
         return Err("its input and its weights must be of three axes".into());
     };
@@ -165,16 +187,20 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
             "weights of {directions} directions for \"{direction}\""
         ));
     }
-    if steps == 0 || steps > MOST {
-        return Err(format!(
-            "a sequence of {steps} steps; 1 to {MOST} can be unrolled"
-        ));
+    // The steps that are computed, of which the first few count where a run decides the length.
+    let all = usize::try_from(call.trace.range_of(steps).1).unwrap_or(0);
+    let open = steps.as_fixed().is_none();
+    if all == 0 {
+        return Err("a sequence of no steps".into());
+    }
+    if call.trace.range_of(steps).1 > i64::from(u32::MAX) / 2 {
+        return Err("its length needs a bound".into());
     }
     let lstm = gates == 4;
     let bias = call.optional_float(3)?;
     let used = call
         .optional(4)?
-        .map(|n| n.cast(DType::I32).reshape([batch, 1]));
+        .map(|n| n.cast(DType::I32).reshape(shape_of(&[batch, Size::ONE])));
     let initial = [
         call.optional_float(5)?,
         if lstm { call.optional_float(6)? } else { None },
@@ -214,38 +240,59 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
             bias: bias.map(|bias| bias.slice(0, size..2 * size)),
             peepholes: peepholes.map(own),
         };
-        let flat = x.reshape([steps * batch, width]).matmul(own(weights).t());
+        let flat = x.reshape(shape_of(&[Size::fixed(-1), width]));
+        let flat = flat.matmul(own(weights).t());
         let flat = bias.map_or(flat, |bias| flat + bias.slice(0, 0..size));
-        let inputs = flat.reshape([steps, batch, size]);
+        let inputs = flat.reshape(shape_of(&[steps, batch, Size::fixed(size as i64)]));
         let mut states: Vec<Tensor<'t>> = initial[..all_states.len()]
             .iter()
             .map(|given| match given {
                 Some(given) => own(turned(*given)),
-                None => call.trace.zeros((batch, hidden)),
+                None => call.trace.zeros((dim(batch), hidden)),
             })
             .collect();
         let backward = direction == "reverse" || at == 1;
-        let mut rows = vec![None; steps];
-        for i in 0..steps {
-            let place = if backward { steps - 1 - i } else { i };
-            let input = inputs.slice(0, place..place + 1).squeeze(0);
-            let new = step(&cell, input, &states);
-            rows[place] = Some(match used {
-                // Beyond its length a sequence keeps its state and gives 0.
-                Some(used) => {
-                    let inside = used.gt(place as f32);
-                    let kept = new.iter().zip(&states);
-                    states = kept.map(|(&new, &old)| inside.select(new, old)).collect();
-                    inside.select(new[0], 0.0)
-                }
-                None => {
-                    states = new;
-                    states[0]
-                }
-            });
-        }
-        let rows: Vec<Tensor<'t>> = rows.into_iter().flatten().collect();
-        all_rows.push(call.trace.stack(&rows, 0));
+        let rows = if open || all > UNROLLED_MAX {
+            let inputs = inputs.pad_to(0, all, 0.0);
+            let places = call.trace.arange(all).cast(DType::I32);
+            let end = open.then(|| call.trace.length(dim(steps)));
+            let options = match backward {
+                true => Scan::default().reverse(),
+                false => Scan::default(),
+            };
+            let initial = states.clone();
+            let body = |states: &[Tensor<'t>], parts: &[Tensor<'t>]| {
+                let new = step(&cell, parts[0], states);
+                let place = parts[1];
+                let used = used.map(|used| used.gt(place));
+                let inside = end.map(|end| place.lt(end).reshape([1, 1]));
+                let inside = match (used, inside) {
+                    (Some(used), Some(inside)) => Some(used.and(inside)),
+                    (used, inside) => used.or(inside),
+                };
+                let (states, row) = kept(inside, new, states);
+                (states, vec![row])
+            };
+            let parts = [inputs, places];
+            let (last, rows) = call.trace.scan_many(options, &initial, &parts, body);
+            states = last;
+            let rows = rows.first().ok_or("its steps cannot be expressed")?;
+            rows.narrow(0, 0, dim(steps))
+        } else {
+            let mut rows = vec![None; all];
+            for i in 0..all {
+                let place = if backward { all - 1 - i } else { i };
+                let input = inputs.slice(0, place..place + 1).squeeze(0);
+                let new = step(&cell, input, &states);
+                let inside = used.map(|used| used.gt(place as f32));
+                let row;
+                (states, row) = kept(inside, new, &states);
+                rows[place] = Some(row);
+            }
+            let rows: Vec<Tensor<'t>> = rows.into_iter().flatten().collect();
+            call.trace.stack(&rows, 0)
+        };
+        all_rows.push(rows);
         for (all, state) in all_states.iter_mut().zip(states) {
             all.push(state);
         }

@@ -5,7 +5,7 @@ use slabwise::{DType, Scatter, Tensor};
 use super::Run;
 use super::elementwise::lane;
 use super::index::{positive, positive_rows};
-use crate::call::{Call, Results};
+use crate::call::{Call, Results, sizes};
 use crate::element::Element;
 
 pub const OPERATORS: &[(&str, Run)] = &[
@@ -42,7 +42,7 @@ fn operands<'t>(call: &Call<'_, 't>) -> Result<(Tensor<'t>, Tensor<'t>), String>
 fn elements<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let axis = call.axis("axis", 0)?;
     let (x, values) = operands(call)?;
-    let index = positive(call.x(1)?, x.len(axis))?;
+    let index = positive(call, call.x(1)?, sizes(x)[axis])?;
     call.same(x.scatter(axis, index, values, reduction(call)?))
 }
 

@@ -3,11 +3,13 @@
 //! that list; `UPDATE_EXPECT=1` rewrites it. `cases.py` makes the files; without Python or the
 //! package the test says so and is skipped, except where `CI` is set.
 //!
-//! `own.rs` has models with functions and data files, `real.rs` models of published wheels,
-//! `gradients.rs` models that PyTorch exported, `classify.rs` the example of classification.
+//! `own.rs` has models with functions and data files, `open.rs` models with open lengths, `real.rs`
+//! models of published wheels, `gradients.rs` models that PyTorch exported, `classify.rs` the example
+//! of classification.
 
 mod classify;
 mod gradients;
+mod open;
 mod own;
 mod real;
 

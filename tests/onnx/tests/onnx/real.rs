@@ -21,7 +21,7 @@ fn models() -> Option<PathBuf> {
 }
 
 /// The arrays of a kind in a folder, in their order.
-fn arrays(folder: &Path, kind: &str) -> Vec<Array> {
+pub fn arrays(folder: &Path, kind: &str) -> Vec<Array> {
     let paths = (0..).map(|at| folder.join(format!("{kind}_{at}.pb")));
     paths
         .take_while(|path| path.exists())
@@ -84,7 +84,7 @@ fn check(path: &Path, set: &Path, options: &CheckOptions) {
 }
 
 /// The folders of inputs and outputs of a model.
-fn sets(folder: &Path) -> Vec<PathBuf> {
+pub fn sets(folder: &Path) -> Vec<PathBuf> {
     let sets = (0..).map(|at| folder.join(format!("test_data_set_{at}")));
     sets.take_while(|set| set.exists()).collect()
 }

@@ -1,0 +1,99 @@
+//! Lengths that a run decides, as lengths of other tensors and as numbers.
+
+use ndarray::Array2;
+use slabwise::prelude::*;
+
+#[test]
+fn lengths_of_a_run_are_lengths_of_other_tensors() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
+    let n = x.dim(0);
+    let outputs = [
+        trace.ones((2, n)).sum_over(0),
+        trace.arange(7).cast(F32).narrow(0, 1, n),
+        x.reshape([-1i64]).narrow(0, n, n),
+        x.pad_to(0, 6, 1.0).sum_over(1),
+        trace.length(n).cast(F32).reshape([1]) * 3.0,
+        trace.arange(n).cast(F32),
+    ];
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session.compile(&trace, outputs).expect("it compiles");
+    for n in [3usize, 5, 0] {
+        let x = Array2::from_shape_fn((n, 2), |(i, j)| (10 * i + j) as f32);
+        let results = session.run(&program, (&x,)).expect("a run");
+        let flat: Vec<f32> = x.iter().copied().collect();
+        let mut padded: Vec<f32> = x.rows().into_iter().map(|row| row.sum()).collect();
+        padded.resize(6, 2.0);
+        let numbers = |from: usize| (from..from + n).map(|i| i as f32).collect::<Vec<_>>();
+        let expected = [
+            vec![2.0; n],
+            numbers(1),
+            flat[n..].to_vec(),
+            padded,
+            vec![3.0 * n as f32],
+            numbers(0),
+        ];
+        for (result, expected) in results.iter().zip(expected) {
+            let result = result.view::<f32>().expect("f32");
+            assert_eq!(result.iter().copied().collect::<Vec<_>>(), expected);
+        }
+    }
+}
+
+/// Gradients of parts and of paddings are paddings and parts.
+#[test]
+fn parts_of_a_length_have_gradients() {
+    let params = Params::seeded(0);
+    let table = params.root().param("table", (4, 2), Init::Constant(1.0));
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (Dim::bounded("n", 3), 2));
+    let rows = trace.param(&table).narrow(0, 1, x.dim(0));
+    let loss = ((x + rows).pad_to(0, 5, 7.0) * 2.0).sum();
+    let [gradient] = trace.gradients(loss, [trace.param(&table)]);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let program = session.compile(&trace, [gradient]).expect("it compiles");
+    let [gradient] = session
+        .run(&program, (&Array2::<f32>::zeros((2, 2)),))
+        .expect("a run");
+    let gradient: Vec<f32> = gradient
+        .view::<f32>()
+        .expect("f32")
+        .iter()
+        .copied()
+        .collect();
+    assert_eq!(gradient, [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0, 0.0]);
+}
+
+/// The text of the only mistake of a trace.
+fn mistake(build: impl for<'t> Fn(&'t Trace)) -> String {
+    let trace = Trace::inference();
+    build(&trace);
+    let mistakes = trace.mistakes();
+    assert_eq!(mistakes.len(), 1, "{mistakes:?}");
+    mistakes[0].message.clone()
+}
+
+#[test]
+fn parts_that_may_not_exist_are_mistakes() {
+    let text = mistake(|trace| {
+        let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
+        trace.arange(5).narrow(0, 1, x.dim(0));
+    });
+    assert!(text.contains("does not exist at every length"), "{text}");
+    let text = mistake(|trace| {
+        let x = trace.input("x", F32, (Dim::unbounded("n"), 2));
+        trace.arange(5).narrow(0, 0, x.dim(0));
+    });
+    assert!(text.contains("does not exist at every length"), "{text}");
+    let text = mistake(|trace| {
+        let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
+        x.pad_to(0, 4, 0.0);
+    });
+    assert!(text.contains("may be longer than 4"), "{text}");
+    let text = mistake(|trace| {
+        let other = Trace::inference();
+        let x = other.input("x", F32, (Dim::bounded("n", 5), 2));
+        trace.ones((x.dim(0),));
+    });
+    assert!(text.contains("another trace"), "{text}");
+}
