@@ -47,7 +47,10 @@ impl Transport for Sevens {
     ) -> Result<Ticket, TransportError> {
         self.result()?;
         let mut started = self.started.lock().expect("no panic");
-        let destination = (destination.cast::<u8>().expose_provenance(), destination.len());
+        let destination = (
+            destination.cast::<u8>().expose_provenance(),
+            destination.len(),
+        );
         started.push(destination);
         Ok(Ticket([started.len() as u64 - 1, 0, 0, 0]))
     }
@@ -106,7 +109,10 @@ fn conflicts_are_refused_until_the_movement_has_ended() {
     assert_eq!(memory.first_exchange(), Some(exchange));
     // The source may be read, and the bytes between the two be written.
     assert_eq!(memory.bytes(&from)[63], 1);
-    let all = Region { bytes: 4096, ..from };
+    let all = Region {
+        bytes: 4096,
+        ..from
+    };
     memory.bytes_mut(&all.part(64, 64)).fill(2);
     assert!(refused(|| memory.bytes(&to).len()).contains("is read while bytes of other ranks"));
     assert!(refused(|| memory.bytes_mut(&to).fill(0)).contains("is written while"));
@@ -120,7 +126,9 @@ fn conflicts_are_refused_until_the_movement_has_ended() {
     assert!(memory.bytes(&to).iter().all(|byte| *byte == 7));
     memory.bytes_mut(&from).fill(0);
     // Waiting once more is no mistake.
-    memory.finish_exchange(exchange, &ranks).expect("it has ended");
+    memory
+        .finish_exchange(exchange, &ranks)
+        .expect("it has ended");
     drop(memory);
     assert!(is_given_back.load(Ordering::SeqCst));
 }
@@ -148,7 +156,11 @@ fn memory_that_a_lost_transport_may_access_is_never_given_back() {
             memory.release(from.arena);
         }
         drop(memory);
-        assert_eq!(is_given_back.load(Ordering::SeqCst), !keeps, "{keeps} {releases}");
+        assert_eq!(
+            is_given_back.load(Ordering::SeqCst),
+            !keeps,
+            "{keeps} {releases}"
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::near::Arena;
+use slabwise_kernels::memory::Foreign;
 
 /// A movement of bytes in which every rank of a world takes part.
 ///
@@ -266,7 +266,7 @@ pub trait Engine: Send + Sync {
 
     /// Memory of this rank that others read in place; `None` if there are none for which it would
     /// be of use, or the system has no such memory.
-    fn arena(&self, _bytes: usize) -> Option<Arena> {
+    fn arena(&self, _bytes: usize) -> Option<Foreign> {
         None
     }
 

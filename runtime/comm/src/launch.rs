@@ -217,15 +217,21 @@ pub fn guard(program: &[OsString]) -> Result<u8> {
     Ok(match (status.code(), status.signal()) {
         (Some(0), _) => 0,
         (Some(code), _) => {
-            eprintln!("{ENDED}{rank} ended with exit code {code}");
+            say(&format!("{ENDED}{rank} ended with exit code {code}\n"));
             u8::try_from(code).unwrap_or(1)
         }
         (None, signal) => {
             let signal = signal.unwrap_or_default();
-            eprintln!("{ENDED}{rank} was killed by signal {signal}");
+            say(&format!("{ENDED}{rank} was killed by signal {signal}\n"));
             u8::try_from(128 + signal).unwrap_or(255)
         }
     })
+}
+
+/// Writes a line to the standard error output in one write, so that lines of guards do not mix.
+fn say(line: &str) {
+    // Without a reader, nobody needs the line.
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Copies lines, each preceded by a rank.

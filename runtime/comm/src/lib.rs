@@ -22,5 +22,4 @@ mod world;
 pub use agree::Header;
 pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 pub use error::{Error, Result};
-pub use near::Arena;
 pub use world::{Kind, Sent, Ticket, World};

@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{IN_FLIGHT_MAX, Job, Stop, copy_chunk};
 use area::{Area, Place, movement};
 pub(crate) use local::Local;
-pub use processes::Arena;
-pub(crate) use processes::{Introduction, Processes};
+pub(crate) use processes::{Introduction, Processes, SharedArena};
 
 /// The time for which a rank looks without sleeping.
 const SPIN: Duration = Duration::from_micros(20);

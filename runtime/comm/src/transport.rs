@@ -19,8 +19,7 @@ impl Transport for World {
     }
 
     fn arena(&self, bytes: u64) -> Option<Foreign> {
-        let arena = World::arena(self, usize::try_from(bytes).ok()?)?;
-        Some(Box::new(arena))
+        World::arena(self, usize::try_from(bytes).ok()?)
     }
 
     unsafe fn start(

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use slabwise_kernels::memory::Foreign;
+
 use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
-use crate::near::{Arena, Local};
+use crate::near::Local;
 use crate::{Error, Result, error, mpi};
 
 /// A rank's membership in a group of processes, or threads, that run one program.
@@ -281,7 +283,7 @@ impl World {
     /// Memory of zeros whose bytes the other ranks of this machine read in place when a movement
     /// sends them; nothing is copied on the way. `None` if they see all of this rank's memory
     /// anyway or none of it, or the system has no such memory: movements work from any memory.
-    pub fn arena(&self, bytes: usize) -> Option<Arena> {
+    pub fn arena(&self, bytes: usize) -> Option<Foreign> {
         self.0.engine.arena(bytes)
     }
 

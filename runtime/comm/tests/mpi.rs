@@ -77,11 +77,14 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
                     panic!("still alive: {killed:?}");
                 });
             }
-            let own = vec![1; 100_000 * world.size()];
-            let mut all = own.clone();
+            let len = 100_000 * world.size();
+            let arena = world.arena(len);
+            let own =
+                arena.map_or_else(|| vec![1; len].leak(), |arena| (*Box::leak(arena)).as_mut());
+            let mut all = own.to_vec();
             for step in 0.. {
                 world.begin_step(step);
-                if let Err(error) = world.all_to_all("gradients", &own, &mut all) {
+                if let Err(error) = exchange(&world, own, &mut all) {
                     println!("notices at {}", now());
                     return Err(error);
                 }
@@ -93,7 +96,10 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
             if world.rank() as u64 == number(first) {
                 thread::sleep(Duration::from_secs(8));
             }
-            world.barrier("epoch")?;
+            let begun = Instant::now();
+            let ended = world.barrier("epoch");
+            println!("waited {} ms", begun.elapsed().as_millis());
+            ended?;
         }
         "leave" => {
             if world.rank() as u64 == number(first) {
@@ -126,6 +132,14 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Exchanges bytes of an arena, or of the heap.
+fn exchange(world: &World, own: &[u8], all: &mut [u8]) -> Result<(), Error> {
+    // SAFETY: the regions are not accessed before the movement has ended; after an error the
+    // process ends.
+    let started = unsafe { world.start("gradients", Movement::AllToAll, own, all) };
+    world.finish(started?, "gradients")
+}
+
 /// Moves bytes out of arenas that are replaced by larger ones, and checks all of them. Returns
 /// whether there were arenas.
 fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
@@ -135,10 +149,7 @@ fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
         let len = 4096 * (1 + round % 7);
         let arena = world.arena(size * len);
         has_arenas &= arena.is_some();
-        let mut own: Box<dyn AsMut<[u8]>> = match arena {
-            Some(arena) => Box::new(arena),
-            None => Box::new(vec![0; size * len]),
-        };
+        let mut own = arena.unwrap_or_else(|| Box::new(vec![0; size * len]));
         let own = (*own).as_mut();
         let byte = |from: usize, to: usize| (seed as usize + round * 31 + from * 7 + to * 3) as u8;
         for (to, chunk) in own.chunks_exact_mut(len).enumerate() {
@@ -270,8 +281,14 @@ fn run(command: &mut Command, role: &str) -> Output {
 fn launched(library: &Path, ranks: usize, role: &str, patience: &str, restarts: usize) -> Output {
     let mut command = Command::new(&command("launches")[0]);
     command.args(&self::command("launches")[1..]);
+    let near = if role.starts_with("die") && role.ends_with(" 0") {
+        "0"
+    } else {
+        "1"
+    };
     command
         .env("SLABWISE_LIBMPI", library)
+        .env("SLABWISE_NEAR", near)
         .env("SLABWISE_PATIENCE", patience)
         .env(ROLE, role)
         .env("SLABWISE_TEST_LAUNCH", format!("{ranks} {restarts}"))
@@ -476,8 +493,9 @@ fn variables_of_torchrun_say_how_to_start_ranks() {
 }
 
 /// Kills a rank, and checks that each survivor names it soon.
-fn dies(library: &Path, ranks: usize, rank: usize, after: u64) {
-    let output = launched(library, ranks, &format!("die {rank} {after}"), "20", 0);
+fn dies(library: &Path, (ranks, is_near): (usize, bool), rank: usize, after: u64) {
+    let role = format!("die {rank} {after} {}", u8::from(is_near));
+    let output = launched(library, ranks, &role, "20", 0);
     let told = text(&output);
     assert!(!output.status.success(), "{told}");
     let named = format!("told: rank {rank} of {ranks} is gone (its connection ended)");
@@ -499,11 +517,7 @@ fn dies(library: &Path, ranks: usize, rank: usize, after: u64) {
         );
         assert!(noticed - death < 1000, "{told}");
     }
-    assert_eq!(
-        left(&format!("{ROLE}=die {rank} {after}")),
-        0,
-        "processes are left"
-    );
+    assert_eq!(left(&format!("{ROLE}={role}")), 0, "processes are left");
 }
 
 /// The number of processes with this variable, after some time to end.
@@ -527,7 +541,7 @@ fn left(variable: &str) -> usize {
 fn the_death_of_a_rank_is_an_error_that_names_it() {
     let Some(library) = library() else { return };
     for (at, rank) in [0, 1, 2, 1, 0].into_iter().enumerate() {
-        dies(&library, 3, rank, 100 + 137 * at as u64);
+        dies(&library, (3, at % 2 == 0), rank, 100 + 137 * at as u64);
     }
 }
 
@@ -536,7 +550,12 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
 fn a_hundred_deaths_are_all_named() {
     let Some(library) = library() else { return };
     for run in 0..100_u64 {
-        dies(&library, 3, (run % 3) as usize, run * 7919 % 700);
+        dies(
+            &library,
+            (3, run % 2 == 0),
+            (run % 3) as usize,
+            run * 7919 % 700,
+        );
     }
 }
 
@@ -549,6 +568,14 @@ fn a_rank_that_hangs_is_named_after_the_patience() {
         assert!(count(&told, &named) >= 2, "{told}");
         assert!(
             told.contains("\"epoch\" (collective 1 of step 3)"),
+            "{told}"
+        );
+        let waits = told.split("waited ").skip(1);
+        let waits: Vec<u64> = waits
+            .filter_map(|rest| rest.split(' ').next()?.parse().ok())
+            .collect();
+        assert!(
+            waits.len() == 3 && waits.iter().all(|ms| *ms < 3000),
             "{told}"
         );
     }

@@ -98,6 +98,21 @@ pub enum Examples {
     Tokens(ArrayD<i32>),
 }
 
+impl Examples {
+    /// Those of some rows of the batch.
+    pub fn rows(&self, rows: std::ops::Range<usize>) -> Examples {
+        match self {
+            Examples::Images(all) => Examples::Images(rows_of(all, rows)),
+            Examples::Tokens(all) => Examples::Tokens(rows_of(all, rows)),
+        }
+    }
+}
+
+/// Some rows of an array.
+pub fn rows_of<T: Clone>(all: &ArrayD<T>, rows: std::ops::Range<usize>) -> ArrayD<T> {
+    all.slice_axis(ndarray::Axis(0), rows.into()).to_owned()
+}
+
 impl Input for Examples {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         match self {

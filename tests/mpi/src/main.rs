@@ -10,7 +10,7 @@ use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::AdamW;
 use slabwise::prelude::*;
 use slabwise::{Error, Strategy, World};
-use slabwise_models::noise;
+use slabwise_models::{Model, noise, rows_of};
 
 const INPUTS: usize = 12;
 const CLASSES: usize = 5;
@@ -22,7 +22,12 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         ["train", strategy, grains, steps, file] => train(strategy, grains, steps, file),
-        _ => Err(Error::Value("train STRATEGY GRAINS STEPS FILE".into())),
+        ["model", name, strategy, grains, steps, file] => {
+            model(name, strategy, grains, steps, file)
+        }
+        _ => Err(Error::Value(
+            "train STRATEGY GRAINS STEPS FILE, or model NAME …".into(),
+        )),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -82,15 +87,60 @@ fn run_step(session: &mut Session, step: &Program<1>, seed: u64) -> Result<f32> 
     Ok(session.run(step, (&x, &labels))?[0].item())
 }
 
-/// Trains, and writes the file of all weights and state.
-fn train(strategy: &str, grains: &str, steps: &str, file: &str) -> Result<()> {
+fn number(text: &str) -> Result<usize> {
+    text.parse().map_err(|_| Error::Value(format!("{text:?}")))
+}
+
+fn join(strategy: &str, grains: &str) -> Result<World> {
     let strategy = match strategy {
         "sharded" => Strategy::ShardedState,
         _ => Strategy::Replicated,
     };
-    let number = |text: &str| text.parse().map_err(|_| Error::Value(format!("{text:?}")));
     let world = World::join()?.with_grains(number(grains)?)?;
-    let (mut session, step) = learner(&world.with_strategy(strategy))?;
+    Ok(world.with_strategy(strategy))
+}
+
+/// Trains a built-in model of images on its rows of batches of 8, writes the file of all weights and
+/// state, and says how many bytes it has sent in its steps by messages and in all.
+fn model(name: &str, strategy: &str, grains: &str, steps: &str, file: &str) -> Result<()> {
+    let world = join(strategy, grains)?;
+    let model = Model::parse(name)?;
+    let params = Params::seeded(3);
+    let network = model.build(&params);
+    let session = Session::new(Device::Cpu, params)?.with_threads(1);
+    let mut session = session.on(world.clone())?;
+    let trace = Trace::training();
+    let rows = world.share(8);
+    let mut dims = vec![rows.len()];
+    dims.extend(model.example());
+    let x = trace.input("x", F32, dims.as_slice());
+    let labels = trace.input("labels", I32, (rows.len(),));
+    let parts = world.grains_per_rank();
+    let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+    let loss = trace.minimize_in_parts(parts, AdamW::new(1e-3), |i| {
+        x[i].apply(&network).cross_entropy(labels[i])
+    });
+    let step = session.compile(&trace, [loss])?;
+    let before = [world.message_bytes(), world.sent_bytes()];
+    for seed in 0..number(steps)? as u64 {
+        let (examples, labels) = model.batch(8, seed);
+        let (examples, labels) = (examples.rows(rows.clone()), rows_of(&labels, rows.clone()));
+        session.run(&step, (&examples, &labels))?;
+    }
+    let after = [world.message_bytes(), world.sent_bytes()];
+    assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
+    println!(
+        "messages {} of {}",
+        after[0] - before[0],
+        after[1] - before[1]
+    );
+    session.save(file)
+}
+
+/// Trains, and writes the file of all weights and state.
+fn train(strategy: &str, grains: &str, steps: &str, file: &str) -> Result<()> {
+    let world = join(strategy, grains)?;
+    let (mut session, step) = learner(&world)?;
     for seed in 0..number(steps)? as u64 {
         run_step(&mut session, &step, seed)?;
     }

@@ -108,6 +108,38 @@ fn data(file: &Path) -> Vec<u8> {
 }
 
 #[test]
+fn a_built_in_model_has_the_bits_of_one_process_by_memory_and_by_messages() {
+    let Some(mpi) = all().into_iter().next() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("weights.safetensors");
+    let name = file.to_str().expect("a name");
+    let arguments = |strategy| ["model", "cnn", strategy, "4", "2", name];
+    let mut command = Command::new(RANK);
+    let output = command.args(arguments("replicated")).output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", text(&output));
+    let alone = data(&file);
+    for strategy in ["replicated", "sharded"] {
+        for is_near in [true, false] {
+            std::fs::remove_file(&file).expect("it was there");
+            let mut command = mpi.command(2, &arguments(strategy));
+            command.env("SLABWISE_NEAR", if is_near { "1" } else { "0" });
+            let output = command.output().expect("mpiexec starts");
+            let told = text(&output);
+            assert!(output.status.success(), "{told}");
+            assert!(data(&file) == alone, "{strategy}, near: {is_near}");
+            assert_eq!(
+                told.matches("messages 0 of ").count(),
+                2 * usize::from(is_near),
+                "{told}"
+            );
+        }
+    }
+}
+
+#[test]
 fn processes_have_the_bits_of_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("weights.safetensors");

@@ -14,10 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use slabwise_kernels::memory::Foreign;
+
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
 use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
-use crate::near::{self, Arena, Fate, Near, Processes};
+use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
 /// The most bytes of one message, since counts are `int`.
@@ -402,8 +404,8 @@ impl Engine for Mpi {
         }
     }
 
-    fn arena(&self, bytes: usize) -> Option<Arena> {
-        Arena::new(self.near()?, bytes)
+    fn arena(&self, bytes: usize) -> Option<Foreign> {
+        Some(Box::new(SharedArena::new(self.near()?, bytes)?))
     }
 
     fn message_bytes(&self) -> u64 {

@@ -214,15 +214,15 @@ impl Sight for Processes {
 }
 
 /// Memory of this rank that the ranks of its machine read in place.
-pub struct Arena {
+pub(crate) struct SharedArena {
     segment: Segment,
     near: Arc<Near<Processes>>,
     index: usize,
 }
 
-impl Arena {
+impl SharedArena {
     /// An arena of zeros; `None` if the system has no memory for it, or there are too many.
-    pub(crate) fn new(near: &Arc<Near<Processes>>, bytes: usize) -> Option<Arena> {
+    pub(crate) fn new(near: &Arc<Near<Processes>>, bytes: usize) -> Option<SharedArena> {
         let segment = Segment::new(bytes).ok()?;
         let mut arenas = near.sight.arenas();
         let index = arenas.iter().position(Option::is_none)?;
@@ -234,7 +234,7 @@ impl Arena {
             id: address.inode,
         });
         drop(arenas);
-        Some(Arena {
+        Some(SharedArena {
             segment,
             near: Arc::clone(near),
             index,
@@ -242,7 +242,7 @@ impl Arena {
     }
 }
 
-impl AsMut<[u8]> for Arena {
+impl AsMut<[u8]> for SharedArena {
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: the segment is mapped with this length, was zeros, and is reached in this process
         // through this value only.
@@ -250,7 +250,7 @@ impl AsMut<[u8]> for Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for SharedArena {
     fn drop(&mut self) {
         self.near.sight.arenas()[self.index] = None;
     }
