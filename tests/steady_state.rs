@@ -4,11 +4,15 @@
 #[path = "support/allocator.rs"]
 mod allocator;
 
+use std::sync::Barrier;
+use std::thread;
+
 use allocator::counted;
 use ndarray::{ArrayD, Axis, Slice};
 use slabwise::nn::{Linear, Lstm};
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
+use slabwise::{Strategy, World};
 use slabwise_models::{Examples, Gpt, Model, OptimizerKind};
 
 /// The first rows of a batch.
@@ -209,6 +213,47 @@ fn steps_with_copies() {
     );
 }
 
+/// Steps of two ranks, whose threads both count, with bytes in flight between them.
+fn steps_of_ranks(strategy: Strategy) {
+    let meet = Barrier::new(3);
+    thread::scope(|scope| {
+        for world in World::local(2).expect("a world") {
+            let meet = &meet;
+            scope.spawn(move || {
+                let params = Params::seeded(1);
+                let network = Model::Mlp.build(&params);
+                let session = Session::new(Device::Cpu, params).map(|s| s.with_threads(1));
+                let world = world.with_strategy(strategy);
+                let mut session = session.and_then(|s| s.on(world)).expect("a session");
+                let train = network.training(&mut session, 32, OptimizerKind::Adam);
+                let train = train.expect("the model compiles");
+                let communication = train.plan().communication();
+                assert!(communication.is_some_and(|c| c.overlapped > 0));
+                let (examples, labels) = Model::Mlp.batch(32, 7);
+                let mut steps = |steps| {
+                    for _ in 0..steps {
+                        let run = session.run(&train, (&examples, &labels));
+                        assert!(run.expect("a step")[0].item().is_finite());
+                    }
+                };
+                steps(2);
+                meet.wait();
+                meet.wait();
+                steps(STEPS);
+                meet.wait();
+                meet.wait();
+            });
+        }
+        meet.wait();
+        let counts = counted(|| {
+            meet.wait();
+            meet.wait();
+        });
+        meet.wait();
+        assert_eq!(counts, (0, 0), "{STEPS} steps of 2 ranks, {strategy:?}");
+    });
+}
+
 /// One test, because requests are counted for the whole process.
 /// A recurrent layer whose steps are a scan, and its gradient a scan of scans.
 fn scanned_steps() {
@@ -265,4 +310,6 @@ fn a_step_allocates_nothing() {
     scanned_steps();
     seen_lengths();
     steps_with_copies();
+    steps_of_ranks(Strategy::Replicated);
+    steps_of_ranks(Strategy::ShardedState);
 }

@@ -113,10 +113,13 @@ impl Memory {
     /// Starts to move bytes between ranks. Until [`Memory::finish_exchange`] neither region may be
     /// written, and the destination may not be read.
     ///
+    /// # Errors
+    /// The transport's.
+    ///
     /// # Panics
     /// If the regions overlap, one is not inside a live arena, or a movement in flight conflicts
     /// with it.
-    pub(crate) fn start_exchange(
+    pub fn start_exchange(
         &mut self,
         transport: &dyn Transport,
         op: CollectiveOp,

@@ -7,6 +7,7 @@ mod link;
 #[cfg(feature = "profiles")]
 mod memory_profile;
 pub(crate) mod shapes;
+mod transfers;
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,6 +29,7 @@ use crate::shape::Symbols;
 use crate::trace::Debugged;
 use layers::LayerOutput;
 use shapes::PerShape;
+pub(crate) use transfers::Transfer;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
@@ -82,31 +84,6 @@ pub(crate) enum Work {
     Start(usize),
     /// Waits until the transfer of this index has ended.
     Finish(usize),
-}
-
-/// Bytes that move while kernels run.
-#[derive(Clone)]
-pub(crate) enum Transfer {
-    /// A copy between slab and host: from a buffer of the program to another.
-    Host {
-        /// The source.
-        from: usize,
-        /// The destination.
-        to: usize,
-    },
-    /// Between ranks: from the first place to the second.
-    Ranks(Arc<Kernel>, [Place; 2]),
-}
-
-impl Transfer {
-    /// The planned buffers that it moves bytes between.
-    fn buffers(&self) -> impl Iterator<Item = usize> {
-        let places = match self {
-            Transfer::Host { from, to } => [*from, *to].map(Place::Planned),
-            Transfer::Ranks(_, places) => *places,
-        };
-        places.into_iter().filter_map(|place| place.buffer())
-    }
 }
 
 /// One kernel with its arguments, or half of a transfer.
@@ -268,18 +245,6 @@ impl Compiled {
             .iter()
             .map(|step| step.kernel().and_then(Kernel::library))
             .collect()
-    }
-
-    /// Whether it exchanges bytes with other ranks.
-    pub fn exchanges(&self) -> bool {
-        let is_exchange = |t: &Transfer| matches!(t, Transfer::Ranks(..));
-        self.transfers.iter().any(is_exchange)
-    }
-
-    /// The number of copies to the host and back.
-    pub fn copies(&self) -> usize {
-        let is_copy = |t: &&Transfer| matches!(t, Transfer::Host { .. });
-        self.transfers.iter().filter(is_copy).count()
     }
 
     /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or

@@ -2,7 +2,6 @@
 
 mod any;
 mod checks;
-mod copies;
 mod data_dependent;
 mod debug;
 mod dynamic;
@@ -20,6 +19,7 @@ mod shared;
 mod slots;
 mod steps;
 mod summary;
+mod transfers;
 mod values;
 mod variables;
 

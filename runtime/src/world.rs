@@ -227,8 +227,15 @@ impl World {
             health: u32::from(has_failed),
             ..Header::default()
         };
-        let headers = ranks.world.header(&own).map_err(lost)?;
-        Ok(headers.iter().position(|header| header.health != 0))
+        let (mut failed, mut rank) = (None, 0);
+        let note = |header: Header| {
+            if header.health != 0 {
+                failed.get_or_insert(rank);
+            }
+            rank += 1;
+        };
+        ranks.world.header(&own, note).map_err(lost)?;
+        Ok(failed)
     }
 
     /// Compares named facts with those of the other ranks: the first rank that differs from most,

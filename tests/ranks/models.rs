@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use ndarray::{ArrayD, Axis, Slice};
 use safetensors::SafeTensors;
 use slabwise::prelude::*;
-use slabwise::{Shape, Strategy, World};
+use slabwise::{CompileOptions, Shape, Strategy, World};
 use slabwise_models::{Examples, Model, Network};
 
 use super::{both, on_each};
@@ -104,9 +104,18 @@ fn session(world: &World, model: Model) -> Result<(Session, Network)> {
     Ok((session.on(world.clone())?, network))
 }
 
+/// Options with which kernels run beside exchanges, or do not.
+fn overlapping(overlap: bool) -> CompileOptions {
+    let mut options = CompileOptions::default();
+    options.planner.overlap = overlap;
+    options
+}
+
 /// Trains on a batch in as many parts as this rank has grains.
-fn in_grains(world: &World, model: Model, batch: usize) -> Result<Hashes> {
-    let (mut session, network) = session(world, model)?;
+fn in_grains(world: &World, model: Model, overlap: bool) -> Result<Hashes> {
+    let batch = 8;
+    let (session, network) = session(world, model)?;
+    let mut session = session.with_options(overlapping(overlap));
     let trace = Trace::training();
     let own = world.share(batch).len();
     let shape = |of: &[usize]| Shape::from([&[own], &of[1..]].concat().as_slice());
@@ -123,6 +132,8 @@ fn in_grains(world: &World, model: Model, batch: usize) -> Result<Hashes> {
         x[i].apply(&network).cross_entropy(labels[i])
     });
     let step = session.compile(&trace, [loss])?;
+    let beside = step.plan().communication().map_or(0, |c| c.overlapped);
+    assert_eq!(beside > 0, overlap && world.ranks() > 1, "{model}");
     for seed in 0..STEPS {
         let (examples, labels) = shared(world, model, batch, seed);
         let loss = session.run(&step, (&examples, &labels))?[0].item();
@@ -142,14 +153,17 @@ fn built_in_models_have_the_same_bits_in_every_world() {
             if (ranks, strategy) == (1, Strategy::ShardedState) {
                 continue;
             }
-            let worlds = World::local(ranks).expect("a world");
-            let ran = on_each(worlds, |world| {
-                let world = world.with_grains(GRAINS).expect("they share them");
-                let world = world.with_strategy(strategy);
-                in_grains(&world, model, 8).expect("it trains")
-            });
-            let what = format!("{model} on {ranks} ranks, {strategy:?}");
-            compare(ran, &mut expected, &what);
+            // Kernels run beside exchanges, and with two ranks do not, too.
+            for overlap in [true, false].into_iter().take(1 + usize::from(ranks == 2)) {
+                let worlds = World::local(ranks).expect("a world");
+                let ran = on_each(worlds, |world| {
+                    let world = world.with_grains(GRAINS).expect("they share them");
+                    let world = world.with_strategy(strategy);
+                    in_grains(&world, model, overlap).expect("it trains")
+                });
+                let what = format!("{model} on {ranks} ranks, {strategy:?}, {overlap}");
+                compare(ran, &mut expected, &what);
+            }
         }
     }
 }

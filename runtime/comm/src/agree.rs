@@ -1,11 +1,16 @@
 //! Agreement between ranks: facts, step headers.
 
-use crate::engine::Movement;
+use std::sync::PoisonError;
+
+use crate::engine::{Job, Movement};
 use crate::world::{Kind, World};
 use crate::{Error, Result};
 
 /// The most bytes of one rank's values in [`World::gather_values`].
 const VALUES_MAX: u64 = 1 << 30;
+
+/// The bytes of a header.
+const BYTES: usize = 64;
 
 /// The state of a rank at the beginning of a step, which travels as 64 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,8 +29,8 @@ pub struct Header {
 
 impl Header {
     /// Its bytes, in little-endian order.
-    pub fn to_bytes(&self) -> [u8; 64] {
-        let mut bytes = [0; 64];
+    pub fn to_bytes(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&self.program.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.step.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.health.to_le_bytes());
@@ -37,7 +42,7 @@ impl Header {
     }
 
     /// The header with these bytes.
-    pub fn from_bytes(bytes: &[u8; 64]) -> Header {
+    pub fn from_bytes(bytes: &[u8; BYTES]) -> Header {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         Header {
@@ -125,19 +130,46 @@ impl World {
         })
     }
 
-    /// Exchanges the headers of a step, by rank, and notes that the step begins.
+    /// Exchanges the headers of a step, of which `each` is given that of every rank, by rank, and
+    /// notes that the step begins. It allocates nothing after the first step.
     ///
     /// # Errors
     /// The same error on every rank if ranks run different programs or steps.
-    pub fn header(&self, header: &Header) -> Result<Vec<Header>> {
+    pub fn header(&self, header: &Header, each: impl FnMut(Header)) -> Result<()> {
         self.begin_step(header.step);
-        let all = self.gather_small("header", &header.to_bytes())?;
-        let headers: Vec<Header> = all
-            .chunks_exact(64)
-            .map(|b| Header::from_bytes(&std::array::from_fn(|i| b[i])))
-            .collect();
+        let mut bytes = self
+            .0
+            .headers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        bytes.resize(BYTES * (self.size() + 1), 0);
+        let (own, all) = bytes.split_at_mut(BYTES);
+        own.copy_from_slice(&header.to_bytes());
+        let job = Job {
+            movement: Movement::AllGather,
+            source: own.as_ptr(),
+            source_len: own.len(),
+            destination: all.as_mut_ptr(),
+            destination_len: all.len(),
+        };
+        // SAFETY: the bytes are borrowed exclusively until the movement has ended; after an error
+        // they are never freed if the engine may still use them.
+        let ended = unsafe { self.start_job("header", job, Some(Kind::Control)) }
+            .and_then(|ticket| self.finish(ticket, "header"));
+        if let Err(error) = ended {
+            if self.abandons() {
+                std::mem::forget(std::mem::take(&mut *bytes));
+            }
+            return Err(error);
+        }
+        let headers = bytes[BYTES..].chunks_exact(BYTES);
+        let headers = headers.map(|b| Header::from_bytes(&std::array::from_fn(|i| b[i])));
+        let same = |h: Header| (h.program, h.step) == (header.program, header.step);
+        if headers.clone().all(same) {
+            headers.for_each(each);
+            return Ok(());
+        }
         let facts: Vec<Vec<(String, Vec<u8>)>> = headers
-            .iter()
             .map(|h| {
                 vec![
                     ("program".into(), h.program.to_be_bytes().to_vec()),
@@ -152,7 +184,7 @@ impl World {
                 own: shown(own),
                 theirs: shown(theirs),
             }),
-            _ => Ok(headers),
+            _ => Ok(()),
         }
     }
 }

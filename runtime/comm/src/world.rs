@@ -30,14 +30,16 @@ use crate::{Error, Result, error, mpi};
 /// });
 /// ```
 #[derive(Clone)]
-pub struct World(Arc<Inner>);
+pub struct World(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     engine: Box<dyn Engine>,
     rank: usize,
     size: usize,
     patience: AtomicU64,
     sequence: Mutex<Sequence>,
+    /// The header of this rank, then those of all, so that a step allocates nothing.
+    pub(crate) headers: Mutex<Vec<u8>>,
     sent: [Counter; Kind::ALL.len()],
 }
 
@@ -187,6 +189,7 @@ impl World {
                 first: next,
                 ..Sequence::default()
             }),
+            headers: Mutex::default(),
             sent: Default::default(),
         }))
     }
@@ -301,7 +304,12 @@ impl World {
     ///
     /// # Safety
     /// As for [`World::start`].
-    unsafe fn start_job(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
+    pub(crate) unsafe fn start_job(
+        &self,
+        name: &str,
+        job: Job,
+        kind: Option<Kind>,
+    ) -> Result<Ticket> {
         let check = job
             .movement
             .check(self.size(), job.source_len, job.destination_len);

@@ -300,7 +300,7 @@ fn a_step_of_another_program_or_number_is_refused() {
                 step,
                 ..header
             };
-            world.header(if is_odd { &odd } else { &header }).map(drop)
+            world.header(if is_odd { &odd } else { &header }, drop)
         });
         for result in results {
             let told = result.expect_err("rank 1 differs").to_string();

@@ -6,16 +6,14 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::spec::Body;
 use slabwise_planner::{self as planner, Lifetime, Space};
 
-use super::{
-    Binds, Compiled, InputSlot, Need, Place, Planned, PlannedBuffer, Step, Transfer, Work,
-};
+use super::transfers::{Moment, place, transfer, transfer_step};
+use super::{Binds, Compiled, InputSlot, Need, Planned, PlannedBuffer, Step, Work};
 use crate::compile::CompiledPlan;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, InputInfo, Needed, Origin};
 use crate::ir::{self, KernelCall, Source, ValueId};
 use crate::memory::Tag;
 use crate::ops::{Checked, NodeId, Op};
-use crate::passes::micro_batch_range;
 use crate::plan::Plan;
 
 impl Compiled {
@@ -133,14 +131,6 @@ fn steps(program: &ir::Program, plan: &Plan, variables: &[usize]) -> Vec<Step> {
     offsets.order.iter().enumerate().map(step).collect()
 }
 
-/// The parts of a step that the plan decides.
-struct Moment {
-    name: String,
-    workspace: u64,
-    begins: Vec<usize>,
-    ends: Vec<usize>,
-}
-
 /// The step that runs a call.
 fn kernel_step(
     program: &ir::Program,
@@ -177,66 +167,6 @@ fn kernel_step(
                 ..
             }
         ),
-    }
-}
-
-/// The place of an argument of a call.
-fn place(
-    program: &ir::Program,
-    call: &KernelCall,
-    (at, value): (usize, ValueId),
-    variables: &[usize],
-) -> Place {
-    match program.value(value).source {
-        Source::Variable(v) => Place::Variable(variables[v as usize]),
-        Source::Sizes => Place::Sizes,
-        Source::Input(_) | Source::Computed => match micro_batch_range(program, call, at) {
-            Some(micro_batch_range) => Place::MicroBatch(value.index(), micro_batch_range),
-            None => Place::Planned(value.index()),
-        },
-    }
-}
-
-/// A transfer, with where its bytes lie.
-fn transfer(program: &ir::Program, transfer: &ir::Transfer, variables: &[usize]) -> Transfer {
-    match *transfer {
-        ir::Transfer::Host(ir::HostCopy { from, to }) => Transfer::Host {
-            from: from.index(),
-            to: to.index(),
-        },
-        ir::Transfer::Ranks(call) => {
-            let call = program.call(call);
-            let kernel = call.kernel.clone().expect("a planned call is prepared");
-            let [from, to] = call.sides();
-            let places = [(0, from), (1, to)].map(|side| place(program, call, side, variables));
-            Transfer::Ranks(kernel, places)
-        }
-    }
-}
-
-/// The step that starts or finishes a transfer.
-fn transfer_step(program: &ir::Program, transfer: u32, work: Work, moment: Moment) -> Step {
-    let origin = match program.transfers[transfer as usize] {
-        ir::Transfer::Host(copy) => {
-            let node = program.value(copy.from).node;
-            node.map(|node| program.graph.origin(node).clone())
-        }
-        ir::Transfer::Ranks(call) => Some(program.origin(program.call(call)).clone()),
-    };
-    Step {
-        workspace: Planned {
-            offset: moment.workspace,
-            bytes: 0,
-        },
-        work,
-        places: Vec::new(),
-        slice: None,
-        name: moment.name,
-        origin: origin.expect("only values of nodes are copied"),
-        ends: moment.ends,
-        begins: moment.begins,
-        binds: None,
-        finite: false,
     }
 }
 

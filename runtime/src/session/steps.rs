@@ -17,7 +17,7 @@ use super::measure::StepClock;
 use super::{RunStats, Session};
 use crate::backend::Call;
 use crate::error::Result;
-use crate::program::{Compiled, Place, Transfer, Work};
+use crate::program::{Compiled, Place, Work};
 
 /// Where the buffers of a run lie.
 pub(crate) enum Buffers<'a> {
@@ -199,7 +199,7 @@ impl Session {
     }
 
     /// The region of an argument.
-    fn argument(&self, run: &Run<'_>, place: &Place, env: &Env) -> Result<Region> {
+    pub(super) fn argument(&self, run: &Run<'_>, place: &Place, env: &Env) -> Result<Region> {
         match *place {
             Place::Planned(b) => self.region_of(run, b),
             Place::MicroBatch(b, _) => Ok(place.part(self.region_of(run, b)?, env)),
@@ -226,67 +226,6 @@ impl Session {
                 inner.place_in(space, buffer)
             })),
             Buffers::Pooled(blocks) => fed().map_or_else(|| self.memory.block(blocks, buffer), Ok),
-        }
-    }
-
-    /// Starts a transfer.
-    fn start_transfer(
-        &mut self,
-        run: &Run<'_>,
-        step: usize,
-        transfer: usize,
-        env: &Env,
-    ) -> Result<()> {
-        let inner = run.inner;
-        self.execution.tickets[transfer] = match &inner.transfers[transfer] {
-            Transfer::Ranks(kernel, places) => {
-                self.meet(inner)?;
-                let [from, to] = places;
-                let arguments = [self.argument(run, from, env)?, self.argument(run, to, env)?];
-                let call = Call {
-                    loaded: inner.loaded.as_ref(),
-                    step,
-                    kernel,
-                    slice: None,
-                    arguments: &arguments,
-                    workspace: Region::default(),
-                    sizes: env,
-                    team: &self.execution.team,
-                    transport: self.world.transport(),
-                };
-                Ticket::Exchange(self.memory.backend.start_exchange(&call)?)
-            }
-            &Transfer::Host { from, to } => {
-                let bytes = inner.buffers[from].bytes_at(env);
-                let from = self.region_of(run, from)?.part(0, bytes);
-                let to = self.region_of(run, to)?.part(0, bytes);
-                if let Buffers::Pooled(_) = run.buffers {
-                    // At once: this mode is for comparing memory, and a caching pool plans no
-                    // copies ahead.
-                    return self.memory.backend.copy(&from, &to);
-                }
-                let ticket = self.memory.backend.start_copy(transfer, &from, &to)?;
-                ticket.map_or(Ticket::None, Ticket::Copy)
-            }
-        };
-        Ok(())
-    }
-
-    /// Waits until a transfer has ended.
-    fn finish_transfer(&mut self, run: &Run<'_>, transfer: usize) -> Result<()> {
-        let ticket = self.execution.tickets[transfer];
-        let backend = &mut self.memory.backend;
-        match (&run.inner.transfers[transfer], ticket) {
-            (Transfer::Host { .. }, _) if matches!(run.buffers, Buffers::Pooled(_)) => Ok(()),
-            (Transfer::Host { .. }, Ticket::Copy(ticket)) => {
-                backend.finish_copy(transfer, Some(ticket))
-            }
-            (Transfer::Host { .. }, _) => backend.finish_copy(transfer, None),
-            (Transfer::Ranks(..), Ticket::Exchange(exchange)) => match self.world.transport() {
-                Some(transport) => backend.finish_exchange(exchange, transport),
-                None => Ok(()),
-            },
-            (Transfer::Ranks(..), _) => Ok(()),
         }
     }
 }

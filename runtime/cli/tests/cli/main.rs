@@ -143,7 +143,7 @@ fn plan_reports_what_ranks_send_and_hold() {
     assert_eq!(of("replicated"), weights);
     assert!(of("zero1") < weights * 11 / 20);
     let shown = text("plan mlp --ranks 2");
-    assert!(shown.contains("2 ranks · 2.04 MiB sent by each"), "{shown}");
+    assert!(shown.contains("2 ranks · 2.0 MiB sent by each"), "{shown}");
     assert!(json("plan mlp")["ranks"].is_null());
 }
 
