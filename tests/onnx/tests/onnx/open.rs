@@ -38,7 +38,15 @@ fn one_program_runs_at_every_length() {
         atol: 1e-5,
         ..CheckOptions::default()
     };
-    for name in ["cnn", "decoder", "encoder", "gru", "lstm", "scan"] {
+    for name in [
+        "cnn",
+        "decoder",
+        "encoder",
+        "gru",
+        "lstm",
+        "quantized",
+        "scan",
+    ] {
         let model = open(&root.join(name));
         let (params, trace) = (Params::seeded(0), Trace::inference());
         let tensors = model.declare(&trace).expect("all lengths have bounds");
@@ -76,6 +84,7 @@ fn one_program_runs_at_every_length() {
             let (batch, length) = (BATCH as usize, LENGTH as usize);
             let bounds = match name {
                 "cnn" => [batch, 3],
+                "quantized" => [batch, 40],
                 "scan" => [3, length],
                 _ => [batch, length],
             };
