@@ -1,6 +1,9 @@
 //! Training on several ranks of one process: the same bits in worlds of every size, faults that
 //! every rank reports, and ranks that run different programs.
 
+#[path = "ranks/models.rs"]
+mod models;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -112,7 +115,9 @@ fn learner(world: &World, rows: usize) -> Result<(Session, Program<1>)> {
     let parts = world.grains_per_rank();
     let (x, labels) = (x.split(0, parts), labels.split(0, parts));
     let loss = trace.minimize_in_parts(parts, AdamW::new(1e-2), |i| {
-        x[i].apply(&net).cross_entropy(labels[i])
+        // A draw before any parameter is read, and one after.
+        let x = x[i].dropout(0.2).apply(&net);
+        x.dropout(0.1).cross_entropy(labels[i])
     });
     let step = session.compile(&trace, [loss])?;
     Ok((session, step))
@@ -164,6 +169,60 @@ fn worlds_of_every_size_have_the_same_bits() {
             }
         }
     }
+}
+
+#[test]
+fn random_numbers_follow_from_the_grain() {
+    // Of each rank, numbers drawn outside of all parts and in each part, in two steps.
+    let drawn = |ranks: usize| {
+        let worlds = World::local(ranks).expect("a world");
+        on_each(worlds, |world| {
+            let world = world.with_grains(4).expect("they share them");
+            let params = Params::seeded(3);
+            let weight = params.root().param("weight", [3], Init::Constant(1.0));
+            let session = Session::new(Device::Cpu, params).expect("a session");
+            let mut session = session.on(world.clone()).expect("it joins");
+            let trace = Trace::training();
+            let outside = trace.uniform((3,));
+            let parts = world.grains_per_rank();
+            let mut inside = Vec::new();
+            trace.minimize_in_parts(parts, Sgd::new(0.1), |_| {
+                let both = [trace.uniform((3,)), trace.uniform((3,))];
+                inside.extend(both);
+                (trace.param(&weight) * both[0] * both[1]).sum()
+            });
+            let outputs: Vec<Tensor> = std::iter::once(outside).chain(inside).collect();
+            let joined = trace.concat(&outputs, 0);
+            let step = session.compile(&trace, [joined]).expect("it compiles");
+            let run = |_| session.run(&step, ()).expect("it runs")[0].array::<f32>();
+            (0..2)
+                .map(run)
+                .map(|a| a.expect("f32").into_iter().collect())
+                .collect::<Vec<Vec<f32>>>()
+        })
+    };
+    let [alone, two, four] = [1, 2, 4].map(drawn);
+    for step in 0..2 {
+        let grain = |all: &[Vec<Vec<f32>>], ranks: usize, grain: usize| {
+            let each = 4 / ranks;
+            let at = 3 + 6 * (grain % each);
+            all[grain / each][step][at..at + 6].to_vec()
+        };
+        let numbers: Vec<Vec<f32>> = (0..4).map(|g| grain(&alone, 1, g)).collect();
+        for (g, expected) in numbers.iter().enumerate() {
+            assert_eq!(&grain(&two, 2, g), expected, "grain {g} on 2 ranks");
+            assert_eq!(&grain(&four, 4, g), expected, "grain {g} on 4 ranks");
+        }
+        // No number is drawn twice: not in two grains, by two draws, or outside and inside.
+        let mut all: Vec<u32> = numbers.concat().iter().map(|x| x.to_bits()).collect();
+        all.extend(alone[0][step][..3].iter().map(|x| x.to_bits()));
+        all.extend(two[1][step][..3].iter().map(|x| x.to_bits()));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+    assert_ne!(alone[0][0], alone[0][1], "another step draws other numbers");
 }
 
 /// Runs steps of a batch whose rows the ranks share unevenly; the weights of rank 0.

@@ -101,7 +101,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
     ("runtime/models", &["slabwise-compiler", "slabwise-kernels"]),
     ("runtime/onnx", &[]),
-    ("runtime/comm", &[]),
+    ("runtime/comm", &["slabwise-kernels"]),
     (
         "runtime/cli",
         &[

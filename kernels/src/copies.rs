@@ -313,6 +313,9 @@ impl Memory {
                 flight.to
             );
         }
+        if let Some(to) = self.exchanges.arrives_in(region) {
+            panic!("{region:?} is read while bytes of other ranks arrive in {to:?}");
+        }
     }
 
     pub(crate) fn assert_writable(&self, region: &Region) {
@@ -325,6 +328,9 @@ impl Memory {
                 "{region:?} is written while a copy from {:?} to {:?} is in flight",
                 flight.from, flight.to
             );
+        }
+        if let Some(own) = self.exchanges.touches(region) {
+            panic!("{region:?} is written while {own:?} is in flight between ranks");
         }
     }
 }

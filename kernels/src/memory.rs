@@ -8,6 +8,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use crate::collective::Exchanges;
 use crate::copies::Copies;
 
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
@@ -135,7 +136,18 @@ fn advise_huge_pages(start: NonNull<u8>, size: usize) {
 pub struct Memory {
     /// Dropped before the arenas, so that none is freed while a copy is under way.
     pub(crate) copies: Option<Copies>,
+    pub(crate) exchanges: Exchanges,
     arenas: Vec<Option<Arena>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        for arena in 0..self.arenas.len() as u32 {
+            if self.exchanges.is_in(arena) {
+                self.leak(arena);
+            }
+        }
+    }
 }
 
 impl Memory {
@@ -211,7 +223,16 @@ impl Memory {
     /// again: reaching through one panics.
     pub fn release(&mut self, arena: u32) {
         self.wait_for_all();
+        if self.exchanges.is_in(arena) {
+            self.leak(arena);
+        }
         self.arenas[arena as usize] = None;
+    }
+
+    /// Never gives an arena back, because bytes of it are in flight between ranks: other ranks, or
+    /// a thread that waits in a foreign library, may still access them.
+    fn leak(&mut self, arena: u32) {
+        std::mem::forget(self.arenas[arena as usize].take());
     }
 
     /// Bytes in all arenas.

@@ -25,12 +25,14 @@ use std::ops::Deref;
 mod numbers;
 mod offload;
 mod order;
+mod overlap;
 mod repeats;
 mod reuse;
 mod violation;
 
 pub use offload::{OffloadViolation, check_offload};
 use order::steps;
+pub use overlap::{OverlapViolation, check_overlap};
 pub use repeats::{RepeatViolation, check_repeats};
 pub use violation::Violation;
 

@@ -35,6 +35,7 @@ pub mod generate;
 mod liveness;
 mod offload;
 mod order;
+mod overlap;
 mod plan;
 pub mod remat;
 pub mod remat_graph;
@@ -45,12 +46,13 @@ mod reuse;
 pub use budget::{OffloadInterval, WithLink, Within, plan_for, plan_with_link, plan_within};
 pub use bytes::{Bytes, BytesError};
 pub use check::{
-    Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats,
-    check_within,
+    Checked, OffloadViolation, OverlapViolation, RepeatViolation, Violation, check, check_offload,
+    check_overlap, check_repeats, check_within,
 };
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
 pub use offload::{BufferCopy, Link, Offloaded, Work};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
+pub use overlap::{Overlapped, plan_overlapped};
 pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
 };

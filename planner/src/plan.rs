@@ -25,6 +25,8 @@ pub struct Options {
     /// [`Limits::effort`], for each order that could be lower. The search for tasks to recompute
     /// under a budget scales with it too.
     pub effort: u64,
+    /// Whether tasks run while collectives are in flight, as far as the bytes suffice.
+    pub overlap: bool,
 }
 
 impl Default for Options {
@@ -34,6 +36,7 @@ impl Default for Options {
             in_place: true,
             reuse: true,
             effort: 1_000_000,
+            overlap: true,
         }
     }
 }

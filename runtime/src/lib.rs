@@ -35,7 +35,8 @@ pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
 pub use passes::{Fuse, Simplify};
 pub use plan::{
-    BudgetReport, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue, Persistent, Plan,
+    BudgetReport, Communication, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue,
+    Persistent, Plan,
 };
 pub use program::Program;
 pub use program::shapes::PlanCounts;

@@ -15,7 +15,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Dims};
+use slabwise_kernels::spec::Dims;
 
 use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
 use crate::error::{Error, Mistake, Result};
@@ -78,20 +78,38 @@ pub(crate) enum Place {
 pub(crate) enum Work {
     /// Runs a kernel.
     Run(Arc<Kernel>),
-    /// Starts the copy of this index.
+    /// Starts the transfer of this index.
     Start(usize),
-    /// Waits until the copy of this index has ended.
+    /// Waits until the transfer of this index has ended.
     Finish(usize),
 }
 
-/// A copy between slab and host: from a buffer of the program to another.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Copied {
-    pub from: usize,
-    pub to: usize,
+/// Bytes that move while kernels run.
+#[derive(Clone)]
+pub(crate) enum Transfer {
+    /// A copy between slab and host: from a buffer of the program to another.
+    Host {
+        /// The source.
+        from: usize,
+        /// The destination.
+        to: usize,
+    },
+    /// Between ranks: from the first place to the second.
+    Ranks(Arc<Kernel>, [Place; 2]),
 }
 
-/// One kernel with its arguments, or half of a copy.
+impl Transfer {
+    /// The planned buffers that it moves bytes between.
+    fn buffers(&self) -> impl Iterator<Item = usize> {
+        let places = match self {
+            Transfer::Host { from, to } => [*from, *to].map(Place::Planned),
+            Transfer::Ranks(_, places) => *places,
+        };
+        places.into_iter().filter_map(|place| place.buffer())
+    }
+}
+
+/// One kernel with its arguments, or half of a transfer.
 pub(crate) struct Step {
     pub work: Work,
     pub places: Vec<Place>,
@@ -186,8 +204,8 @@ pub(crate) struct Compiled {
     pub name: Arc<str>,
     pub steps: Vec<Step>,
     pub buffers: Vec<PlannedBuffer>,
-    /// The copies, in the order they start.
-    pub copies: Vec<Copied>,
+    /// The transfers, those of each kind in the order they start.
+    pub transfers: Vec<Transfer>,
     pub inputs: Vec<InputSlot>,
     /// For each buffer the input that it holds, if it holds one.
     pub input_of: Vec<Option<usize>>,
@@ -252,6 +270,18 @@ impl Compiled {
             .collect()
     }
 
+    /// Whether it exchanges bytes with other ranks.
+    pub fn exchanges(&self) -> bool {
+        let is_exchange = |t: &Transfer| matches!(t, Transfer::Ranks(..));
+        self.transfers.iter().any(is_exchange)
+    }
+
+    /// The number of copies to the host and back.
+    pub fn copies(&self) -> usize {
+        let is_copy = |t: &&Transfer| matches!(t, Transfer::Host { .. });
+        self.transfers.iter().filter(is_copy).count()
+    }
+
     /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or
     /// at the start.
     pub fn check_needed(&self, after: Option<usize>, env: &Env) -> Result<()> {
@@ -312,12 +342,6 @@ impl Step {
         }
     }
 
-    /// Whether it exchanges bytes with other ranks.
-    pub fn exchanges(&self) -> bool {
-        self.kernel()
-            .is_some_and(|kernel| matches!(kernel.spec().body, Body::Collective(_)))
-    }
-
     /// The kind of its check, if it checks anything.
     pub fn checks(&self) -> CheckKind {
         match self.binds {
@@ -337,20 +361,16 @@ impl Step {
     /// The end of the highest byte of the slab that it is given, whether inputs lie there or
     /// elsewhere.
     pub fn slab_end(&self, inner: &Compiled) -> u64 {
-        let copied = match self.work {
+        let moved = match self.work {
             Work::Run(_) => None,
-            Work::Start(copy) | Work::Finish(copy) => Some(inner.copies[copy]),
+            Work::Start(transfer) | Work::Finish(transfer) => Some(&inner.transfers[transfer]),
         };
         let placed = self
             .places
             .iter()
             .filter_map(Place::buffer)
             .filter(|&b| !inner.buffers[b].data_dependent);
-        let buffers = placed.chain(
-            copied
-                .into_iter()
-                .flat_map(|copied| [copied.from, copied.to]),
-        );
+        let buffers = placed.chain(moved.into_iter().flat_map(Transfer::buffers));
         let places = buffers
             .map(|b| &inner.buffers[b])
             .filter(|b| !b.on_host)

@@ -27,7 +27,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
@@ -54,6 +53,7 @@ use crate::trace::Trace;
 use crate::words;
 use crate::world::World;
 use data_dependent::DataDependent;
+use steps::Ticket;
 
 pub use crate::backend::Roofline;
 pub use any::AnyProgram;
@@ -94,8 +94,8 @@ pub struct Session {
 /// The runs of a session: the threads that its kernels use, and the state of the run in progress.
 pub(crate) struct Execution {
     pub team: Team,
-    /// The copies that the run has started.
-    tickets: Vec<Option<Ticket>>,
+    /// By transfer, its name if the run has started it.
+    tickets: Vec<Ticket>,
     /// The blocks of the last run in the dynamic mode that its outputs lie in.
     pub dynamic: Vec<Option<Handle>>,
     pub data_dependent: DataDependent,
@@ -301,7 +301,12 @@ impl Session {
                         trace.name()
                     );
                 }
-                Ok(graph)
+                match self.world.spread().filter(|_| trace.is_training()) {
+                    Some(spread) => trace
+                        .with_random_numbers_by_grain(graph, spread)
+                        .map_err(Error::Value),
+                    None => Ok(graph),
+                }
             }
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {

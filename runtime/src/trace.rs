@@ -8,6 +8,7 @@ mod constants;
 mod debug;
 mod donate;
 mod gradients;
+mod grains;
 pub(crate) mod handle;
 mod learn;
 mod lengths;
@@ -91,8 +92,8 @@ struct Building {
     debugged: Vec<Debugged>,
     /// How the step is spread over ranks, as far as what is recorded depends on it.
     spreads: Vec<Option<Spread>>,
-    /// The part of the step that is being recorded, in a step of several.
-    part: Option<usize>,
+    /// Of each part of the graph but the first, its number if it is one of a step in parts.
+    parts: Vec<Option<usize>>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slabwise_comm::{Header, Kind};
-use slabwise_kernels::collective::{Transport, TransportError};
+use slabwise_kernels::collective::Transport;
 
 use crate::error::{Error, Result};
 pub(crate) use tree::{Tree, TreeSum};
@@ -144,12 +144,12 @@ impl World {
 
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.transport.as_ref().map_or(1, |t| t.ranks())
+        self.transport.as_ref().map_or(1, |t| t.world.size())
     }
 
     /// The number of this rank, from 0.
     pub fn rank(&self) -> usize {
-        self.transport.as_ref().map_or(0, |t| t.rank())
+        self.transport.as_ref().map_or(0, |t| t.world.rank())
     }
 
     /// The number of grains of a step.
@@ -176,17 +176,25 @@ impl World {
     }
 
     pub(crate) fn transport(&self) -> Option<&dyn Transport> {
-        self.transport
-            .as_deref()
-            .map(|ranks| ranks as &dyn Transport)
+        let ranks = self.transport.as_deref();
+        ranks.map(|ranks| &ranks.world as &dyn Transport)
     }
 
-    /// Bytes that this rank has sent to others so far: those of values, and those of the ranks'
-    /// meetings and agreements.
+    /// Bytes of values that this rank has sent to others so far, in the steps of programs.
     pub fn sent_bytes(&self) -> u64 {
-        let ranks = self.transport.iter();
-        ranks
-            .flat_map(|ranks| Kind::ALL.map(|kind| ranks.world.sent(kind).bytes))
+        self.sent_as(|kind| kind != Kind::Control)
+    }
+
+    /// Bytes that this rank has sent to others so far so that they meet and agree.
+    pub fn control_bytes(&self) -> u64 {
+        self.sent_as(|kind| kind == Kind::Control)
+    }
+
+    fn sent_as(&self, counts: impl Fn(Kind) -> bool) -> u64 {
+        let kinds = Kind::ALL.into_iter().filter(|kind| counts(*kind));
+        let ranks = self.transport.as_ref();
+        kinds
+            .map(|kind| ranks.map_or(0, |ranks| ranks.world.sent(kind).bytes))
             .sum()
     }
 
@@ -258,31 +266,11 @@ fn lost(error: slabwise_comm::Error) -> Error {
     Error::Peer(error.to_string())
 }
 
-/// Ranks as kernels see them.
+/// The ranks of a world of several.
 struct Ranks {
     world: slabwise_comm::World,
     /// Runs that have begun.
     runs: AtomicU64,
-}
-
-impl Transport for Ranks {
-    fn ranks(&self) -> usize {
-        self.world.size()
-    }
-
-    fn rank(&self) -> usize {
-        self.world.rank()
-    }
-
-    fn all_to_all(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {
-        let done = self.world.all_to_all("all_to_all", send, receive);
-        done.map_err(|e| TransportError(e.to_string()))
-    }
-
-    fn all_gather(&self, send: &[u8], receive: &mut [u8]) -> Result<(), TransportError> {
-        let done = self.world.all_gather("all_gather", send, receive);
-        done.map_err(|e| TransportError(e.to_string()))
-    }
 }
 
 impl fmt::Debug for World {

@@ -281,7 +281,10 @@ fn programs_in_micro_batches() {
 fn offloaded_programs() {
     let model = "gpt:layers=2,width=32,length=32";
     let compiled = Compiled::new(model, Dim::Fixed(4), "70%", true);
-    assert!(!compiled.program.copies.is_empty(), "nothing is offloaded");
+    assert!(
+        !compiled.program.transfers.is_empty(),
+        "nothing is offloaded"
+    );
     mutations_are_seen(compiled);
 }
 

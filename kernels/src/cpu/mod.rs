@@ -25,11 +25,11 @@ pub use team::Team;
 
 use smallvec::SmallVec;
 
-use crate::collective::{Transport, TransportError};
+use crate::collective::{Exchange, Transport, TransportError};
 use crate::memory::{Memory, Region};
 use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::spec::{Access, Body, CollectiveOp, Dims, MAX_ARGUMENTS, Operand, Spec};
+use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
 pub use crate::spec::{MAX_AXES, SpecError};
 
 /// The machine that kernels are prepared for.
@@ -324,48 +324,34 @@ impl Kernel {
         self.launch(memory, args, workspace, env, team, None)
     }
 
-    /// Runs a collective, whose bytes the transport moves.
+    /// Starts a collective, whose bytes the transport moves. [`Memory::finish_exchange`] ends it.
     ///
     /// # Errors
-    /// The transport's. The result is then undefined.
+    /// The transport's.
     ///
     /// # Panics
     /// As [`Kernel::run`], or if the kernel is no collective or one of another number of ranks.
-    pub fn exchange(
+    pub fn start_exchange(
         &self,
         memory: &mut Memory,
         args: &[Region],
         env: &Env,
         transport: &dyn Transport,
-    ) -> Result<(), TransportError> {
+    ) -> Result<Exchange, TransportError> {
         let Body::Collective(collective) = &self.spec.body else {
             panic!("a kernel that is no collective is given a transport")
         };
         assert_eq!(collective.ranks as usize, transport.ranks(), "ranks");
         self.check(args, &Region::default(), env);
-        let (from, to) = (&args[0], &args[1]);
-        memory.assert_readable(from);
-        memory.assert_writable(to);
-        let bytes = |argument: usize| {
+        // A collective's operands are contiguous.
+        let part = |argument: usize| {
             let (operand, dims, _) = &self.arguments[argument];
             let size = operand.dtype.bytes();
             let elements: usize = dims.iter().map(|d| d.usize_at(env)).product();
-            (operand.offset.usize_at(env) * size, elements * size)
+            let offset = operand.offset.usize_at(env) * size;
+            args[argument].part(offset as u64, (elements * size) as u64)
         };
-        let ((skipped, sent), (before, received)) = (bytes(0), bytes(1));
-        // SAFETY: `check` proved that both ranges lie inside their regions and that the regions do
-        // not overlap; a collective's operands are contiguous; `memory` is borrowed exclusively,
-        // and no copy in flight conflicts with either region.
-        let (send, receive) = unsafe {
-            (
-                std::slice::from_raw_parts(memory.address(from).add(skipped).cast_const(), sent),
-                std::slice::from_raw_parts_mut(memory.address(to).add(before), received),
-            )
-        };
-        match collective.op {
-            CollectiveOp::AllToAll => transport.all_to_all(send, receive),
-            CollectiveOp::AllGather => transport.all_gather(send, receive),
-        }
+        memory.start_exchange(transport, collective.op, [part(0), part(1)])
     }
 
     /// Runs a slice of a run of the sizes `whole`. Regions hold the slice's examples; regions of
@@ -498,7 +484,7 @@ impl Kernel {
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
                 Prepared::Iterate(_) => unreachable!("launched by its calls"),
-                Prepared::Collective => panic!("a collective runs by Kernel::exchange"),
+                Prepared::Collective => panic!("a collective runs by Kernel::start_exchange"),
             }
         }
         Ok(())

@@ -7,6 +7,7 @@ mod judge;
 mod mutations;
 mod offload;
 mod order;
+mod overlap;
 mod properties;
 mod remat;
 mod remat_graph;

@@ -14,30 +14,35 @@ const ALL: [Options; 5] = [
         in_place: true,
         reuse: true,
         effort: 100_000,
+        overlap: true,
     },
     Options {
         order: OrderPolicy::MinPeak,
         in_place: false,
         reuse: true,
         effort: 100_000,
+        overlap: true,
     },
     Options {
         order: OrderPolicy::Program,
         in_place: true,
         reuse: true,
         effort: 100_000,
+        overlap: true,
     },
     Options {
         order: OrderPolicy::Program,
         in_place: false,
         reuse: true,
         effort: 100_000,
+        overlap: true,
     },
     Options {
         order: OrderPolicy::MinPeak,
         in_place: true,
         reuse: false,
         effort: 100_000,
+        overlap: true,
     },
 ];
 

@@ -9,7 +9,8 @@ use slabwise::memory::export::{
 };
 use slabwise::shape::Dim;
 use slabwise::{
-    Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session,
+    Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session, Strategy,
+    World,
 };
 use slabwise_models::{Model, OptimizerKind};
 
@@ -79,9 +80,34 @@ pub struct Args {
     /// List the kernels in the order they run
     #[arg(long)]
     pub kernels: bool,
+    /// Plan a step of so many ranks, each of which takes its part of the batch
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with_all = ["frontier", "html", "snapshot", "perfetto", "pprof"])]
+    pub ranks: Option<u32>,
+    /// The values that each rank holds whole: all (replicated), or all but the optimizer's state
+    /// (zero1)
+    #[arg(long, value_enum, default_value_t = Strategies::Replicated, requires = "ranks")]
+    strategy: Strategies,
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// The strategies by their usual names.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Strategies {
+    Replicated,
+    Zero1,
+}
+
+impl Args {
+    /// The first rank of the world that a step is planned for, whose part of a batch is the largest.
+    fn world(&self) -> Result<World> {
+        let world = World::local(self.ranks.unwrap_or(1) as usize)?.swap_remove(0);
+        Ok(world.with_strategy(match self.strategy {
+            Strategies::Replicated => Strategy::Replicated,
+            Strategies::Zero1 => Strategy::ShardedState,
+        }))
+    }
 }
 
 impl Args {
@@ -102,6 +128,7 @@ impl Args {
             ("--optimizer (use --train)", self.optimizer.is_some()),
             ("--frontier", self.frontier),
             ("--no-run", self.no_run),
+            ("--ranks", self.ranks.is_some()),
             ("--snapshot", self.snapshot.is_some()),
             ("--perfetto", self.perfetto.is_some()),
             ("--pprof", self.pprof.is_some()),
@@ -166,12 +193,14 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
     let session = Session::new(args.device, params)?
         .with_budget(args.budget)
         .with_offload(args.offload);
-    let mut session = session.with_options(args.rounding.options());
+    let world = args.world()?;
+    let own = world.share(args.batch() as usize).len().max(1) as u32;
+    let mut session = session.with_options(args.rounding.options()).on(world)?;
     if let Some(folder) = &args.dump {
         session = session.with_dump(folder);
     }
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
-    let plan = of_batch(args.batch(), |batch| {
+    let plan = of_batch(own, |batch| {
         network.plan_training(&session, batch, optimizer)
     })?;
     if let Some(path) = &args.svg {
@@ -228,6 +257,19 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         });
         report["offloaded"] = offloaded.collect();
         report["overhead_pct"] = json!(100.0 * plan.budget_report().overhead);
+    }
+    if let Some(communication) = plan.communication() {
+        report["ranks"] = json!({
+            "ranks": communication.ranks,
+            "weights_bytes": plan.persistent().weights,
+            "state_bytes": plan.persistent().state,
+            "slab_bytes": plan.slab_bytes(),
+            "sent_bytes": communication.sent,
+            "collectives": communication.collectives,
+            "overlapped": communication.overlapped,
+            "in_flight_at_peak_bytes": communication.at_peak,
+            "in_flight_most_bytes": communication.most,
+        });
     }
     if args.kernels {
         report["kernel_names"] = plan.steps().collect();

@@ -1,4 +1,4 @@
-//! Agreement between ranks: facts, step headers, votes.
+//! Agreement between ranks: facts, step headers.
 
 use crate::engine::Movement;
 use crate::world::{Kind, World};
@@ -48,15 +48,6 @@ impl Header {
             sizes: std::array::from_fn(|i| short(24 + 4 * i)),
         }
     }
-}
-
-/// The outcome of a vote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vote {
-    /// The largest vote.
-    pub worst: u8,
-    /// The lowest rank that gave it.
-    pub rank: usize,
 }
 
 impl World {
@@ -163,20 +154,6 @@ impl World {
             }),
             _ => Ok(headers),
         }
-    }
-
-    /// The largest vote of all ranks. A step writes no weight before every rank has voted 0.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    pub fn vote(&self, own: u8) -> Result<Vote> {
-        let all = self.gather_small("vote", &[own])?;
-        let worst = all.iter().copied().max().unwrap_or(own);
-        let rank = all
-            .iter()
-            .position(|vote| *vote == worst)
-            .unwrap_or(self.rank());
-        Ok(Vote { worst, rank })
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::near::Arena;
+
 /// A movement of bytes in which every rank of a world takes part.
 ///
 /// In the table, `n` is the number of ranks and `c` the bytes of a chunk.
@@ -147,9 +149,14 @@ unsafe impl Send for Job {}
 impl Job {
     /// The bytes from which peers receive.
     pub(crate) fn outgoing(&self) -> *const u8 {
+        self.outgoing_bytes().0
+    }
+
+    /// The region from which peers receive.
+    pub(crate) fn outgoing_bytes(&self) -> (*const u8, usize) {
         match self.movement {
-            Movement::Broadcast { .. } => self.destination,
-            _ => self.source,
+            Movement::Broadcast { .. } => (self.destination, self.destination_len),
+            _ => (self.source, self.source_len),
         }
     }
 
@@ -183,6 +190,32 @@ pub(crate) unsafe fn copy_chunk(source: *const u8, destination: *mut u8, chunk: 
     }
 }
 
+/// Runs a movement over copies of the regions, which an engine that abandons them may keep after an
+/// error.
+pub(crate) fn with_copies<E>(
+    movement: Movement,
+    source: &[u8],
+    destination: &mut [u8],
+    abandons: bool,
+    run: impl FnOnce(Job) -> Result<(), E>,
+) -> Result<(), E> {
+    let source = source.to_vec();
+    let mut copy = destination.to_vec();
+    let ended = run(Job {
+        movement,
+        source: source.as_ptr(),
+        source_len: source.len(),
+        destination: copy.as_mut_ptr(),
+        destination_len: copy.len(),
+    });
+    match ended {
+        Ok(()) => destination.copy_from_slice(&copy),
+        Err(_) if abandons => std::mem::forget((source, copy)),
+        Err(_) => {}
+    }
+    ended
+}
+
 /// The reason why a movement ends without success. The world cannot be used afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -199,7 +232,7 @@ pub enum Stop {
     Failed(String),
 }
 
-/// The most movements of one rank that may be in flight.
+/// The most movements that a rank may have started since the first one that is in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 
 /// Moves bytes between the ranks of a world. All ranks start the same movements in the same order,
@@ -230,6 +263,18 @@ pub trait Engine: Send + Sync {
 
     /// Notes the step that this rank is at, for the reports of others.
     fn set_step(&self, step: u64);
+
+    /// Memory of this rank that others read in place; `None` if there are none for which it would
+    /// be of use, or the system has no such memory.
+    fn arena(&self, _bytes: usize) -> Option<Arena> {
+        None
+    }
+
+    /// The bytes that this rank has sent by messages so far, as opposed to those that peers have
+    /// read in place.
+    fn message_bytes(&self) -> u64 {
+        0
+    }
 
     /// Leaves the world. `is_lost` says that a wait has failed.
     fn close(&self, is_lost: bool);

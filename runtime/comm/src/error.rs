@@ -96,6 +96,22 @@ pub(crate) fn patience(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Durati
         })
 }
 
+/// Whether ranks of one machine read each other's memory: yes, unless `SLABWISE_NEAR` is 0.
+///
+/// # Errors
+/// If the variable is neither 0 nor 1.
+pub(crate) fn near(lookup: &dyn Fn(&str) -> Option<String>) -> Result<bool> {
+    let name = "SLABWISE_NEAR";
+    let text = lookup(name).unwrap_or_default();
+    match text.trim() {
+        "" | "1" => Ok(true),
+        "0" => Ok(false),
+        _ => Err(Error::Join(format!(
+            "{name} is {text:?}, but must be 0 (ranks of one machine send messages) or 1"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,13 +14,13 @@ mod error;
 pub mod launch;
 mod launcher;
 mod library;
-mod mesh;
 mod mpi;
 mod near;
+mod transport;
 mod world;
 
-pub use agree::{Header, Vote};
+pub use agree::Header;
 pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 pub use error::{Error, Result};
-pub use mesh::Mesh;
+pub use near::Arena;
 pub use world::{Kind, Sent, Ticket, World};

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, Job, Movement, Stop};
+use crate::engine::{Engine, Movement, Stop, with_copies};
 use crate::launcher::{Family, Place};
 use crate::library::{self, Surroundings};
+use crate::near::Introduction;
 use crate::{Error, Result};
 use calls::Calls;
 pub(crate) use engine::Mpi;
@@ -24,7 +25,7 @@ const ADDRESS: usize = 16 + 2 + 4 + 64;
 /// The most bytes of a host's name.
 const HOST: usize = 64;
 /// The movements that joining takes.
-pub(crate) const JOINING: u64 = 3;
+pub(crate) const JOINING: u64 = 4;
 
 /// Loads the launcher's MPI and connects the ranks.
 ///
@@ -34,7 +35,7 @@ pub(crate) fn join(
     family: Option<Family>,
     place: Option<Place>,
     variable: &str,
-    patience: Duration,
+    (patience, near): (Duration, bool),
 ) -> Result<Mpi> {
     let (library, file) = library::open(&Surroundings::of_this_process(), family, None)?;
     let calls = Calls::bind(library, &file)?;
@@ -72,18 +73,22 @@ pub(crate) fn join(
         return Err(error);
     }
     if mpi.size > 1 {
-        connect(&mpi, patience)?;
+        connect(&mpi, patience, near)?;
     }
     Ok(mpi)
 }
 
 /// Connects the lifeline. Rank 0 says through MPI where it listens.
-fn connect(mpi: &Mpi, patience: Duration) -> Result<()> {
+fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     let until = Instant::now() + patience.min(Duration::from_secs(86_400));
     let own = host();
-    let mut hosts = vec![0; HOST * mpi.size];
-    run(mpi, 0, Movement::AllGather, &own, &mut hosts, until)?;
-    let is_one_machine = hosts.chunks_exact(HOST).all(|host| host == own);
+    let mut near = Introduction::new(mpi.rank, near);
+    let card = [&own[..], &near.to_bytes()].concat();
+    let mut cards = vec![0; card.len() * mpi.size];
+    run(mpi, 0, Movement::AllGather, &card, &mut cards, until)?;
+    let cards = cards.chunks_exact(card.len());
+    let is_one_machine = cards.clone().all(|card| card[..HOST] == own);
+    let others: Vec<u8> = cards.flat_map(|card| &card[HOST..]).copied().collect();
     let failed = |e: std::io::Error| Error::Join(format!("rank 0 cannot listen: {e}"));
     let mut address = [0; ADDRESS];
     let mut listener = None;
@@ -132,7 +137,16 @@ fn connect(mpi: &Mpi, patience: Duration) -> Result<()> {
         }
     };
     mpi.set_lifeline(line);
-    run(mpi, 2, Movement::Barrier, &[], &mut [], until)
+    // Windows are open on all ranks until all have looked.
+    let own = near.look(&others);
+    let mut seen = vec![0; own.len() * mpi.size];
+    run(mpi, 2, Movement::AllGather, &own, &mut seen, until)?;
+    // All have ended these movements by messages before the first one that is near.
+    run(mpi, 3, Movement::Barrier, &[], &mut [], until)?;
+    if let Some(near) = near.meet(&seen) {
+        mpi.set_near(near);
+    }
+    Ok(())
 }
 
 /// Runs a movement of joining.
@@ -144,38 +158,22 @@ fn run(
     destination: &mut [u8],
     until: Instant,
 ) -> Result<()> {
-    let source = source.to_vec();
-    let mut copy = destination.to_vec();
-    let job = Job {
-        movement,
-        source: source.as_ptr(),
-        source_len: source.len(),
-        destination: copy.as_mut_ptr(),
-        destination_len: copy.len(),
-    };
-    // SAFETY: the vectors are not accessed before the movement has ended, and are never freed if
-    // it fails.
-    let ended = unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until));
-    match ended {
-        Ok(()) => {
-            destination.copy_from_slice(&copy);
-            Ok(())
-        }
-        Err(stop) => {
-            std::mem::forget((source, copy));
-            Err(Error::Join(match stop {
-                Stop::Lost { rank, why } => {
-                    format!(
-                        "rank {rank} of {} {why} while the ranks were connected",
-                        mpi.size
-                    )
-                }
-                Stop::Mismatch(why) | Stop::Failed(why) => {
-                    format!("the ranks could not be connected: {why}")
-                }
-            }))
-        }
-    }
+    let ended = with_copies(movement, source, destination, true, |job| {
+        // SAFETY: the regions are not accessed before the movement has ended, and are never freed
+        // if it fails.
+        unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until))
+    });
+    ended.map_err(|stop| {
+        Error::Join(match stop {
+            Stop::Lost { rank, why } => {
+                let size = mpi.size;
+                format!("rank {rank} of {size} {why} while the ranks were connected")
+            }
+            Stop::Mismatch(why) | Stop::Failed(why) => {
+                format!("the ranks could not be connected: {why}")
+            }
+        })
+    })
 }
 
 /// The name of this machine, padded with zeros.

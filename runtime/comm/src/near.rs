@@ -1,246 +1,264 @@
-//! The engine between threads of one process: ranks read their peers' bytes in place.
+//! Movements between ranks that see each other's memory: they copy their peers' bytes in place.
+//!
+//! The ranks are threads of one process ([`local`]) or processes of one machine
+//! ([`processes`]). Either way each rank says in an [`Area`] how far it is: that it has started a
+//! movement, with the place of its bytes, and that it has received all of its own. A movement ends
+//! when all ranks have said the latter, because then nobody reads this rank's bytes any more.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+mod area;
+mod local;
+mod processes;
+mod segment;
 
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop, copy_chunk};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// The state that the ranks share.
-struct Hub {
-    state: Mutex<State>,
-    changed: Condvar,
+use crate::engine::{IN_FLIGHT_MAX, Job, Stop, copy_chunk};
+use area::{Area, Place, movement};
+pub(crate) use local::Local;
+pub use processes::Arena;
+pub(crate) use processes::{Introduction, Processes};
+
+/// The time for which a rank looks without sleeping.
+const SPIN: Duration = Duration::from_micros(20);
+/// The longest sleep between two looks at the fate of others.
+const NAP: Duration = Duration::from_millis(20);
+
+/// What happened to a rank that did not arrive, in words.
+pub(crate) fn not_arrived(step: u64, waited: Duration) -> String {
+    let seconds = waited.as_secs_f64();
+    format!("has not arrived after {seconds:.1} s (it is at step {step})")
 }
 
-struct State {
-    /// Movements in flight; number `seq` is in slot `seq % IN_FLIGHT_MAX`.
-    slots: Vec<Slot>,
-    /// Ranks that have left the world.
-    left: Vec<bool>,
-    /// The step of each rank.
-    steps: Vec<u64>,
-    /// The first rank that was lost, and what happened to it.
-    lost: Option<(usize, String)>,
+/// The memory of peers.
+pub(crate) trait Sight: Send + Sync {
+    /// The area of a rank; `None` if this rank does not see it.
+    fn area(&self, rank: usize) -> Option<&Area>;
+
+    /// The place of this rank's bytes, as its peers see them. Small bytes may be copied.
+    fn place(&self, seq: u64, bytes: (*const u8, usize)) -> Place;
+
+    /// Gives `read` the address of a peer's bytes at a place, of which the first `end` are read. It
+    /// is valid until `read` returns.
+    ///
+    /// # Errors
+    /// If they cannot be seen, in words.
+    fn with_bytes(
+        &self,
+        rank: usize,
+        seq: u64,
+        place: Place,
+        end: usize,
+        read: &mut dyn FnMut(*const u8),
+    ) -> Result<(), String>;
 }
 
-struct Slot {
-    /// The movement that it is for.
-    seq: u64,
-    /// The jobs of the ranks that have started it.
-    jobs: Vec<Option<Job>>,
-    /// The ranks that have received all of their bytes.
-    done: Vec<bool>,
-    /// The number of ranks that are copying at this moment.
-    reading: usize,
-}
+/// The news from which a rank learns that a peer will not come.
+pub(crate) trait Fate {
+    /// The reason why a movement cannot end, though time is left; `is_missing` says which ranks
+    /// it waits for.
+    fn verdict(&self, seq: u64, is_missing: &dyn Fn(usize) -> bool) -> Option<Stop>;
 
-impl Slot {
-    fn arrived(&self) -> bool {
-        self.jobs.iter().all(Option::is_some)
+    /// Gives up a movement because a rank has not arrived in time; it is at this step.
+    fn late(&self, rank: usize, step: u64, waited: Duration) -> Stop;
+
+    /// Asks whether peers' bytes may be read now.
+    ///
+    /// # Errors
+    /// If the world has ended.
+    fn begin_reading(&self) -> Result<(), Stop> {
+        Ok(())
     }
 
-    /// The first difference between the jobs of ranks.
-    fn mismatch(&self) -> Option<String> {
-        let shown = |rank: usize, job: &Job| {
-            format!(
-                "{:?} of {} bytes on rank {rank}",
-                job.movement, job.destination_len
-            )
-        };
-        let mut jobs = self.jobs.iter().flatten().enumerate();
-        let (_, first) = jobs.next()?;
-        let same = |job: &Job| {
-            (job.movement, job.destination_len) == (first.movement, first.destination_len)
-        };
-        let (rank, other) = jobs.find(|(_, job)| !same(job))?;
-        Some(format!("{}, {}", shown(0, first), shown(rank, other)))
-    }
+    /// Says that reading has ended.
+    fn end_reading(&self) {}
 }
 
-/// A rank's end of the engine.
-pub(crate) struct Near {
-    hub: Arc<Hub>,
+/// A rank among the ranks that it sees.
+pub(crate) struct Near<S> {
+    sight: S,
     rank: usize,
     size: usize,
-    /// Copies of all ranks' jobs, kept so that waiting allocates nothing.
-    jobs: Mutex<Vec<Job>>,
+    jobs: Mutex<[Option<Job>; IN_FLIGHT_MAX]>,
 }
 
-impl Near {
-    /// The ends of a world of `size` ranks, by rank.
-    pub fn world(size: usize) -> Vec<Near> {
-        let slots = (0..IN_FLIGHT_MAX as u64).map(|seq| Slot {
-            seq,
-            jobs: vec![None; size],
-            done: vec![false; size],
-            reading: 0,
-        });
-        let state = State {
-            slots: slots.collect(),
-            left: vec![false; size],
-            steps: vec![0; size],
-            lost: None,
-        };
-        let hub = Arc::new(Hub {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        });
-        (0..size)
-            .map(|rank| Near {
-                hub: Arc::clone(&hub),
-                rank,
-                size,
-                jobs: Mutex::new(Vec::with_capacity(size)),
-            })
-            .collect()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock, and a rank that unwinds must still be able to
-        // leave.
-        self.hub
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Declares a rank lost, unless another one is already, and returns the error of this rank.
-    /// Waits until no peer reads this rank's bytes: later readers see the loss first.
-    fn lose(&self, mut state: MutexGuard<'_, State>, rank: usize, why: String) -> Stop {
-        state.lost.get_or_insert((rank, why));
-        self.hub.changed.notify_all();
-        while state.slots.iter().any(|slot| slot.reading > 0) {
-            state = self
-                .hub
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        let (rank, why) = state.lost.clone().expect("just set");
-        Stop::Lost { rank, why }
-    }
-
-    /// Waits until `is_over`, and fails if one of the ranks that it waits for is lost or late.
-    fn wait_for<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        seq: u64,
-        until: Instant,
-        is_over: impl Fn(&Slot) -> bool,
-        is_missing: impl Fn(&Slot, usize) -> bool,
-    ) -> Result<MutexGuard<'a, State>, Stop> {
-        let begun = Instant::now();
-        loop {
-            let slot = &state.slots[seq as usize % IN_FLIGHT_MAX];
-            // A slot that is used again has ended for all.
-            if slot.seq != seq || is_over(slot) {
-                return Ok(state);
-            }
-            if let Some((rank, why)) = state.lost.clone() {
-                return Err(self.lose(state, rank, why));
-            }
-            let missing = |rank: &usize| is_missing(slot, *rank);
-            let gone = (0..self.size)
-                .filter(missing)
-                .find(|&rank| state.left[rank]);
-            if let Some(rank) = gone {
-                return Err(self.lose(state, rank, "has left the world".into()));
-            }
-            let now = Instant::now();
-            if now >= until {
-                let late = (0..self.size).find(missing).unwrap_or(self.rank);
-                let why = format!(
-                    "has not arrived after {:.1} s (it is at step {})",
-                    (now - begun).as_secs_f64(),
-                    state.steps[late]
-                );
-                return Err(self.lose(state, late, why));
-            }
-            let waited = self.hub.changed.wait_timeout(state, until - now);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+impl<S: Sight> Near<S> {
+    fn over(sight: S, rank: usize, size: usize) -> Near<S> {
+        Near {
+            sight,
+            rank,
+            size,
+            jobs: Mutex::new([None; IN_FLIGHT_MAX]),
         }
     }
-}
 
-impl Engine for Near {
-    fn name(&self) -> String {
-        format!("{} threads of one process", self.size)
+    /// Whether this rank sees another one's memory.
+    pub fn sees(&self, rank: usize) -> bool {
+        rank != self.rank && self.sight.area(rank).is_some()
     }
 
-    unsafe fn start(&self, seq: u64, job: Job) -> Result<(), Stop> {
-        let mut state = self.state();
-        if let Some((rank, why)) = state.lost.clone() {
-            return Err(self.lose(state, rank, why));
-        }
-        let slot = &mut state.slots[seq as usize % IN_FLIGHT_MAX];
-        assert_eq!(
-            slot.seq, seq,
-            "no more movements are in flight than there are slots"
-        );
-        slot.jobs[self.rank] = Some(job);
-        if slot.arrived() {
-            self.hub.changed.notify_all();
+    /// Whether this rank sees the memory of all others.
+    pub fn sees_all(&self) -> bool {
+        (0..self.size).all(|rank| self.sight.area(rank).is_some())
+    }
+
+    /// The other ranks that this one sees, with their areas.
+    fn peers(&self) -> impl Iterator<Item = (usize, &Area)> {
+        let others = (0..self.size).filter(|rank| *rank != self.rank);
+        others.filter_map(|rank| Some((rank, self.sight.area(rank)?)))
+    }
+
+    fn own(&self) -> &Area {
+        self.sight.area(self.rank).expect("a rank sees itself")
+    }
+
+    /// The jobs in flight, by slot.
+    fn jobs(&self) -> MutexGuard<'_, [Option<Job>; IN_FLIGHT_MAX]> {
+        // No code panics while it holds the lock.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn job(&self, seq: u64) -> Job {
+        self.jobs()[seq as usize % IN_FLIGHT_MAX].expect("it was started")
+    }
+
+    /// Starts a movement. Returns whether peers see this rank's bytes; else they need messages.
+    pub fn start(&self, seq: u64, job: Job) -> bool {
+        self.jobs()[seq as usize % IN_FLIGHT_MAX] = Some(job);
+        let place = self.sight.place(seq, job.outgoing_bytes());
+        self.own().start(seq, &job, place);
+        place != Place::Elsewhere
+    }
+
+    /// Whether a peer's bytes of a movement that it has started come by messages.
+    pub fn needs_messages(&self, rank: usize, seq: u64) -> bool {
+        self.sight
+            .area(rank)
+            .is_some_and(|area| area.posted(seq).place == Place::Elsewhere)
+    }
+
+    /// Waits until all peers have started a movement, and compares it with theirs.
+    pub fn arrive(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
+        self.wait_for_all(seq, until, fate, |area| area.has_started(seq))?;
+        let own = self.own().posted(seq);
+        for (_, area) in self.peers() {
+            let other = area.posted(seq);
+            if (own.movement, own.len) != (other.movement, other.len) {
+                return Err(Stop::Mismatch(self.difference(seq)));
+            }
         }
         Ok(())
     }
 
-    fn wait(&self, seq: u64, until: Instant) -> Result<(), Stop> {
-        let at = seq as usize % IN_FLIGHT_MAX;
-        let mut state = self.wait_for(self.state(), seq, until, Slot::arrived, |slot, rank| {
-            slot.jobs[rank].is_none()
-        })?;
-        if let Some(why) = state.slots[at].mismatch() {
-            return Err(Stop::Mismatch(why));
-        }
-        if let Some((rank, why)) = state.lost.clone() {
-            return Err(self.lose(state, rank, why));
-        }
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.clear();
-        jobs.extend(state.slots[at].jobs.iter().flatten());
-        state.slots[at].reading += 1;
-        drop(state);
-        let own = jobs[self.rank];
-        for (sender, job) in jobs.iter().enumerate() {
-            let chunk = own
+    /// The job of a movement that has arrived, if bytes of a peer come by messages.
+    pub fn hidden(&self, seq: u64) -> Option<Job> {
+        let is_hidden = |(_, area): (usize, &Area)| area.posted(seq).place == Place::Elsewhere;
+        self.peers().any(is_hidden).then(|| self.job(seq))
+    }
+
+    /// Copies the bytes of a movement that this rank sees. Its own chunk is one of them.
+    pub fn receive(&self, seq: u64, fate: &impl Fate) -> Result<(), Stop> {
+        let job = self.job(seq);
+        fate.begin_reading()?;
+        let copied = self.copy(seq, &job);
+        fate.end_reading();
+        copied.map_err(Stop::Failed)
+    }
+
+    fn copy(&self, seq: u64, job: &Job) -> Result<(), String> {
+        // SAFETY: the promise of `Engine::start`.
+        unsafe { job.copy_own(self.rank, self.size) };
+        for (sender, area) in self.peers() {
+            let chunk = job
                 .movement
-                .chunk(self.rank, sender, self.size, own.destination_len);
-            if let Some(chunk) = chunk {
-                // SAFETY: all ranks have started this movement with equal lengths. A peer's source
-                // stays valid and unwritten until its wait returns, which happens after `reading`
-                // has become 0 and, without a loss, after this rank is done.
-                unsafe { copy_chunk(job.outgoing(), own.destination, chunk) };
+                .chunk(self.rank, sender, self.size, job.destination_len);
+            let (Some(chunk), place) = (chunk, area.posted(seq).place) else {
+                continue;
+            };
+            if place == Place::Elsewhere || chunk.len == 0 {
+                continue;
+            }
+            let mut read = |from: *const u8| {
+                // SAFETY: all ranks that this one sees have started this movement with equal
+                // lengths, so that the chunk lies in the source, at `from`, and in the destination.
+                // A peer's source stays unwritten until this rank has said that it has ended.
+                unsafe { copy_chunk(from, job.destination, chunk) };
+            };
+            let end = chunk.from + chunk.len;
+            self.sight
+                .with_bytes(sender, seq, place, end, &mut read)
+                .map_err(|why| format!("the memory of rank {sender} cannot be seen: {why}"))?;
+        }
+        Ok(())
+    }
+
+    /// Says that this rank has received all of its bytes, and waits until all peers have.
+    pub fn finish(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
+        self.own().end(seq);
+        self.wait_for_all(seq, until, fate, |area| area.has_ended(seq))
+    }
+
+    /// Waits until something is true of the areas of all peers.
+    fn wait_for_all(
+        &self,
+        seq: u64,
+        until: Instant,
+        fate: &impl Fate,
+        is_there: impl Fn(&Area) -> bool,
+    ) -> Result<(), Stop> {
+        let begun = Instant::now();
+        for (rank, area) in self.peers() {
+            loop {
+                let bell = area.bell();
+                if is_there(area) {
+                    break;
+                }
+                if begun.elapsed() < SPIN {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                let is_missing = |rank: usize| {
+                    let area = self.sight.area(rank);
+                    rank != self.rank && area.is_some_and(|area| !is_there(area))
+                };
+                if let Some(stop) = fate.verdict(seq, &is_missing) {
+                    return Err(stop);
+                }
+                let now = Instant::now();
+                if now >= until {
+                    return Err(fate.late(rank, area.step(), now - begun));
+                }
+                area.sleep(bell, NAP.min(until - now));
             }
         }
-        drop(jobs);
-        let mut state = self.state();
-        let slot = &mut state.slots[at];
-        slot.reading -= 1;
-        slot.done[self.rank] = true;
-        if slot.done.iter().all(|done| *done) {
-            slot.seq += IN_FLIGHT_MAX as u64;
-            slot.jobs.fill(None);
-            slot.done.fill(false);
-        }
-        self.hub.changed.notify_all();
-        self.wait_for(state, seq, until, |_| false, |slot, rank| !slot.done[rank])
-            .map(drop)
+        Ok(())
     }
 
-    fn abandons(&self) -> bool {
-        false
+    /// The first difference between a movement of this rank and others, in words that are the same
+    /// on all that see each other.
+    fn difference(&self, seq: u64) -> String {
+        let seen = (0..self.size).filter_map(|rank| Some((rank, self.sight.area(rank)?)));
+        let all: Vec<_> = seen
+            .map(|(rank, area)| (rank, area.posted(seq)))
+            .map(|(rank, posted)| (rank, posted.movement, posted.len))
+            .collect();
+        let shown = |(rank, code, len): (usize, u64, u64)| {
+            format!("{:?} of {len} bytes on rank {rank}", movement(code))
+        };
+        let other = all
+            .iter()
+            .find(|one| (one.1, one.2) != (all[0].1, all[0].2));
+        let other = other.copied().unwrap_or(all[0]);
+        format!("{}, {}", shown(all[0]), shown(other))
     }
 
-    fn set_step(&self, step: u64) {
-        self.state().steps[self.rank] = step;
+    /// Notes the step that this rank is at.
+    pub fn set_step(&self, step: u64) {
+        self.own().set_step(step);
     }
 
-    fn close(&self, _is_lost: bool) {
-        let mut state = self.state();
-        state.left[self.rank] = true;
-        self.hub.changed.notify_all();
-        let open = |slot: &Slot| slot.jobs[self.rank].is_some();
-        if state.slots.iter().any(open) {
-            self.lose(state, self.rank, "has left the world".into());
-        }
+    /// Whether a movement was started and has not ended.
+    fn has_open(&self) -> bool {
+        self.own().has_open()
     }
 }

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
-use crate::near::Near;
-use crate::{Error, Mesh, Result, error, mpi};
+use crate::near::{Arena, Local};
+use crate::{Error, Result, error, mpi};
 
 /// A rank's membership in a group of processes, or threads, that run one program.
 ///
@@ -44,8 +44,8 @@ struct Inner {
 struct Sequence {
     /// The number of the next movement.
     next: u64,
-    /// The number of movements that are not finished.
-    in_flight: usize,
+    /// The movements that are not finished: number `seq` is bit `seq % IN_FLIGHT_MAX`.
+    in_flight: u64,
     step: u64,
     /// The number of the step's first movement.
     first: u64,
@@ -70,7 +70,7 @@ pub enum Kind {
     Broadcast,
     /// Cyclic sends.
     Shift,
-    /// Small messages of the runtime: headers, votes, agreements, barriers.
+    /// Small messages of the runtime: headers, agreements, barriers.
     Control,
 }
 
@@ -108,9 +108,9 @@ pub struct Sent {
 #[derive(Debug)]
 #[must_use = "a movement ends in `World::finish`"]
 pub struct Ticket {
-    seq: u64,
-    step: u64,
-    collective: u64,
+    pub(crate) seq: u64,
+    pub(crate) step: u64,
+    pub(crate) collective: u64,
 }
 
 impl World {
@@ -122,8 +122,8 @@ impl World {
     /// A world of ranks that are threads of this process: one element for each, by rank. It is
     /// empty for a size of 0.
     pub fn local(size: usize) -> Vec<World> {
-        let ends = Near::world(size).into_iter().enumerate();
-        ends.map(|(rank, near)| World::over(Box::new(near), (rank, size), error::PATIENCE, 0))
+        let ends = Local::world(size).into_iter().enumerate();
+        ends.map(|(rank, end)| World::over(Box::new(end), (rank, size), error::PATIENCE, 0))
             .collect()
     }
 
@@ -136,7 +136,7 @@ impl World {
     pub fn join() -> Result<World> {
         static JOINED: Mutex<Option<Weak<Inner>>> = Mutex::new(None);
         let lookup = |name: &str| std::env::var(name).ok();
-        let patience = error::patience(&lookup)?;
+        let (patience, near) = (error::patience(&lookup)?, error::near(&lookup)?);
         let (family, place, variable) = match launcher(&lookup)? {
             Launcher::None => return Ok(World::alone().with_patience(patience)),
             Launcher::Torchrun(place) if place.size == 1 => {
@@ -161,7 +161,7 @@ impl World {
                 Error::Join("this process has left its world, and MPI starts only once".into())
             });
         }
-        let mpi = mpi::join(family, place, variable, patience)?;
+        let mpi = mpi::join(family, place, variable, (patience, near))?;
         let place = (mpi.rank, mpi.size);
         let next = if mpi.size > 1 { mpi::JOINING } else { 0 };
         let world = World::over(Box::new(mpi), place, patience, next);
@@ -219,14 +219,6 @@ impl World {
         self
     }
 
-    /// Named axes over the ranks, the last one between adjacent ranks.
-    ///
-    /// # Errors
-    /// If the product of the lengths is not the number of ranks.
-    pub fn mesh<'a>(&self, axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Mesh> {
-        Mesh::new(self.size(), axes)
-    }
-
     /// Notes that a step begins: errors and heartbeats name it, and the collectives in it are
     /// numbered from 0.
     pub fn begin_step(&self, step: u64) {
@@ -251,15 +243,63 @@ impl World {
         self.sequence().lost.clone()
     }
 
-    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
-    /// kind. At most [`IN_FLIGHT_MAX`] may be in flight.
+    /// Starts a movement over regions of the caller's, and returns at once. It copies nothing but
+    /// the chunk that a rank sends to itself, and allocates nothing. [`World::finish`] ends it; the
+    /// movements in flight may be finished in any order that is the same on all ranks.
     ///
     /// # Errors
-    /// If the lengths do not fit, too many movements are in flight, or the world is lost.
+    /// If the lengths do not fit [`Movement`]'s table, [`IN_FLIGHT_MAX`] movements have been
+    /// started since one that is not finished, or the world is lost.
     ///
     /// # Safety
-    /// As for [`Engine::start`], until [`World::finish`] has returned.
-    pub unsafe fn start(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
+    /// Until [`World::finish`] has returned `Ok`, both regions stay valid, the source is not
+    /// written, and the destination is neither read nor written. They do not overlap, except that
+    /// the source of an all-gather may be its own chunk of the destination. If it returns an `Err`
+    /// or is not called, the same holds for the rest of the process, because a thread that waits
+    /// in a foreign library may still access them; [`World::abandons`] says whether one may.
+    pub unsafe fn start(
+        &self,
+        name: &str,
+        movement: Movement,
+        source: *const [u8],
+        destination: *mut [u8],
+    ) -> Result<Ticket> {
+        let job = Job {
+            movement,
+            source: source.cast(),
+            source_len: source.len(),
+            destination: destination.cast(),
+            destination_len: destination.len(),
+        };
+        // SAFETY: the caller promises as much.
+        unsafe { self.start_job(name, job, None) }
+    }
+
+    /// Memory of zeros whose bytes the other ranks of this machine read in place when a movement
+    /// sends them; nothing is copied on the way. `None` if they see all of this rank's memory
+    /// anyway or none of it, or the system has no such memory: movements work from any memory.
+    pub fn arena(&self, bytes: usize) -> Option<Arena> {
+        self.0.engine.arena(bytes)
+    }
+
+    /// The bytes that this rank has sent by messages so far, as opposed to those that ranks of its
+    /// machine have read in place. It counts those of joining too.
+    pub fn message_bytes(&self) -> u64 {
+        self.0.engine.message_bytes()
+    }
+
+    /// Whether the regions of a movement that failed may still be accessed, and must stay valid for
+    /// the rest of the process.
+    pub fn abandons(&self) -> bool {
+        self.0.engine.abandons()
+    }
+
+    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
+    /// kind.
+    ///
+    /// # Safety
+    /// As for [`World::start`].
+    unsafe fn start_job(&self, name: &str, job: Job, kind: Option<Kind>) -> Result<Ticket> {
         let check = job
             .movement
             .check(self.size(), job.source_len, job.destination_len);
@@ -268,10 +308,11 @@ impl World {
         if let Some(lost) = &sequence.lost {
             return Err(lost.clone());
         }
-        if sequence.in_flight == IN_FLIGHT_MAX {
+        let slot = 1 << (sequence.next % IN_FLIGHT_MAX as u64);
+        if sequence.in_flight & slot != 0 {
             return Err(Error::Size(format!(
-                "\"{name}\" would be the {}th collective in flight: finish one first",
-                IN_FLIGHT_MAX + 1
+                "\"{name}\" is the {IN_FLIGHT_MAX}th collective after one that is not finished: \
+                 finish that one first"
             )));
         }
         let ticket = Ticket {
@@ -285,7 +326,7 @@ impl World {
             return Err(self.lose(sequence, &ticket, name, stop));
         }
         sequence.next += 1;
-        sequence.in_flight += 1;
+        sequence.in_flight |= slot;
         drop(sequence);
         let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.movement)) as usize];
         let bytes = (0..self.size())
@@ -316,7 +357,7 @@ impl World {
         let mut sequence = self.sequence();
         match waited {
             Ok(()) => {
-                sequence.in_flight -= 1;
+                sequence.in_flight &= !(1 << (ticket.seq % IN_FLIGHT_MAX as u64));
                 Ok(())
             }
             Err(stop) => Err(self.lose(sequence, &ticket, name, stop)),
@@ -380,25 +421,12 @@ impl World {
         destination: &mut [u8],
         kind: Option<Kind>,
     ) -> Result<()> {
-        let source = source.to_vec();
-        let mut copy = destination.to_vec();
-        let job = Job {
-            movement,
-            source: source.as_ptr(),
-            source_len: source.len(),
-            destination: copy.as_mut_ptr(),
-            destination_len: copy.len(),
-        };
-        // SAFETY: both vectors live until the movement has ended, and nothing else accesses them;
-        // after an error they are never freed if the engine may still use them.
-        let ended =
-            unsafe { self.start(name, job, kind) }.and_then(|ticket| self.finish(ticket, name));
-        match ended {
-            Ok(()) => destination.copy_from_slice(&copy),
-            Err(_) if self.0.engine.abandons() => std::mem::forget((source, copy)),
-            Err(_) => {}
-        }
-        ended
+        with_copies(movement, source, destination, self.abandons(), |job| {
+            // SAFETY: both regions live until the movement has ended, and nothing else accesses
+            // them; after an error they are never freed if the engine may still use them.
+            let ticket = unsafe { self.start_job(name, job, kind) }?;
+            self.finish(ticket, name)
+        })
     }
 
     fn sequence(&self) -> MutexGuard<'_, Sequence> {

@@ -15,7 +15,7 @@ use std::{env, fs, process, thread};
 
 use exercise::exercise;
 use slabwise_comm::launch::{self, Launch};
-use slabwise_comm::{Error, World};
+use slabwise_comm::{Error, Movement, World};
 
 /// The variable that makes this program a rank.
 const ROLE: &str = "SLABWISE_TEST_RANK";
@@ -57,6 +57,13 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
                 world.size(),
                 world.engine()
             );
+        }
+        // Prints whether arenas can be had, and the bytes that exchanges from them sent by messages.
+        "arenas" => {
+            let before = world.message_bytes();
+            let has_arenas = from_arenas(&world, number(first))?;
+            let sent = world.message_bytes() - before;
+            println!("rank {} arenas {has_arenas} messages {sent}", world.rank());
         }
         // Rank `first` kills itself after so many milliseconds, and others say how long they took.
         "die" => {
@@ -104,12 +111,12 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
         }
         // Fails until a file exists, which the first run makes.
         "restart" => {
-            let vote = world.vote(u8::from(!Path::new(first).exists()))?;
+            let seen = world.gather_values("files", &[u8::from(Path::new(first).exists())])?;
             world.barrier("all have looked")?;
             fs::write(first, b"").expect("a writable folder");
             // Without leaving first, the other rank could miss the last bytes of this one.
             drop(world);
-            if vote.worst > 0 {
+            if seen.iter().any(|seen| *seen == [0]) {
                 process::exit(5);
             }
             println!("second run");
@@ -117,6 +124,52 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
         _ => panic!("no role {role}"),
     }
     Ok(())
+}
+
+/// Moves bytes out of arenas that are replaced by larger ones, and checks all of them. Returns
+/// whether there were arenas.
+fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
+    let (rank, size) = (world.rank(), world.size());
+    let mut has_arenas = true;
+    for round in 0..70 {
+        let len = 4096 * (1 + round % 7);
+        let arena = world.arena(size * len);
+        has_arenas &= arena.is_some();
+        let mut own: Box<dyn AsMut<[u8]>> = match arena {
+            Some(arena) => Box::new(arena),
+            None => Box::new(vec![0; size * len]),
+        };
+        let own = (*own).as_mut();
+        let byte = |from: usize, to: usize| (seed as usize + round * 31 + from * 7 + to * 3) as u8;
+        for (to, chunk) in own.chunks_exact_mut(len).enumerate() {
+            chunk.fill(byte(rank, to));
+        }
+        let mut all = vec![0; size * len];
+        let mut next = vec![0; len];
+        // SAFETY: the regions are not accessed before both movements have ended; after an error
+        // the process ends without freeing them.
+        let moved = unsafe {
+            let exchange = world.start("exchange", Movement::AllToAll, &*own, &mut *all)?;
+            let shift = Movement::Shift { by: 1 };
+            let shifted = world.start("shift", shift, &own[..len], &mut *next)?;
+            world
+                .finish(exchange, "exchange")
+                .and_then(|()| world.finish(shifted, "shift"))
+        };
+        if let Err(error) = moved {
+            std::mem::forget((all, next));
+            return Err(error);
+        }
+        for (from, chunk) in all.chunks_exact(len).enumerate() {
+            assert!(
+                chunk.iter().all(|b| *b == byte(from, rank)),
+                "round {round}"
+            );
+        }
+        let before = (rank + size - 1) % size;
+        assert!(next.iter().all(|b| *b == byte(before, 0)), "round {round}");
+    }
+    Ok(has_arenas)
 }
 
 fn now() -> u128 {
@@ -263,6 +316,62 @@ fn collectives_work_over_every_dialect() {
         assert_eq!(count(&told, "done "), ranks, "{name}: {told}");
         assert!(told.contains(name), "{told}");
     }
+}
+
+/// The bytes that a rank sent by messages in the role "arenas".
+fn messages_of(told: &str, rank: usize, has_arenas: bool) -> u64 {
+    let says = format!("rank {rank} arenas {has_arenas} messages ");
+    let sent = told
+        .split(&says)
+        .nth(1)
+        .and_then(|rest| rest.lines().next());
+    sent.and_then(|sent| sent.trim().parse().ok())
+        .unwrap_or_else(|| panic!("no {says:?} in {told}"))
+}
+
+/// Those of all of three ranks.
+fn messages(told: &str, has_arenas: bool) -> [u64; 3] {
+    [0, 1, 2].map(|rank| messages_of(told, rank, has_arenas))
+}
+
+#[test]
+fn ranks_of_a_machine_read_arenas_without_messages() {
+    let libraries = libraries();
+    for (_, library) in libraries.iter().filter(|(name, _)| *name != "MPICH ABI") {
+        let told = text(&mpiexec(library, library, 3, "arenas 5"));
+        assert_eq!(messages(&told, true), [0, 0, 0], "{told}");
+    }
+}
+
+#[test]
+fn ranks_that_are_far_send_messages_beside_those_that_are_near() {
+    let Some(library) = library() else { return };
+    let root = library.ancestors().nth(2).expect("a folder above lib");
+    let of = |far: &[usize], role: &str| {
+        let mut command = Command::new(root.join("bin/mpiexec"));
+        for rank in 0..3 {
+            let near = if far.contains(&rank) { "0" } else { "1" };
+            let colon: &[&str] = if rank > 0 { &[":"] } else { &[] };
+            command
+                .args(colon)
+                .args(["-n", "1", "-env", "SLABWISE_NEAR", near]);
+            command.args(rank_command());
+        }
+        let output = run(command.env("SLABWISE_LIBMPI", &library), role);
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    // 70 exchanges with chunks of 4 KiB to 28 KiB, and as many shifts of a chunk.
+    let chunks: u64 = (0..70).map(|round| 4096 * (1 + round % 7)).sum();
+    let told = of(&[0, 1, 2], "arenas 5");
+    assert_eq!(messages(&told, false), [3 * chunks; 3], "{told}");
+    // Rank 1 exchanges two chunks by messages, and others one; it shifts to and from others.
+    let told = of(&[1], "arenas 5");
+    let [first, last] = [0, 2].map(|rank| messages_of(&told, rank, true));
+    assert_eq!((first, last), (2 * chunks, chunks), "{told}");
+    assert_eq!(messages_of(&told, 1, false), 3 * chunks, "{told}");
+    assert_eq!(count(&of(&[1], "exercise 5"), "done "), 3);
+    assert_eq!(count(&of(&[0, 1, 2], "exercise 5"), "done "), 3);
 }
 
 #[test]

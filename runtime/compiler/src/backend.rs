@@ -24,7 +24,7 @@ mod target;
 use std::path::Path;
 use std::sync::Arc;
 
-use slabwise_kernels::collective::Transport;
+use slabwise_kernels::collective::{Exchange, Transport};
 use slabwise_kernels::copies::{Fill, Ticket};
 use slabwise_kernels::cpu::{Config, Fault, Team};
 use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
@@ -445,8 +445,28 @@ pub trait Backend: Send + Sync {
     /// Makes later work wait for a copy.
     fn finish_copy(&mut self, copy: usize, ticket: Option<Ticket>) -> Result<()>;
 
-    /// Waits until no copy is in flight.
-    fn finish_copies(&mut self);
+    /// Starts a collective, whose bytes the call's transport moves.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn start_exchange(&mut self, call: &Call<'_>) -> Result<Exchange> {
+        Err(Error::Internal(format!(
+            "step {} exchanges bytes between ranks, which this device does not",
+            call.step
+        )))
+    }
+
+    /// Waits until a collective has ended.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn finish_exchange(&mut self, exchange: Exchange, transport: &dyn Transport) -> Result<()> {
+        let _ = (exchange, transport);
+        Ok(())
+    }
+
+    /// Waits until no copy is in flight, and no collective either.
+    fn finish_transfers(&mut self, transport: Option<&dyn Transport>);
 
     /// Opens a prefetch queue of so many slots in a region, for a program of so many copies; the
     /// device's number of the queue.

@@ -233,6 +233,8 @@ fn compile_simplified(
         budget_report.prologues = count_prologues(planned.program());
         clock.ended("budget", planned.program().kernels.len());
     }
+    let slab_room = room.map_or(0, |room| room.saturating_sub(prefetch));
+    planned = planned.overlap(passes, &target, slab_room, &options.planner)?;
     let checked = planned.check()?;
     clock.ended("check", checked.program().kernels.len());
     let staging = staging_within(environment, checked.dag(), room, checked.height(), prefetch);
@@ -257,6 +259,7 @@ fn compile_simplified(
         budget_report,
         clock,
         data_dependent: data_dependent_buffers(checked.program()),
+        communication: checked.communication(),
     };
     let compiled = checked.compiled(details, room);
     let plan = compiled.plan();

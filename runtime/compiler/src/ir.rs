@@ -3,16 +3,16 @@
 //! Lowering makes a [`Program`] of a graph, and every pass behind it rewrites that: a call of a
 //! kernel names the [values](Value) that it reads and writes, and a value knows where its data
 //! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited;
-//! the planner's answers are applied by [`Program::repeated`] and [`Program::offloaded`], and
-//! passes build their results with a `Rewriter`.
+//! the planner's answers are applied by [`Program::repeated`], [`Program::offloaded`] and
+//! [`Program::overlapped`], and passes build their results with a `Rewriter`.
 //!
 //! Values that the planner places come first, so that buffer *i* of the dag is value *i*. Without
-//! copies to the host, task *i* of the dag is kernel *i*.
+//! transfers, task *i* of the dag is kernel *i*.
 
 mod apply;
-mod copies;
 mod display;
 mod rewrite;
+mod transfers;
 mod values;
 mod verify;
 
@@ -32,8 +32,8 @@ use crate::backend::Kernel;
 use crate::graph::{Graph, Origin};
 use crate::ops::NodeId;
 
-pub use copies::{CopyStep, HostCopy};
 pub use rewrite::Rewriter;
+pub use transfers::{HostCopy, Transfer, TransferStep};
 pub use verify::IrError;
 
 /// Names a value: its index in [`Program::values`].
@@ -258,10 +258,11 @@ pub struct Program {
     pub values: Vec<Value>,
     /// The calls, in an order in which they can run.
     pub kernels: Vec<KernelCall>,
-    /// Copies between the slab and the host, in the order they start.
-    pub copies: Vec<HostCopy>,
+    /// Bytes that move while kernels run. Copies to the host and back start in this order, and so
+    /// do collectives.
+    pub transfers: Vec<Transfer>,
     /// Their starts and ends between the kernels, in order.
-    pub copy_steps: Vec<CopyStep>,
+    pub transfer_steps: Vec<TransferStep>,
     /// How kernels run on micro-batches, if some do.
     pub micro_batches: Option<MicroBatches>,
     /// Bytes behind every planned value that no kernel may touch; 0 but for memory checks.
@@ -275,8 +276,8 @@ impl Program {
             graph,
             values: Vec::new(),
             kernels: Vec::new(),
-            copies: Vec::new(),
-            copy_steps: Vec::new(),
+            transfers: Vec::new(),
+            transfer_steps: Vec::new(),
             micro_batches: None,
             guard: 0,
         }
@@ -343,41 +344,71 @@ impl Program {
         each.sum::<f64>().max(1.0)
     }
 
-    /// The planner's problem: a task for each call and each step of a copy, a buffer for each value
-    /// that it places.
+    /// The planner's problem: a task for each call and each step of a transfer, a buffer for each
+    /// value that it places. Collectives that are transfers start and end in their order.
     pub fn to_dag(&self) -> Dag {
         let mut dag = Dag::new();
         for value in self.values.iter().take_while(|value| value.is_planned()) {
             dag.add_buffer(self.buffer(value));
         }
         let work = self.work();
+        // The tasks after which those of other calls may run: of a collective, its end.
         let mut task_of = vec![TaskId(0); self.kernels.len()];
         for (task, work) in (0..).zip(&work) {
-            if let Work::Run(call) = work {
-                task_of[call.index()] = TaskId(task);
+            match *work {
+                Work::Run(call) => task_of[call.index()] = TaskId(task),
+                Work::Start(_) => {}
+                Work::Finish(transfer) => {
+                    if let Transfer::Ranks(call) = self.transfers[transfer as usize] {
+                        task_of[call.index()] = TaskId(task);
+                    }
+                }
             }
         }
-        let mut copy_steps = self.copy_steps.iter();
+        let mut steps = self.transfer_steps.iter();
+        let mut start_of = vec![TaskId(0); self.transfers.len()];
+        let (mut started, mut finished): (Option<TaskId>, Option<TaskId>) = (None, None);
         for work in work {
-            let Work::Run(call) = work else {
-                let Some(step) = copy_steps.next() else { break };
-                let HostCopy { from, to } = self.copies[step.copy as usize];
-                dag.add_task(Task::new(
-                    step.name.clone(),
-                    &[from.buffer()],
-                    &[to.buffer()],
-                ));
-                continue;
+            let (transfer, finishes) = match work {
+                Work::Run(call) => {
+                    let task = self.task(&self.kernels[call.index()], &task_of);
+                    let task = dag.add_task(task);
+                    let pairs = &self.kernels[call.index()].in_place;
+                    dag.may_reuse
+                        .extend(pairs.iter().map(|(from, to)| MayReuse {
+                            task,
+                            from: from.buffer(),
+                            to: to.buffer(),
+                        }));
+                    continue;
+                }
+                Work::Start(transfer) => (transfer as usize, false),
+                Work::Finish(transfer) => (transfer as usize, true),
             };
-            let task = self.task(&self.kernels[call.index()], &task_of);
-            let task = dag.add_task(task);
-            let pairs = &self.kernels[call.index()].in_place;
-            dag.may_reuse
-                .extend(pairs.iter().map(|(from, to)| MayReuse {
-                    task,
-                    from: from.buffer(),
-                    to: to.buffer(),
-                }));
+            match self.transfers[transfer] {
+                Transfer::Host(HostCopy { from, to }) => {
+                    let Some(step) = steps.next() else { break };
+                    let (from, to) = (from.buffer(), to.buffer());
+                    dag.add_task(Task::new(step.name.clone(), &[from], &[to]));
+                }
+                Transfer::Ranks(call) if !finishes => {
+                    let mut task = self.task(self.call(call), &task_of);
+                    task.after.extend(started);
+                    let task = dag.add_task(task);
+                    (started, start_of[transfer]) = (Some(task), task);
+                }
+                Transfer::Ranks(call) => {
+                    let Some(step) = steps.next() else { break };
+                    let [reads, writes] = self.touched(self.call(call));
+                    let buffers = |list: Vec<ValueId>| {
+                        list.into_iter().map(ValueId::buffer).collect::<Vec<_>>()
+                    };
+                    let (reads, writes) = (buffers(reads), buffers(writes));
+                    let mut task = Task::new(step.name.clone(), &reads, &writes);
+                    task.after = [start_of[transfer]].into_iter().chain(finished).collect();
+                    finished = Some(dag.add_task(task));
+                }
+            }
         }
         dag
     }

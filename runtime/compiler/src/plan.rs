@@ -1,5 +1,7 @@
 //! The plan of a program as its user sees it.
 
+mod transfers;
+
 use std::fmt;
 use std::path::Path;
 use std::time::Instant;
@@ -14,6 +16,8 @@ use slabwise_planner::{
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+
+pub use transfers::Communication;
 
 /// Bytes that weights and state take for as long as the session lives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,6 +167,7 @@ pub(crate) struct PlanDetails {
     pub budget_report: BudgetReport,
     pub clock: Clock,
     pub data_dependent: Vec<DataDependentBuffer>,
+    pub communication: Option<Communication>,
 }
 
 impl Plan {
@@ -215,13 +220,16 @@ impl Plan {
         &self.details.name
     }
 
-    /// Kernels in a step; starting a copy, or waiting for one, is none.
+    /// Kernels in a step; starting a copy or a movement between ranks, or waiting for one, is none.
     pub fn kernels(&self) -> usize {
-        self.dag
-            .tasks
-            .iter()
-            .filter(|task| !self.copies(task))
-            .count()
+        let tasks = self.dag.tasks.iter();
+        let halves = self.communication().map_or(0, |c| 2 * c.collectives);
+        tasks.filter(|task| !self.copies(task)).count() - halves
+    }
+
+    /// The exchange of bytes between ranks, if there are several.
+    pub fn communication(&self) -> Option<&Communication> {
+        self.details.communication.as_ref()
     }
 
     fn copies(&self, task: &Task) -> bool {
@@ -259,7 +267,7 @@ impl Plan {
     /// it, which plans again for this.
     pub fn without_in_place_bytes(&self) -> u64 {
         // The order of copies is not the planner's to choose.
-        let order = if self.host_bytes() > 0 {
+        let order = if self.host_bytes() > 0 || self.communication().is_some() {
             OrderPolicy::Program
         } else {
             OrderPolicy::MinPeak
@@ -526,6 +534,9 @@ impl fmt::Display for Plan {
             }
         }
         self.write_host(f)?;
+        if let Some(communication) = self.communication() {
+            writeln!(f, "  ranks        {communication}")?;
+        }
         let Persistent {
             prefetch, staging, ..
         } = self.details.persistent;
@@ -549,52 +560,5 @@ impl fmt::Display for Plan {
             Bytes(bytes),
             self.holders(4)
         )
-    }
-}
-
-/// Trips to the host that a plan tells when it is shown.
-const OFFLOADED_SHOWN: usize = 4;
-
-impl Plan {
-    /// Writes the values that leave the slab, the largest first, with the reason.
-    fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut offloaded: Vec<&OffloadedValue> =
-            self.details.budget_report.offloaded.iter().collect();
-        if offloaded.is_empty() {
-            return Ok(());
-        }
-        offloaded.sort_by_key(|offloaded| std::cmp::Reverse(offloaded.bytes));
-        write!(f, "  host         {}", Bytes(self.host_bytes()))?;
-        for offloaded in offloaded.iter().take(OFFLOADED_SHOWN) {
-            write!(f, "\n               {offloaded}")?;
-        }
-        if offloaded.len() > OFFLOADED_SHOWN {
-            write!(
-                f,
-                "\n               {} more",
-                offloaded.len() - OFFLOADED_SHOWN
-            )?;
-        }
-        writeln!(f)
-    }
-}
-
-impl fmt::Display for OffloadedValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} away from {} to {}, ",
-            self.name, self.bytes, self.used, self.read
-        )?;
-        write!(
-            f,
-            "{} steps: copies {:.3} ms",
-            self.steps,
-            1e3 * self.copying_s
-        )?;
-        match self.computing_s {
-            Some(seconds) => write!(f, ", recomputing it {:.3} ms", 1e3 * seconds),
-            None => write!(f, ", cannot be recomputed"),
-        }
     }
 }

@@ -6,7 +6,9 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::spec::Body;
 use slabwise_planner::{self as planner, Lifetime, Space};
 
-use super::{Binds, Compiled, Copied, InputSlot, Need, Place, Planned, PlannedBuffer, Step, Work};
+use super::{
+    Binds, Compiled, InputSlot, Need, Place, Planned, PlannedBuffer, Step, Transfer, Work,
+};
 use crate::compile::CompiledPlan;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, InputInfo, Needed, Origin};
@@ -43,10 +45,8 @@ impl Compiled {
             Vec::new()
         };
         let offsets = plan.offsets();
-        let copied = |copy: &ir::HostCopy| Copied {
-            from: copy.from.index(),
-            to: copy.to.index(),
-        };
+        let transfers = program.transfers.iter();
+        let transfers = transfers.map(|t| transfer(program, t, variables));
         Ok(Compiled {
             tags: tags(program, &steps),
             tag_ids: OnceLock::new(),
@@ -55,7 +55,7 @@ impl Compiled {
             needed: needs(graph, &steps),
             steps,
             buffers,
-            copies: program.copies.iter().map(copied).collect(),
+            transfers: transfers.collect(),
             inputs,
             input_of,
             outputs,
@@ -122,11 +122,11 @@ fn steps(program: &ir::Program, plan: &Plan, variables: &[usize]) -> Vec<Step> {
                 let call = &program.kernels[call.index()];
                 kernel_step(program, call, variables, moment)
             }
-            planner::Work::Start(copy) => {
-                copy_step(program, copy, Work::Start(copy as usize), moment)
+            planner::Work::Start(transfer) => {
+                transfer_step(program, transfer, Work::Start(transfer as usize), moment)
             }
-            planner::Work::Finish(copy) => {
-                copy_step(program, copy, Work::Finish(copy as usize), moment)
+            planner::Work::Finish(transfer) => {
+                transfer_step(program, transfer, Work::Finish(transfer as usize), moment)
             }
         }
     };
@@ -148,14 +148,7 @@ fn kernel_step(
     variables: &[usize],
     moment: Moment,
 ) -> Step {
-    let place = |(at, &value): (usize, &ValueId)| match program.value(value).source {
-        Source::Variable(v) => Place::Variable(variables[v as usize]),
-        Source::Sizes => Place::Sizes,
-        Source::Input(_) | Source::Computed => match micro_batch_range(program, call, at) {
-            Some(micro_batch_range) => Place::MicroBatch(value.index(), micro_batch_range),
-            None => Place::Planned(value.index()),
-        },
-    };
+    let place = |(at, &value): (usize, &ValueId)| place(program, call, (at, value), variables);
     let op = &program.graph.node(call.node).op;
     let binds = match (op, &call.spec.body) {
         (&Op::Bind { symbol }, Body::BoundsCheck(check)) => Some(Binds {
@@ -187,10 +180,49 @@ fn kernel_step(
     }
 }
 
-/// The step that starts or finishes a copy.
-fn copy_step(program: &ir::Program, copy: u32, work: Work, moment: Moment) -> Step {
-    let from = program.value(program.copies[copy as usize].from);
-    let origin = from.node.map(|node| program.graph.origin(node).clone());
+/// The place of an argument of a call.
+fn place(
+    program: &ir::Program,
+    call: &KernelCall,
+    (at, value): (usize, ValueId),
+    variables: &[usize],
+) -> Place {
+    match program.value(value).source {
+        Source::Variable(v) => Place::Variable(variables[v as usize]),
+        Source::Sizes => Place::Sizes,
+        Source::Input(_) | Source::Computed => match micro_batch_range(program, call, at) {
+            Some(micro_batch_range) => Place::MicroBatch(value.index(), micro_batch_range),
+            None => Place::Planned(value.index()),
+        },
+    }
+}
+
+/// A transfer, with where its bytes lie.
+fn transfer(program: &ir::Program, transfer: &ir::Transfer, variables: &[usize]) -> Transfer {
+    match *transfer {
+        ir::Transfer::Host(ir::HostCopy { from, to }) => Transfer::Host {
+            from: from.index(),
+            to: to.index(),
+        },
+        ir::Transfer::Ranks(call) => {
+            let call = program.call(call);
+            let kernel = call.kernel.clone().expect("a planned call is prepared");
+            let [from, to] = call.sides();
+            let places = [(0, from), (1, to)].map(|side| place(program, call, side, variables));
+            Transfer::Ranks(kernel, places)
+        }
+    }
+}
+
+/// The step that starts or finishes a transfer.
+fn transfer_step(program: &ir::Program, transfer: u32, work: Work, moment: Moment) -> Step {
+    let origin = match program.transfers[transfer as usize] {
+        ir::Transfer::Host(copy) => {
+            let node = program.value(copy.from).node;
+            node.map(|node| program.graph.origin(node).clone())
+        }
+        ir::Transfer::Ranks(call) => Some(program.origin(program.call(call)).clone()),
+    };
     Step {
         workspace: Planned {
             offset: moment.workspace,

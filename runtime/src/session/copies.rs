@@ -31,11 +31,12 @@ impl Session {
 
     /// Reserves the host's memory for a program's offloaded values, and prepares for its copies.
     pub(crate) fn prepare_copies(&mut self, inner: &Compiled) -> Result<()> {
-        if inner.copies.is_empty() {
+        self.execution.tickets.reserve(inner.transfers.len());
+        let copies = inner.copies();
+        if copies == 0 {
             return Ok(());
         }
-        self.memory.backend.prepare_copies(inner.copies.len())?;
-        self.execution.tickets.reserve(inner.copies.len());
+        self.memory.backend.prepare_copies(copies)?;
         if self.host_bytes() < inner.host_bytes {
             if let Some(old) = self.memory.host.take() {
                 self.memory.backend.release(old.arena);

@@ -26,7 +26,7 @@ impl Session {
             steps: (0..inner.steps.len())
                 .map(|at| load_step(inner, at, &bounds))
                 .collect(),
-            has_copies: !inner.copies.is_empty(),
+            has_copies: inner.copies() > 0,
             is_dynamic: inner.has_data_dependent,
             // Each starts at a multiple of 16 bytes.
             input_bytes: input_bytes + self.memory.sizes.bytes,
@@ -62,7 +62,7 @@ impl Session {
             sizes: &sizes,
             slab,
             // Programs without copies do not depend on the host's address.
-            host: self.memory.host.filter(|_| !inner.copies.is_empty()),
+            host: self.memory.host.filter(|_| inner.copies() > 0),
             inputs: inner.inputs.len(),
             fed,
         };

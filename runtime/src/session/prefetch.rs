@@ -91,7 +91,7 @@ impl Session {
         let number = self
             .memory
             .backend
-            .open_queue(&region, ahead, inner.copies.len())?;
+            .open_queue(&region, ahead, inner.copies())?;
         let slots = Slots::new(ahead);
         let queue = Queue {
             region,

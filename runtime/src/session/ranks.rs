@@ -10,7 +10,7 @@ use super::Session;
 use crate::compile::CompiledPlan;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::program::{Compiled, Step};
+use crate::program::Compiled;
 use crate::world::World;
 
 /// The graph and the kernels of a program, as text.
@@ -34,8 +34,9 @@ impl Session {
     ///
     /// [`Trace::minimize`](crate::Trace::minimize) then takes the step of the whole batch: each
     /// rank's loss counts by its number of examples, which is the length of the first input, and
-    /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part, and
-    /// random numbers are the same on every rank.
+    /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part. The
+    /// random numbers of a training step differ between ranks; those of a [key](crate::Trace::key) of
+    /// the program's own and of an inference trace are the same.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -95,8 +96,7 @@ impl Session {
     /// Lets every rank show the program that it has compiled, and refuses different ones; the number
     /// by which they know it, if it exchanges anything.
     pub(super) fn agree(&self, compiled: &Compiled, shown: Option<Views>) -> Result<Option<u64>> {
-        let exchanges = compiled.steps.iter().any(Step::exchanges);
-        let Some([graph, kernels]) = shown.filter(|_| exchanges) else {
+        let Some([graph, kernels]) = shown.filter(|_| compiled.exchanges()) else {
             return Ok(None);
         };
         let plan = compiled.plan.offsets();

@@ -1,9 +1,11 @@
-//! The step loop: the kernels and copies of a program, one after the other.
+//! The step loop: the kernels and transfers of a program, one after the other.
 //!
 //! The same loop runs a program in its slab and in blocks of the pool, and records a run on a
 //! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
 //! device launches a kernel or notes it.
 
+use slabwise_kernels::collective::Exchange;
+use slabwise_kernels::copies;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::MAX_ARGUMENTS;
@@ -15,7 +17,7 @@ use super::measure::StepClock;
 use super::{RunStats, Session};
 use crate::backend::Call;
 use crate::error::Result;
-use crate::program::{Compiled, Copied, Place, Work};
+use crate::program::{Compiled, Place, Transfer, Work};
 
 /// Where the buffers of a run lie.
 pub(crate) enum Buffers<'a> {
@@ -34,6 +36,16 @@ pub(crate) struct Run<'a> {
     pub buffers: Buffers<'a>,
     /// Whether the device notes the kernels instead of launching them.
     pub recorded: bool,
+}
+
+/// A transfer that a run has started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Ticket {
+    /// Not yet, or one of a kind that is waited for in another way.
+    #[default]
+    None,
+    Copy(copies::Ticket),
+    Exchange(Exchange),
 }
 
 /// The regions of a kernel's arguments.
@@ -61,8 +73,9 @@ impl Session {
                 recorded: false,
             };
             if let Err(error) = self.run_launched(&mut run, env) {
-                // The next run finds no copy in flight.
-                self.memory.backend.finish_copies();
+                // The next run finds nothing in flight.
+                let transport = self.world.transport();
+                self.memory.backend.finish_transfers(transport);
                 return Err(error);
             }
         }
@@ -89,6 +102,8 @@ impl Session {
         let timed = self.execution.profile.is_some() || self.execution.recording.is_some();
         let mut clock = timed.then(|| StepClock::start(&mut *self.memory.backend));
         self.execution.tickets.clear();
+        let transfers = inner.transfers.len();
+        self.execution.tickets.resize(transfers, Ticket::None);
         let mut watch = match run.buffers {
             Buffers::Planned { slab, .. } if inner.guard > 0 => {
                 Some((Watch::begin(self, inner, slab)?, slab))
@@ -111,9 +126,6 @@ impl Session {
             }
             match &step.work {
                 Work::Run(kernel) => {
-                    if step.exchanges() {
-                        self.meet(inner)?;
-                    }
                     let call = Call {
                         loaded: inner.loaded.as_ref(),
                         step: at,
@@ -134,8 +146,8 @@ impl Session {
                         self.bind_length(inner, at, arguments.first(), env)?;
                     }
                 }
-                Work::Start(copy) => self.start_copy(run, *copy, env)?,
-                Work::Finish(copy) => self.finish_copy(run, *copy)?,
+                Work::Start(transfer) => self.start_transfer(run, at, *transfer, env)?,
+                Work::Finish(transfer) => self.finish_transfer(run, *transfer)?,
             }
             if let Some(clock) = &mut clock {
                 clock.mark(&mut *self.memory.backend)?;
@@ -217,33 +229,64 @@ impl Session {
         }
     }
 
-    /// Starts a copy between the slab and the host.
-    fn start_copy(&mut self, run: &Run<'_>, copy: usize, env: &Env) -> Result<()> {
-        let Copied { from, to } = run.inner.copies[copy];
-        let bytes = run.inner.buffers[from].bytes_at(env);
-        let from = self.region_of(run, from)?.part(0, bytes);
-        let to = self.region_of(run, to)?.part(0, bytes);
-        if let Buffers::Pooled(_) = run.buffers {
-            // At once: this mode is for comparing memory, and a caching pool plans no copies ahead.
-            return self.memory.backend.copy(&from, &to);
-        }
-        debug_assert_eq!(
-            self.execution.tickets.len(),
-            copy,
-            "copies start in their order"
-        );
-        let ticket = self.memory.backend.start_copy(copy, &from, &to)?;
-        self.execution.tickets.push(ticket);
+    /// Starts a transfer.
+    fn start_transfer(
+        &mut self,
+        run: &Run<'_>,
+        step: usize,
+        transfer: usize,
+        env: &Env,
+    ) -> Result<()> {
+        let inner = run.inner;
+        self.execution.tickets[transfer] = match &inner.transfers[transfer] {
+            Transfer::Ranks(kernel, places) => {
+                self.meet(inner)?;
+                let [from, to] = places;
+                let arguments = [self.argument(run, from, env)?, self.argument(run, to, env)?];
+                let call = Call {
+                    loaded: inner.loaded.as_ref(),
+                    step,
+                    kernel,
+                    slice: None,
+                    arguments: &arguments,
+                    workspace: Region::default(),
+                    sizes: env,
+                    team: &self.execution.team,
+                    transport: self.world.transport(),
+                };
+                Ticket::Exchange(self.memory.backend.start_exchange(&call)?)
+            }
+            &Transfer::Host { from, to } => {
+                let bytes = inner.buffers[from].bytes_at(env);
+                let from = self.region_of(run, from)?.part(0, bytes);
+                let to = self.region_of(run, to)?.part(0, bytes);
+                if let Buffers::Pooled(_) = run.buffers {
+                    // At once: this mode is for comparing memory, and a caching pool plans no
+                    // copies ahead.
+                    return self.memory.backend.copy(&from, &to);
+                }
+                let ticket = self.memory.backend.start_copy(transfer, &from, &to)?;
+                ticket.map_or(Ticket::None, Ticket::Copy)
+            }
+        };
         Ok(())
     }
 
-    /// Waits until a copy has ended.
-    fn finish_copy(&mut self, run: &Run<'_>, copy: usize) -> Result<()> {
-        if let Buffers::Pooled(_) = run.buffers {
-            return Ok(());
+    /// Waits until a transfer has ended.
+    fn finish_transfer(&mut self, run: &Run<'_>, transfer: usize) -> Result<()> {
+        let ticket = self.execution.tickets[transfer];
+        let backend = &mut self.memory.backend;
+        match (&run.inner.transfers[transfer], ticket) {
+            (Transfer::Host { .. }, _) if matches!(run.buffers, Buffers::Pooled(_)) => Ok(()),
+            (Transfer::Host { .. }, Ticket::Copy(ticket)) => {
+                backend.finish_copy(transfer, Some(ticket))
+            }
+            (Transfer::Host { .. }, _) => backend.finish_copy(transfer, None),
+            (Transfer::Ranks(..), Ticket::Exchange(exchange)) => match self.world.transport() {
+                Some(transport) => backend.finish_exchange(exchange, transport),
+                None => Ok(()),
+            },
+            (Transfer::Ranks(..), _) => Ok(()),
         }
-        self.memory
-            .backend
-            .finish_copy(copy, self.execution.tickets[copy])
     }
 }

@@ -76,7 +76,7 @@ impl Trace {
             name: name.into(),
             location,
             layer,
-            part: building.part,
+            part: building.parts.last().copied().flatten(),
             dtype,
             dims,
             scalars,

@@ -203,7 +203,7 @@ impl Trace {
     pub(crate) fn begin_part(&self, part: Option<usize>) {
         let building = &mut *self.building.borrow_mut();
         building.graph.current_part += 1;
-        building.part = part;
+        building.parts.push(part);
     }
 
     /// Whether this trace can learn by an optimizer with this mistake in its numbers, if there is

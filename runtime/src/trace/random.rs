@@ -335,23 +335,7 @@ impl<'t> Key<'t> {
                     g.symbols.show(dims)
                 ));
             }
-            let one = Dims::from_slice(&[Size::ONE]);
-            let index = g.reshape(ids[1], &one);
-            let word = |g: &mut Graph, word: u32| {
-                let stream = FOLDED + word;
-                g.emit(
-                    Op::Uniform { stream },
-                    &[ids[0], index],
-                    DType::F32,
-                    one.clone(),
-                )
-            };
-            let words = [word(g, 0), word(g, 1), word(g, 2)];
-            let three = Dims::from_slice(&[Size::fixed(3)]);
-            let joined = g.emit(Op::Concat { axis: 0 }, &words, DType::F32, three.clone());
-            let scale = g.full(16_777_216.0, DType::F32, &three);
-            let scaled = g.mul(joined, scale);
-            Ok(g.cast(scaled, DType::I32))
+            Ok(folded(g, ids[0], ids[1]))
         });
         Key { words }
     }
@@ -361,6 +345,26 @@ impl<'t> Key<'t> {
     pub fn split<const N: usize>(self) -> [Key<'t>; N] {
         std::array::from_fn(|i| self.fold_in(i as i32))
     }
+}
+
+/// The words of the key that [`Key::fold_in`] makes of an i32 scalar.
+pub(super) fn folded(g: &mut Graph, words: NodeId, data: NodeId) -> NodeId {
+    let one = Dims::from_slice(&[Size::ONE]);
+    let index = g.reshape(data, &one);
+    let folded = [0, 1, 2].map(|word| {
+        let stream = FOLDED + word;
+        g.emit(
+            Op::Uniform { stream },
+            &[words, index],
+            DType::F32,
+            one.clone(),
+        )
+    });
+    let three = Dims::from_slice(&[Size::fixed(3)]);
+    let joined = g.emit(Op::Concat { axis: 0 }, &folded, DType::F32, three.clone());
+    let scale = g.full(16_777_216.0, DType::F32, &three);
+    let scaled = g.mul(joined, scale);
+    g.cast(scaled, DType::I32)
 }
 
 impl<'t> Tensor<'t> {

@@ -126,6 +126,28 @@ fn options_of_the_other_kind_of_model_are_refused() {
 }
 
 #[test]
+fn plan_reports_what_ranks_send_and_hold() {
+    let weights = 535_818 * 4;
+    let of = |strategy: &str| {
+        let plan = json(&format!("plan mlp --ranks 2 --strategy {strategy}"));
+        let of_rank = |key: &str| plan["ranks"][key].as_u64().expect(key);
+        assert_eq!(of_rank("ranks"), 2);
+        assert_eq!(of_rank("weights_bytes"), weights);
+        // Half of all sums, then half of all weights.
+        assert_eq!(of_rank("sent_bytes"), weights);
+        assert_eq!(plan["slab_bytes"].as_u64(), Some(of_rank("slab_bytes")));
+        assert!(of_rank("collectives") >= 6 && of_rank("overlapped") >= 1);
+        assert!(of_rank("in_flight_at_peak_bytes") <= of_rank("in_flight_most_bytes"));
+        of_rank("state_bytes")
+    };
+    assert_eq!(of("replicated"), weights);
+    assert!(of("zero1") < weights * 11 / 20);
+    let shown = text("plan mlp --ranks 2");
+    assert!(shown.contains("2 ranks · 2.04 MiB sent by each"), "{shown}");
+    assert!(json("plan mlp")["ranks"].is_null());
+}
+
+#[test]
 fn plan_draws_a_picture() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");

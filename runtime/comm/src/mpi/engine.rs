@@ -3,6 +3,9 @@
 //! When a rank dies, an MPI library may report nothing, and even its non-blocking calls may block
 //! for ever. Therefore no thread that must answer calls it: waits end by a condition variable,
 //! which the library's thread, the lifeline or a deadline signals.
+//!
+//! Ranks of one machine see each other's memory ([`crate::near`]). They send each other messages
+//! only of bytes that lie where peers cannot see them.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -14,6 +17,7 @@ use std::time::{Duration, Instant};
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
 use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
+use crate::near::{self, Arena, Fate, Near, Processes};
 use crate::{Error, Result};
 
 /// The most bytes of one message, since counts are `int`.
@@ -39,13 +43,35 @@ pub(super) struct Shared {
     pub started: AtomicU64,
     /// The step of this rank.
     pub step: AtomicU64,
+    /// The bytes that this rank has sent.
+    sent: AtomicU64,
+    /// The ranks whose memory this one sees.
+    near: OnceLock<Arc<Near<Processes>>>,
 }
 
-#[derive(Default)]
+/// Messages of a movement.
+struct Errand {
+    seq: u64,
+    job: Job,
+    sends: Ranks,
+    receives: Ranks,
+}
+
+/// Ranks that messages go to or come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ranks {
+    None,
+    All,
+    /// Those whose memory this rank does not see.
+    Far,
+    /// Those that are near, with bytes that cannot be seen.
+    Hidden,
+}
+
 pub(super) struct State {
-    queue: VecDeque<(u64, Job)>,
-    /// One more than the number of the movement that ended last in each slot.
-    done: Vec<u64>,
+    queue: VecDeque<Errand>,
+    /// The number of errands on their way for the movement of each slot.
+    pending: [u8; IN_FLIGHT_MAX],
     failed: Option<String>,
     /// The first rank that was lost, and what happened to it.
     pub lost: Option<(usize, String)>,
@@ -60,9 +86,14 @@ pub(super) struct State {
 impl Shared {
     fn new() -> Shared {
         let state = State {
-            queue: VecDeque::with_capacity(IN_FLIGHT_MAX),
-            done: vec![0; IN_FLIGHT_MAX],
-            ..State::default()
+            queue: VecDeque::with_capacity(2 * IN_FLIGHT_MAX),
+            pending: [0; IN_FLIGHT_MAX],
+            failed: None,
+            lost: None,
+            left: None,
+            leavers: 0,
+            is_closing: false,
+            has_ended: false,
         };
         Shared {
             state: Mutex::new(state),
@@ -70,6 +101,28 @@ impl Shared {
             work: Condvar::new(),
             started: AtomicU64::new(0),
             step: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            near: OnceLock::new(),
+        }
+    }
+
+    /// Gives the library's thread an errand.
+    fn send_for(&self, errand: Errand) {
+        let mut state = self.state();
+        state.pending[errand.seq as usize % IN_FLIGHT_MAX] += 1;
+        state.queue.push_back(errand);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Whether messages go to, or come from, a rank.
+    fn includes(&self, ranks: Ranks, rank: usize, seq: u64) -> bool {
+        let near = self.near.get().filter(|near| near.sees(rank));
+        match ranks {
+            Ranks::None => false,
+            Ranks::All => true,
+            Ranks::Far => near.is_none(),
+            Ranks::Hidden => near.is_some_and(|near| near.needs_messages(rank, seq)),
         }
     }
 
@@ -194,6 +247,51 @@ impl Mpi {
         let _ = self.lifeline.set(lifeline);
     }
 
+    /// Lets this rank read the memory of others in place.
+    pub(super) fn set_near(&self, near: Near<Processes>) {
+        // It is set once, by `join`.
+        let _ = self.shared.near.set(Arc::new(near));
+    }
+
+    fn near(&self) -> Option<&Arc<Near<Processes>>> {
+        self.shared.near.get()
+    }
+
+    /// Waits until the messages of a movement have arrived.
+    fn wait_for_messages(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
+        let begun = Instant::now();
+        let is_done = |state: &State| state.pending[seq as usize % IN_FLIGHT_MAX] == 0;
+        let is_over = |state: &State| is_done(state) || state.is_broken_for(seq);
+        if !self.shared.wait_until(until, is_over) {
+            return Err(self.give_up(seq, begun.elapsed()));
+        }
+        if is_done(&self.shared.state()) {
+            return Ok(());
+        }
+        Err(self.explain(seq))
+    }
+
+    /// The reason why a movement cannot end, after a rank was lost or has left, or the library has
+    /// failed.
+    fn explain(&self, seq: u64) -> Stop {
+        let state = self.shared.state();
+        let left = state.left.filter(|(started, _)| *started <= seq);
+        let failed = state.failed.clone();
+        let is_lost = state.lost.is_some();
+        drop(state);
+        if !is_lost && failed.is_some() {
+            self.shared
+                .wait_until(Instant::now() + VERDICT, |state| state.lost.is_some());
+        }
+        if let Some((rank, why)) = self.shared.state().lost.clone() {
+            return Stop::Lost { rank, why };
+        }
+        if let Some((_, rank)) = left {
+            return self.lost(rank, "has left the world".into());
+        }
+        Stop::Failed(failed.unwrap_or_default())
+    }
+
     /// The reason why a movement has not ended in time.
     fn give_up(&self, seq: u64, waited: Duration) -> Stop {
         let late = self.lifeline.get().and_then(|line| line.latecomer(seq));
@@ -223,54 +321,74 @@ impl Mpi {
     }
 }
 
+impl Fate for Mpi {
+    fn verdict(&self, seq: u64, _is_missing: &dyn Fn(usize) -> bool) -> Option<Stop> {
+        let is_broken = self.shared.state().is_broken_for(seq);
+        is_broken.then(|| self.explain(seq))
+    }
+
+    fn late(&self, rank: usize, step: u64, waited: Duration) -> Stop {
+        self.lost(rank, near::not_arrived(step, waited))
+    }
+}
+
+impl State {
+    /// Whether the movement of this number cannot end.
+    fn is_broken_for(&self, seq: u64) -> bool {
+        let has_left = self.left.is_some_and(|(started, _)| started <= seq);
+        self.lost.is_some() || self.failed.is_some() || has_left
+    }
+}
+
 impl Engine for Mpi {
     fn name(&self) -> String {
         self.name.clone()
     }
 
     unsafe fn start(&self, seq: u64, job: Job) -> std::result::Result<(), Stop> {
-        let mut state = self.shared.state();
-        if let Some((rank, why)) = state.lost.clone() {
+        if let Some((rank, why)) = self.shared.state().lost.clone() {
             return Err(Stop::Lost { rank, why });
         }
-        state.queue.push_back((seq, job));
         self.shared.started.store(seq + 1, Ordering::Relaxed);
-        self.shared.work.notify_one();
+        let (sends, receives) = match self.near() {
+            None => (Ranks::All, Ranks::All),
+            Some(near) => {
+                let is_seen = near.start(seq, job);
+                let others = if near.sees_all() {
+                    Ranks::None
+                } else {
+                    Ranks::Far
+                };
+                (if is_seen { others } else { Ranks::All }, others)
+            }
+        };
+        if (sends, receives) != (Ranks::None, Ranks::None) {
+            self.shared.send_for(Errand {
+                seq,
+                job,
+                sends,
+                receives,
+            });
+        }
         Ok(())
     }
 
     fn wait(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
-        let begun = Instant::now();
-        let is_done = |state: &State| state.done[seq as usize % IN_FLIGHT_MAX] == seq + 1;
-        let has_left = |state: &State| state.left.filter(|(started, _)| *started <= seq);
-        let is_over = |state: &State| {
-            is_done(state)
-                || state.lost.is_some()
-                || state.failed.is_some()
-                || has_left(state).is_some()
+        let Some(near) = self.near() else {
+            return self.wait_for_messages(seq, until);
         };
-        if !self.shared.wait_until(until, is_over) {
-            return Err(self.give_up(seq, begun.elapsed()));
+        near.arrive(seq, until, self)?;
+        if let Some(job) = near.hidden(seq) {
+            self.shared.send_for(Errand {
+                seq,
+                job,
+                sends: Ranks::None,
+                receives: Ranks::Hidden,
+            });
         }
-        let state = self.shared.state();
-        if is_done(&state) {
-            return Ok(());
-        }
-        let left = has_left(&state);
-        let failed = state.failed.clone();
-        let is_lost = state.lost.is_some();
-        drop(state);
-        if !is_lost && failed.is_some() {
-            self.shared
-                .wait_until(Instant::now() + VERDICT, |state| state.lost.is_some());
-        }
-        if let Some((rank, why)) = self.shared.state().lost.clone() {
-            return Err(Stop::Lost { rank, why });
-        }
-        if let Some((_, rank)) = left {
-            return Err(self.lost(rank, "has left the world".into()));
-        }
-        Err(Stop::Failed(failed.unwrap_or_default()))
+        near.receive(seq, self)?;
+        self.wait_for_messages(seq, until)?;
+        near.finish(seq, until, self)
     }
 
     fn abandons(&self) -> bool {
@@ -279,6 +397,17 @@ impl Engine for Mpi {
 
     fn set_step(&self, step: u64) {
         self.shared.step.store(step, Ordering::Relaxed);
+        if let Some(near) = self.near() {
+            near.set_step(step);
+        }
+    }
+
+    fn arena(&self, bytes: usize) -> Option<Arena> {
+        Arena::new(self.near()?, bytes)
+    }
+
+    fn message_bytes(&self) -> u64 {
+        self.shared.sent.load(Ordering::Relaxed)
     }
 
     fn close(&self, is_lost: bool) {
@@ -338,9 +467,9 @@ struct Active {
 /// lost.
 fn serve(calls: &Calls, shared: &Shared) {
     let place = calls.place();
-    let mut active: Vec<Active> = Vec::with_capacity(IN_FLIGHT_MAX);
-    let mut spare: Vec<Vec<Request>> = Vec::with_capacity(IN_FLIGHT_MAX);
-    let mut fresh: Vec<(u64, Job)> = Vec::with_capacity(IN_FLIGHT_MAX);
+    let mut active: Vec<Active> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
+    let mut spare: Vec<Vec<Request>> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
+    let mut fresh: Vec<Errand> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
     let (mut idle_since, mut nap) = (Instant::now(), NAPS[0]);
     loop {
         let mut state = shared.state();
@@ -369,9 +498,10 @@ fn serve(calls: &Calls, shared: &Shared) {
         let mut has_moved = !fresh.is_empty();
         let looked = fresh
             .drain(..)
-            .try_for_each(|(seq, job)| {
+            .try_for_each(|errand| {
                 let mut requests = spare.pop().unwrap_or_default();
-                post(calls, place, seq, &job, &mut requests)?;
+                post(calls, place, shared, &errand, &mut requests)?;
+                let seq = errand.seq;
                 active.push(Active { seq, requests });
                 Ok(())
             })
@@ -389,19 +519,25 @@ fn serve(calls: &Calls, shared: &Shared) {
     }
 }
 
-/// Starts the messages of a movement.
+/// Starts the messages of an errand.
 fn post(
     calls: &Calls,
     (rank, size): (usize, usize),
-    seq: u64,
-    job: &Job,
+    shared: &Shared,
+    errand: &Errand,
     requests: &mut Vec<Request>,
 ) -> std::result::Result<(), String> {
+    let Errand {
+        seq,
+        ref job,
+        sends,
+        receives,
+    } = *errand;
     let tag = (seq % TAGS) as c_int;
     let peers = (1..size).map(|i| (rank + i) % size);
     let chunk = |to, from| job.movement.chunk(to, from, size, job.destination_len);
     for peer in peers.clone() {
-        let Some(chunk) = chunk(rank, peer) else {
+        let Some(chunk) = chunk(rank, peer).filter(|_| shared.includes(receives, peer, seq)) else {
             continue;
         };
         for (at, len) in pieces(chunk.len, PIECE_MAX) {
@@ -417,9 +553,10 @@ fn post(
         }
     }
     for peer in peers {
-        let Some(chunk) = chunk(peer, rank) else {
+        let Some(chunk) = chunk(peer, rank).filter(|_| shared.includes(sends, peer, seq)) else {
             continue;
         };
+        shared.sent.fetch_add(chunk.len as u64, Ordering::Relaxed);
         for (at, len) in pieces(chunk.len, PIECE_MAX) {
             let bytes = job.outgoing().wrapping_add(chunk.from + at);
             // SAFETY: as above; the source is not written.
@@ -431,9 +568,11 @@ fn post(
             });
         }
     }
-    // SAFETY: the promise of `Engine::start`; messages do not touch the rank's own chunk of the
-    // destination.
-    unsafe { job.copy_own(rank, size) };
+    if shared.near.get().is_none() {
+        // SAFETY: the promise of `Engine::start`; messages do not touch the rank's own chunk of
+        // the destination.
+        unsafe { job.copy_own(rank, size) };
+    }
     Ok(())
 }
 
@@ -470,8 +609,7 @@ fn look(
             }
         }
         if requests.is_empty() {
-            let done = seq.wrapping_add(1);
-            shared.state().done[*seq as usize % IN_FLIGHT_MAX] = done;
+            shared.state().pending[*seq as usize % IN_FLIGHT_MAX] -= 1;
             shared.changed.notify_all();
             spare.push(active.swap_remove(at).requests);
         } else {

@@ -1,11 +1,12 @@
 //! The CPU as a back end. Its memory is the host's, kernels have run when their launch returns, and
 //! a thread makes the copies that overlap with kernels.
 
+use slabwise_kernels::collective::{Exchange, Transport, TransportError};
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::{Env, Symbol};
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 use super::{Backend, Call, Capabilities, Kernel, Slot, SlotWriter, refused, scratch};
@@ -59,14 +60,48 @@ impl Target {
 /// The CPU in use by a session.
 pub(super) struct Cpu {
     memory: Memory,
+    /// The loss of a rank, after which a thread of the transport may still access the memory.
+    lost: Option<String>,
 }
 
 impl Cpu {
     pub fn new() -> Cpu {
         Cpu {
             memory: Memory::new(),
+            lost: None,
         }
     }
+
+    /// The error of a transport. If it keeps the memory, nothing reads or writes that any more.
+    fn lose(&mut self, TransportError { why, keeps }: TransportError) -> Error {
+        if keeps {
+            self.lost.get_or_insert_with(|| why.clone());
+        }
+        Error::Peer(why)
+    }
+
+    /// The memory, unless the loss of a rank has made it inaccessible.
+    fn own(&self) -> Result<&Memory> {
+        match &self.lost {
+            None => Ok(&self.memory),
+            Some(why) => Err(inaccessible(why)),
+        }
+    }
+
+    /// As [`Cpu::own`], to write.
+    fn own_mut(&mut self) -> Result<&mut Memory> {
+        match &self.lost {
+            None => Ok(&mut self.memory),
+            Some(why) => Err(inaccessible(why)),
+        }
+    }
+}
+
+fn inaccessible(why: &str) -> Error {
+    Error::Peer(format!(
+        "{why}; the exchange in progress may still write to the session's memory, so neither its \
+         weights can be read nor its programs be run any more: start again from a checkpoint"
+    ))
 }
 
 impl Backend for Cpu {
@@ -82,7 +117,7 @@ impl Backend for Cpu {
     }
 
     fn host(&self) -> Option<&Memory> {
-        Some(&self.memory)
+        self.own().ok()
     }
 
     fn source(&mut self) -> &mut dyn Source {
@@ -115,19 +150,19 @@ impl Backend for Cpu {
     }
 
     fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
-        self.memory.copy(from, to);
+        self.own_mut()?.copy(from, to);
         Ok(())
     }
 
     fn fill(&mut self, region: &Region, byte: u8) -> Result<()> {
-        self.memory.bytes_mut(region).fill(byte);
+        self.own_mut()?.bytes_mut(region).fill(byte);
         Ok(())
     }
 
     fn download(&self, region: &Region) -> Result<(Memory, Region)> {
         let (mut copy, own) = scratch(region.bytes)?;
         copy.bytes_mut(&own)
-            .copy_from_slice(self.memory.bytes(region));
+            .copy_from_slice(self.own()?.bytes(region));
         Ok((copy, own))
     }
 
@@ -136,16 +171,16 @@ impl Backend for Cpu {
         region: &Region,
         change: &mut dyn FnMut(&mut Memory, &Region),
     ) -> Result<()> {
-        change(&mut self.memory, region);
+        change(self.own_mut()?, region);
         Ok(())
     }
 
     fn read_i32(&self, region: &Region) -> Result<i32> {
-        Ok(self.memory.elements::<i32>(region)[0])
+        Ok(self.own()?.elements::<i32>(region)[0])
     }
 
     fn upload(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
-        write(self.memory.bytes_mut(region));
+        write(self.own_mut()?.bytes_mut(region));
         Ok(())
     }
 
@@ -156,17 +191,7 @@ impl Backend for Cpu {
                 call.step
             )));
         };
-        let (memory, workspace) = (&mut self.memory, &call.workspace);
-        if let Body::Collective(collective) = &kernel.spec().body {
-            let Some(transport) = call.transport else {
-                return Err(Error::Internal(format!(
-                    "kernel {} exchanges bytes between {} ranks, and the session has one",
-                    call.step, collective.ranks
-                )));
-            };
-            let done = kernel.exchange(memory, call.arguments, call.sizes, transport);
-            return done.map(Ok).map_err(|e| Error::Peer(e.to_string()));
-        }
+        let (memory, workspace) = (self.own_mut()?, &call.workspace);
         Ok(match call.slice {
             Some(slice) => kernel.run_slice(
                 memory,
@@ -186,7 +211,7 @@ impl Backend for Cpu {
     }
 
     fn start_copy(&mut self, _copy: usize, from: &Region, to: &Region) -> Result<Option<Ticket>> {
-        Ok(Some(self.memory.start_copy(from, to)))
+        Ok(Some(self.own_mut()?.start_copy(from, to)))
     }
 
     fn finish_copy(&mut self, _copy: usize, ticket: Option<Ticket>) -> Result<()> {
@@ -196,8 +221,31 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn finish_copies(&mut self) {
+    fn start_exchange(&mut self, call: &Call<'_>) -> Result<Exchange> {
+        let (Kernel::Cpu(kernel), Some(transport)) = (call.kernel, call.transport) else {
+            return Err(Error::Internal(format!(
+                "step {} exchanges bytes between ranks, and the session has one",
+                call.step
+            )));
+        };
+        let started =
+            kernel.start_exchange(&mut self.memory, call.arguments, call.sizes, transport);
+        started.map_err(|error| self.lose(error))
+    }
+
+    fn finish_exchange(&mut self, exchange: Exchange, transport: &dyn Transport) -> Result<()> {
+        let done = self.memory.finish_exchange(exchange, transport);
+        done.map_err(|error| self.lose(error))
+    }
+
+    fn finish_transfers(&mut self, transport: Option<&dyn Transport>) {
         self.memory.wait_for_all();
+        while let (None, Some(transport), Some(exchange)) =
+            (&self.lost, transport, self.memory.first_exchange())
+        {
+            // The error that ended the run is the first one.
+            let _ = self.finish_exchange(exchange, transport);
+        }
     }
 
     fn open_queue(&mut self, _region: &Region, slots: usize, copies: usize) -> Result<usize> {
@@ -206,9 +254,8 @@ impl Backend for Cpu {
     }
 
     fn fill_slot(&mut self, slot: Slot, writer: &mut dyn SlotWriter) -> Result<Option<Ticket>> {
-        Ok(Some(
-            self.memory.start_fill(&slot.region, writer.take_task()),
-        ))
+        let task = writer.take_task();
+        Ok(Some(self.own_mut()?.start_fill(&slot.region, task)))
     }
 
     fn take_slot(
@@ -221,7 +268,8 @@ impl Backend for Cpu {
             self.memory.wait_for(ticket);
         }
         for (offset, to) in parts {
-            self.memory.copy(&slot.region.part(offset, to.bytes), &to);
+            self.own_mut()?
+                .copy(&slot.region.part(offset, to.bytes), &to);
         }
         Ok(())
     }

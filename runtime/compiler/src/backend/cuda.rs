@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::{self, DriverError};
 use slabwise_cuda::{Device, Launch, Limits, Overlap, Picks, Tuner};
+use slabwise_kernels::collective::Transport;
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Fault};
 use slabwise_kernels::memory::{Memory, Region};
@@ -484,7 +485,7 @@ impl Backend for Gpu {
     }
 
     /// Waits until no copy is in flight. If the device is lost, none is.
-    fn finish_copies(&mut self) {
+    fn finish_transfers(&mut self, _transport: Option<&dyn Transport>) {
         let _ = self.device.settle_copies();
     }
 

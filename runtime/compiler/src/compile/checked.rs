@@ -1,26 +1,29 @@
 //! Programs that the checkers have accepted.
 //!
 //! A program takes one way from the front half to a session: [`Planned::new`] prepares and plans
-//! it, [`Planned::rewrite`] replaces it by another that keeps a budget, [`Planned::check`] accepts
-//! it. The fields are private, so that there is no other way:
+//! it, [`Planned::rewrite`] replaces it by another that keeps a budget, [`Planned::overlap`] lets
+//! collectives run beside calls, [`Planned::check`] accepts it. The fields are private, so that there is no other way:
 //!
 //! - a rewritten program is verified, as the output of every pass,
 //! - it is compared with the program before by the [validator], and
-//! - the plan is [checked](slabwise_planner::check) against the dag that is derived from it.
+//! - the plan is [checked](slabwise_planner::check) against the dag that is derived from it, and
+//!   collectives in flight [are](slabwise_planner::check_overlap) against the dag before.
 //!
 //! The plan is checked in every build. Programs are verified and rewrites validated in debug builds
 //! and with `SLABWISE_VERIFY=1`.
 //!
 //! [validator]: crate::passes::validate
 
-use slabwise_planner::{Checked, Dag, Options, Plan as Offsets};
+use slabwise_planner::{
+    Checked, Dag, Options, Overlapped, Plan as Offsets, TaskId, check_overlap, plan_overlapped,
+};
 
 use super::front::{Front, FrontOptions};
 use crate::backend::Target;
 use crate::error::{Error, Result};
-use crate::ir::Program;
-use crate::passes::{PassError, Pipeline, Prepare};
-use crate::plan::{Plan, PlanDetails};
+use crate::ir::{KernelCall, Program};
+use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare};
+use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
 /// pass behind `prepare` has rewritten it, or its rewrite was validated.
@@ -28,6 +31,9 @@ pub(super) struct Planned {
     program: Program,
     dag: Dag,
     offsets: Offsets,
+    /// If collectives are in flight while calls run: the dag before, its collectives, and how they
+    /// were split.
+    overlap: Option<(Dag, Vec<TaskId>, Overlapped)>,
 }
 
 impl Planned {
@@ -49,6 +55,7 @@ impl Planned {
             program,
             dag,
             offsets,
+            overlap: None,
         })
     }
 
@@ -83,8 +90,53 @@ impl Planned {
             dag: program.to_dag(),
             program,
             offsets,
+            overlap: None,
         };
         Ok((planned, report))
+    }
+
+    /// Lets the collectives of the program, if it has any, run beside other calls, in a slab no
+    /// larger than it is or than `room`.
+    ///
+    /// # Errors
+    /// If outputs of passes are verified, the first broken invariant of the new program, or that it
+    /// computes other values.
+    pub fn overlap(
+        self,
+        passes: &Pipeline,
+        target: &Target,
+        room: u64,
+        planner: &Options,
+    ) -> Result<Planned> {
+        let work = self.program.work();
+        let tasks = (0..).map(TaskId).zip(&work);
+        let collectives: Vec<TaskId> = tasks
+            .filter(|(_, work)| {
+                let call = self.program.begun_by(**work);
+                call.is_some_and(KernelCall::is_collective)
+            })
+            .map(|(task, _)| task)
+            .collect();
+        if collectives.is_empty() {
+            return Ok(self);
+        }
+        // Copies to the host were placed in this order.
+        let options = Options {
+            overlap: planner.overlap && self.program.transfers.is_empty(),
+            ..*planner
+        };
+        let found = plan_overlapped(&self.dag, &self.offsets, &collectives, room, &options);
+        let (overlapped, offsets) = found.map_err(PassError::from)?;
+        let dag = self.dag.clone();
+        let (planned, ()) = self.rewrite(passes, target, |program, _| {
+            let overlapped = &overlapped;
+            let program = passes.run(&OverlapCollectives { overlapped }, &program)?;
+            Ok((program, offsets, ()))
+        })?;
+        Ok(Planned {
+            overlap: Some((dag, collectives, overlapped)),
+            ..planned
+        })
     }
 
     /// Checks the plan.
@@ -96,13 +148,28 @@ impl Planned {
             program,
             dag,
             offsets,
+            overlap,
         } = self;
-        let offsets = slabwise_planner::check(&dag, offsets)
-            .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
+        let mut communication = None;
+        let wrong = |v: String| Error::Internal(format!("the plan is wrong: {v}"));
+        if let Some((before, collectives, overlapped)) = overlap {
+            let overlapped = check_overlap(&before, &collectives, overlapped, &offsets)
+                .map_err(|v| wrong(v.to_string()))?;
+            let sent = program.sent_by_ranks();
+            communication = Some(Communication::new(sent, &dag, &overlapped, &offsets));
+            if let Some(call) = program.disturbed_in_flight(&offsets.order) {
+                return Err(wrong(format!(
+                    "`{}` touches a variable that is in flight between ranks",
+                    call.name
+                )));
+            }
+        }
+        let offsets = slabwise_planner::check(&dag, offsets).map_err(|v| wrong(v.to_string()))?;
         Ok(CheckedProgram {
             program,
             dag,
             offsets,
+            communication,
         })
     }
 }
@@ -112,6 +179,7 @@ pub(super) struct CheckedProgram {
     program: Program,
     dag: Dag,
     offsets: Checked<Offsets>,
+    communication: Option<Communication>,
 }
 
 impl CheckedProgram {
@@ -121,6 +189,11 @@ impl CheckedProgram {
 
     pub fn dag(&self) -> &Dag {
         &self.dag
+    }
+
+    /// The exchange of bytes between ranks, if there are several.
+    pub fn communication(&self) -> Option<Communication> {
+        self.communication
     }
 
     /// The height of the slab.

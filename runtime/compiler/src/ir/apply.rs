@@ -2,9 +2,12 @@
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::spec::Access;
-use slabwise_planner::{BufferId, Dag, Offloaded, Repeated, TaskId, Work};
+use slabwise_planner::{BufferId, Dag, Offloaded, Overlapped, Repeated, TaskId, Work};
 
-use super::{CallId, CopyStep, HostCopy, KernelCall, Program, Recompute, Source, Value, ValueId};
+use super::{
+    CallId, HostCopy, KernelCall, Program, Recompute, Rewriter, Source, Transfer, TransferStep,
+    Value, ValueId,
+};
 
 impl Program {
     /// The program with some calls recomputed, as the planner decided: every run is a call, and
@@ -32,13 +35,60 @@ impl Program {
             &offloaded.buffer_of,
             |_| false,
         );
-        let copies = offloaded.copies.iter().map(|copy| HostCopy {
-            from: copy.from.into(),
-            to: copy.to.into(),
+        let copies = offloaded.copies.iter().map(|copy| {
+            Transfer::Host(HostCopy {
+                from: copy.from.into(),
+                to: copy.to.into(),
+            })
         });
-        new.copies = copies.collect();
+        new.transfers = copies.collect();
         #[cfg(debug_assertions)]
         assert_eq!(settled(&new.to_dag()), settled(&offloaded.dag));
+        new
+    }
+
+    /// The program with its collectives as transfers, as the planner decided: its calls in another
+    /// order, and an end for each collective.
+    pub fn overlapped(&self, overlapped: &Overlapped) -> Program {
+        let old = self.work();
+        let mut rewriter = Rewriter::new(self);
+        let mut transfers = self.transfers.clone();
+        let mut steps: Vec<TransferStep> = Vec::new();
+        let mut old_steps = self.transfer_steps.iter();
+        let mut position = 0;
+        // The transfers that there are already are copies to the host, which keep their numbers.
+        let first = transfers.len() as u32;
+        for (task, work) in overlapped.dag.tasks.iter().zip(&overlapped.work) {
+            let of = match *work {
+                Work::Run(of) => of,
+                Work::Start(k) => overlapped.collectives[k as usize],
+                Work::Finish(k) => {
+                    steps.push(TransferStep {
+                        name: task.name.clone(),
+                        transfer: first + k,
+                        finishes: true,
+                        position,
+                    });
+                    continue;
+                }
+            };
+            let Work::Run(call) = old[of.index()] else {
+                steps.extend(old_steps.next().map(|step| TransferStep {
+                    position,
+                    ..step.clone()
+                }));
+                continue;
+            };
+            let new = rewriter.keep(CallId(call.0));
+            if let Work::Start(_) = work {
+                transfers.push(Transfer::Ranks(new));
+            }
+            position += 1;
+        }
+        let mut new = rewriter.finish(self.micro_batches);
+        (new.transfers, new.transfer_steps) = (transfers, steps);
+        #[cfg(debug_assertions)]
+        assert_eq!(settled(&new.to_dag()), settled(&overlapped.dag));
         new
     }
 
@@ -79,9 +129,9 @@ impl Program {
             let run = match *work {
                 Work::Run(run) => run,
                 Work::Start(copy) | Work::Finish(copy) => {
-                    new.copy_steps.push(CopyStep {
+                    new.transfer_steps.push(TransferStep {
                         name: task.name.clone(),
-                        copy,
+                        transfer: copy,
                         finishes: matches!(work, Work::Finish(_)),
                         position: new.kernels.len() as u32,
                     });
@@ -136,12 +186,16 @@ impl Program {
     }
 }
 
-/// The dag without permissions to recompute: a program that is applied has used them.
+/// The dag without permissions to recompute, which a program that is applied has used, and with
+/// control dependencies and pairs in a fixed order.
 #[cfg(debug_assertions)]
 fn settled(dag: &Dag) -> Dag {
     let mut dag = dag.clone();
     for task in &mut dag.tasks {
         (task.repeatable, task.rerun) = (false, None);
+        task.after.sort_unstable();
+        task.after.dedup();
     }
+    dag.may_reuse.sort_unstable();
     dag
 }

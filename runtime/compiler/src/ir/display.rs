@@ -6,7 +6,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{Access, Body, CollectiveOp, ConvKind, Inst, ReduceOp, ScanOp, Spec};
 use slabwise_planner::{Bytes, Space, Work};
 
-use super::{KernelCall, Piece, Program, Recompute, Source, ValueId};
+use super::{KernelCall, Piece, Program, Recompute, Source, Transfer, ValueId};
 
 /// Most operations in the name of a function.
 const NAMED_MAX: usize = 4;
@@ -169,18 +169,30 @@ impl fmt::Display for Program {
                 micro.kernels, micro.count, micro.examples
             )?;
         }
-        let mut copy_steps = self.copy_steps.iter();
+        let mut steps = self.transfer_steps.iter();
         for work in self.work() {
             match work {
                 Work::Run(call) => {
                     self.write_call(f, call.0, &self.kernels[call.index()])?;
                 }
-                Work::Start(copy) | Work::Finish(copy) => {
-                    let Some(step) = copy_steps.next() else { break };
-                    let verb = if step.finishes { "finish" } else { "start" };
-                    let copy = self.copies[copy as usize];
-                    let (from, to) = (self.shown(copy.from), self.typed(copy.to));
-                    writeln!(f, "      {to} = {verb}_copy({from})  # {}", step.name)?;
+                Work::Start(transfer) | Work::Finish(transfer) => {
+                    let finishes = matches!(work, Work::Finish(_));
+                    let verb = if finishes { "finish" } else { "start" };
+                    match self.transfers[transfer as usize] {
+                        Transfer::Host(copy) => {
+                            let Some(step) = steps.next() else { break };
+                            let (from, to) = (self.shown(copy.from), self.typed(copy.to));
+                            writeln!(f, "      {to} = {verb}_copy({from})  # {}", step.name)?;
+                        }
+                        Transfer::Ranks(call) if finishes => {
+                            let Some(step) = steps.next() else { break };
+                            let [_, to] = self.call(call).sides();
+                            writeln!(f, "      finish({})  # {}", self.shown(to), step.name)?;
+                        }
+                        Transfer::Ranks(call) => {
+                            self.write_call(f, call.0, self.call(call))?;
+                        }
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Building a program out of another.
 
-use super::{CallId, KernelCall, MicroBatches, Program, Value, ValueId};
+use super::{CallId, KernelCall, MicroBatches, Program, Transfer, Value, ValueId};
 
 /// A new program in the making, and which of its calls do the work of the old ones.
 ///
@@ -133,8 +133,10 @@ impl Program {
         self.kernels
             .iter_mut()
             .for_each(|call| call.rename(&mut of));
-        for copy in &mut self.copies {
-            (copy.from, copy.to) = (of(copy.from), of(copy.to));
+        for transfer in &mut self.transfers {
+            if let Transfer::Host(copy) = transfer {
+                (copy.from, copy.to) = (of(copy.from), of(copy.to));
+            }
         }
     }
 }

@@ -11,6 +11,8 @@ use slabwise_kernels::spec::{Access, Body, Conv2d, Inst, ScanOp, Spec};
 
 /// Operations of a matrix product in the time of moving one byte.
 const PER_BYTE: u64 = 12;
+/// The same in the time of sending a byte to another rank, about: 1 GB/s.
+const PER_BYTE_SENT: u64 = 120;
 /// The same in the time of one instruction of a kernel's code, for one element.
 const PER_INSTRUCTION: u64 = 8;
 /// And in that of an exponential, a logarithm or the like.
@@ -43,7 +45,11 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::Scatter(_) => PER_INSTRUCTION,
         // Moves of bytes alone.
-        Body::SliceAssign(_) | Body::Collective(_) => 0,
+        Body::SliceAssign(_) => 0,
+        Body::Collective(_) => {
+            let bytes = moved(spec, sizes) / 2;
+            return bytes.saturating_mul(PER_BYTE_SENT).clamp(1, 1 << 50);
+        }
         Body::Scan(scan) => match scan.op {
             ScanOp::LogSumExp => 2 * PER_FUNCTION,
             _ => 2 * PER_INSTRUCTION,

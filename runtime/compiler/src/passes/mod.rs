@@ -39,7 +39,7 @@ pub use pipeline::{Broken, Form, PASSES, Pass, PassRun, Pipeline};
 pub use prepare::Prepare;
 pub(crate) use prologue::FusePrologues;
 pub use prologue::count_prologues;
-pub(crate) use recompute::{OffloadValues, RecomputeCalls};
+pub(crate) use recompute::{OffloadValues, OverlapCollectives, RecomputeCalls};
 pub use remat::{REMAT_MIN_ELEMENTS, Rematerialize, rematerialize};
 pub use simplify::{Simplify, simplify};
 pub use sums::has_same_sums;

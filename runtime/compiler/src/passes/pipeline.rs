@@ -18,8 +18,9 @@ use crate::graph::{Graph, GraphError};
 use crate::ir::{IrError, Program};
 
 /// The passes in the order in which they run. Those behind `prepare` run only under a budget, for
-/// each candidate of its search; for some of them, those from `remat` on run again before.
-pub const PASSES: [&str; 12] = [
+/// each candidate of its search; for some of them, those from `remat` on run again before. The last
+/// one runs for programs of several ranks.
+pub const PASSES: [&str; 13] = [
     super::Simplify::NAME,
     super::Rematerialize::NAME,
     super::Legalize::NAME,
@@ -32,6 +33,7 @@ pub const PASSES: [&str; 12] = [
     super::FuseRecomputed::NAME,
     super::GrowWorkspaces::NAME,
     super::SplitBatch::NAME,
+    super::OverlapCollectives::NAME,
 ];
 
 /// A pass of the compiler, with its options.

@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::spec::{Access, Body, Store};
-use slabwise_planner::{Offloaded, Repeated};
+use slabwise_planner::{Offloaded, Overlapped, Repeated};
 
 use super::error::PassError;
 use super::layout::Containers;
@@ -47,6 +47,21 @@ impl Pass for OffloadValues<'_> {
     }
 }
 
+/// The pass that lets collectives run beside other calls, as the planner decided.
+pub(crate) struct OverlapCollectives<'a> {
+    pub overlapped: &'a Overlapped,
+}
+
+impl Pass for OverlapCollectives<'_> {
+    const NAME: &'static str = "overlap";
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        Ok(program.overlapped(self.overlapped))
+    }
+}
+
 /// The recompute clone of a call: the call itself if it assigns no variable, else a smaller one.
 /// `None` if it may run only once, as the calls that write one of the `kept` values.
 pub(super) fn recompute_clone(
@@ -56,7 +71,7 @@ pub(super) fn recompute_clone(
     kept: &FxHashSet<NodeId>,
 ) -> Option<KernelCall> {
     // Bytes that ranks exchange are exchanged once.
-    let once = matches!(call.spec.body, Body::BoundsCheck(_) | Body::Collective(_));
+    let once = matches!(call.spec.body, Body::BoundsCheck(_)) || call.is_collective();
     if once || writes_any(program, call, kept) {
         return None;
     }

@@ -30,7 +30,7 @@ use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
 use self::region::{Axis, BOUND, Region, Renaming, rename};
-use crate::ir::{KernelCall, Program, Source, Value};
+use crate::ir::{KernelCall, Program, Source, Transfer, Value};
 use crate::ops::NodeId;
 
 /// Checks that a rewritten program, in the order of its plan, computes the values of the program
@@ -86,11 +86,13 @@ fn execute(
     for task in order {
         let call = match work[task.index()] {
             Work::Run(call) => &program.kernels[call.index()],
-            Work::Start(copy) => {
-                let copy = program.copies[copy as usize];
-                interpreter.copy(&mut state, copy.from.index(), copy.to.index());
-                continue;
-            }
+            Work::Start(transfer) => match program.transfers[transfer as usize] {
+                Transfer::Ranks(call) => program.call(call),
+                Transfer::Host(copy) => {
+                    interpreter.copy(&mut state, copy.from.index(), copy.to.index());
+                    continue;
+                }
+            },
             Work::Finish(_) => continue,
         };
         interpreter.launch(&mut state, call)?;

@@ -51,7 +51,7 @@ pub(super) fn grow_workspaces(
 ) -> Result<(Program, Plan), PassError> {
     // Steps of copies have neither workspace nor kernel. Without a limit, kernels have the largest
     // workspaces already.
-    if !target.limits_workspaces() || !program.copy_steps.is_empty() {
+    if !target.limits_workspaces() || !program.transfer_steps.is_empty() {
         return Ok((program, plan));
     }
     let bounds = program.graph.symbols.bounds();

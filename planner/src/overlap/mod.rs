@@ -1,0 +1,217 @@
+//! Overlap: dags in which collectives run while other tasks do.
+//!
+//! A collective moves bytes between ranks, on an engine of its own. As a copy to the host
+//! ([`Offloaded`](crate::Offloaded)), it becomes two tasks: one starts it and one waits for its
+//! end, and both touch all of its buffers. Therefore the rules for all tasks cover it too: its
+//! sources live until its end, its destinations from its start, and their readers depend on its
+//! end.
+//!
+//! A collective with nothing to run beside it gains nothing, and an order of minimum peak ends each
+//! value as soon as it can: a bucket of gradients is sent, received, added and used up before the
+//! next gradient is computed. Therefore the tasks get a new order too, in which those that wait for
+//! a collective let others pass as long as the bytes suffice ([`walk`]).
+
+mod walk;
+
+use crate::dag::relations::Relations;
+use crate::dag::{BufferId, Dag, MayReuse, Task, TaskId};
+use crate::liveness::lifetimes;
+use crate::offload::Work;
+use crate::order::OrderPolicy;
+use crate::plan::{Options, Plan, PlanError, plan};
+use walk::Walk;
+
+/// A dag derived from another by splitting each collective into its start and its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlapped {
+    /// The tasks in the order they are scheduled. Its buffers are those of the original dag.
+    pub dag: Dag,
+    /// For each task, its role: [`Work::Start`] and [`Work::Finish`] name a collective by its index
+    /// in `collectives`.
+    pub work: Vec<Work>,
+    /// The collectives, tasks of the original dag, in the order in which they start and end.
+    pub collectives: Vec<TaskId>,
+}
+
+/// A step of a schedule with collectives in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Run(u32),
+    Start(u32),
+    Finish(u32),
+}
+
+/// The number of schedules that are planned, each for fewer live bytes, because packing adds gaps.
+const TARGETS: usize = 4;
+
+/// Splits the collectives of a dag, given with a plan for it, so that they run beside other tasks.
+/// The slab of the result is no larger than `room`, or than that of the plan if that is larger: if
+/// none is found, or [`Options::overlap`] is off, each collective ends where it starts, and every
+/// offset stays as it is.
+/// Deterministic, so that all ranks start and end their collectives in one order.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_overlapped(
+    dag: &Dag,
+    once: &Plan,
+    collectives: &[TaskId],
+    room: u64,
+    options: &Options,
+) -> Result<(Overlapped, Plan), PlanError> {
+    dag.verify()?;
+    let room = room.max(once.height);
+    let relations = Relations::new(dag);
+    let options = Options {
+        order: OrderPolicy::Program,
+        ..*options
+    };
+    let mut target = room;
+    for _ in 0..if options.overlap { TARGETS } else { 0 } {
+        let walk = Walk::new(dag, &relations, once, collectives, target);
+        let overlapped = Overlapped::new(dag, &walk.events());
+        let planned = plan(&overlapped.dag, &options)?;
+        if planned.height <= room {
+            return Ok((overlapped, planned));
+        }
+        target = target.saturating_sub((planned.height - room).max(target / 64));
+    }
+    Ok(Overlapped::in_turn(dag, once, collectives))
+}
+
+impl Overlapped {
+    /// The dag whose tasks run in this order.
+    fn new(dag: &Dag, events: &[Event]) -> Self {
+        let mut new = Overlapped {
+            dag: Dag {
+                tasks: Vec::with_capacity(events.len()),
+                buffers: dag.buffers.clone(),
+                may_reuse: Vec::new(),
+            },
+            work: Vec::with_capacity(events.len()),
+            collectives: Vec::new(),
+        };
+        let mut pairs = dag.may_reuse.clone();
+        pairs.sort_unstable();
+        // The tasks after which others may run that depend on a task of the original, and the
+        // number of a collective.
+        let mut end_of = vec![None; dag.tasks.len()];
+        let mut number_of = vec![0; dag.tasks.len()];
+        let (mut started, mut finished): (Option<TaskId>, Option<TaskId>) = (None, None);
+        for &event in events {
+            let (Event::Run(of) | Event::Start(of) | Event::Finish(of)) = event;
+            let task = &dag.tasks[of as usize];
+            let after = task.after.iter().filter_map(|b| end_of[b.index()]);
+            let mut half = Task::new(task.name.clone(), &task.reads, &task.writes);
+            half.after = after.collect();
+            match event {
+                Event::Run(_) => {
+                    let id = new.dag.add_task(Task {
+                        after: half.after,
+                        rerun: None,
+                        ..task.clone()
+                    });
+                    new.work.push(Work::Run(TaskId(of)));
+                    end_of[of as usize] = Some(id);
+                    let first = pairs.partition_point(|pair| pair.task < TaskId(of));
+                    let own = pairs[first..].iter().take_while(|p| p.task == TaskId(of));
+                    let renamed = own.map(|pair| MayReuse { task: id, ..*pair });
+                    new.dag.may_reuse.extend(renamed);
+                }
+                Event::Start(_) => {
+                    number_of[of as usize] = new.collectives.len() as u32;
+                    new.work.push(Work::Start(new.collectives.len() as u32));
+                    new.collectives.push(TaskId(of));
+                    half.after.extend(started);
+                    half.cost = task.cost;
+                    started = Some(new.dag.add_task(half));
+                    end_of[of as usize] = started;
+                }
+                Event::Finish(_) => {
+                    let start = end_of[of as usize];
+                    half.name = format!("finish {}", task.name);
+                    half.after = start.into_iter().chain(finished).collect();
+                    new.work.push(Work::Finish(number_of[of as usize]));
+                    finished = Some(new.dag.add_task(half));
+                    end_of[of as usize] = finished;
+                }
+            }
+        }
+        new
+    }
+
+    /// The dag in which each collective ends where it starts, with the offsets of a plan.
+    fn in_turn(dag: &Dag, once: &Plan, collectives: &[TaskId]) -> (Self, Plan) {
+        let events: Vec<Event> = once
+            .order
+            .iter()
+            .flat_map(|task| match collectives.contains(task) {
+                true => vec![Event::Start(task.0), Event::Finish(task.0)],
+                false => vec![Event::Run(task.0)],
+            })
+            .collect();
+        let new = Overlapped::new(dag, &events);
+        let order: Vec<TaskId> = (0..new.dag.tasks.len() as u32).map(TaskId).collect();
+        let mut runs = vec![TaskId(0); dag.tasks.len()];
+        let mut workspace_offsets = Vec::with_capacity(order.len());
+        for (task, work) in order.iter().zip(&new.work) {
+            workspace_offsets.push(match *work {
+                Work::Run(of) => {
+                    runs[of.index()] = *task;
+                    once.workspace_offsets[of.index()]
+                }
+                Work::Start(_) | Work::Finish(_) => 0,
+            });
+        }
+        let reused = once.reused.iter().map(|pair| MayReuse {
+            task: runs[pair.task.index()],
+            ..*pair
+        });
+        let mut reused: Vec<MayReuse> = reused.collect();
+        reused.sort_unstable();
+        let plan = Plan {
+            lifetimes: lifetimes(&new.dag, &order),
+            order,
+            workspace_offsets,
+            reused,
+            ..once.clone()
+        };
+        (new, plan)
+    }
+
+    /// The tasks that start and end each collective.
+    pub fn halves(&self) -> Vec<[TaskId; 2]> {
+        let mut halves = vec![[TaskId(0); 2]; self.collectives.len()];
+        for (task, work) in (0..).map(TaskId).zip(&self.work) {
+            match *work {
+                Work::Start(k) => halves[k as usize][0] = task,
+                Work::Finish(k) => halves[k as usize][1] = task,
+                Work::Run(_) => {}
+            }
+        }
+        halves
+    }
+
+    /// The bytes that collectives in flight hold at each step of a plan: their sources and their
+    /// destinations, each buffer once.
+    pub fn bytes_in_flight(&self, plan: &Plan) -> Vec<u64> {
+        let mut bytes = vec![0; plan.order.len()];
+        let mut held: Vec<Vec<BufferId>> = vec![Vec::new(); plan.order.len()];
+        let mut step_of = vec![0; plan.order.len()];
+        for (step, task) in plan.order.iter().enumerate() {
+            step_of[task.index()] = step;
+        }
+        for [start, finish] in self.halves() {
+            let task = &self.dag.tasks[start.index()];
+            for step in step_of[start.index()]..=step_of[finish.index()] {
+                for buffer in task.reads.iter().chain(&task.writes) {
+                    if !held[step].contains(buffer) {
+                        held[step].push(*buffer);
+                        bytes[step] += self.dag.buffers[buffer.index()].occupied_on_device();
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}

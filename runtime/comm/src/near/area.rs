@@ -1,0 +1,302 @@
+//! Areas: where a rank says how far it is, for the ranks that see its memory.
+//!
+//! A rank writes its own area only, and peers read it, possibly from memory that is mapped for
+//! reading. A peer that waits sleeps on the bell of the area that it waits for.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use super::segment::Address;
+use crate::engine::{IN_FLIGHT_MAX, Job, Movement};
+
+/// The most arenas of a rank.
+pub(super) const ARENAS_MAX: usize = 64;
+
+/// The place of the bytes that a rank sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At an address of the process that all ranks are in.
+    Address(usize),
+    /// Behind the sender's area, at the slot of the movement.
+    Inline,
+    /// In an arena of the sender's.
+    Arena { index: usize, id: u64, offset: u64 },
+    /// Where peers cannot see them: they come by messages.
+    Elsewhere,
+}
+
+/// A movement as a rank has started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Posted {
+    pub movement: u64,
+    pub len: u64,
+    pub place: Place,
+}
+
+/// The position of a rank.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct Area {
+    /// Changes with every news.
+    bell: AtomicU32,
+    step: AtomicU64,
+    posts: Table<Post, IN_FLIGHT_MAX>,
+    arenas: Table<Listed, ARENAS_MAX>,
+}
+
+/// A number of entries.
+#[repr(C)]
+struct Table<T, const N: usize>([T; N]);
+
+impl<T: Default, const N: usize> Default for Table<T, N> {
+    fn default() -> Self {
+        Table(std::array::from_fn(|_| T::default()))
+    }
+}
+
+/// A movement, at the slot of its number.
+#[derive(Default)]
+#[repr(C)]
+struct Post {
+    /// One more than the number of the last movement that was started.
+    started: AtomicU64,
+    /// One more than the number of the last movement whose bytes have all been received.
+    ended: AtomicU64,
+    /// The [code](code) of the movement, the bytes of its destination, and where its bytes are.
+    words: [AtomicU64; 5],
+}
+
+/// An arena, as others find it.
+#[derive(Default)]
+#[repr(C)]
+struct Listed {
+    descriptor: AtomicU64,
+    inode: AtomicU64,
+    len: AtomicU64,
+}
+
+/// Reads a number of an area. The order is that of a fence, because memory that is mapped for
+/// reading may be read by relaxed loads only.
+fn get(number: &AtomicU64) -> u64 {
+    let value = number.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
+/// A movement as a number, by which ranks compare theirs.
+pub(super) fn code(movement: Movement) -> u64 {
+    match movement {
+        Movement::AllToAll => 0,
+        Movement::AllGather => 1,
+        Movement::Barrier => 2,
+        Movement::Broadcast { root } => 3 | (root as u64) << 3,
+        Movement::Shift { by } => 4 | (by as u64) << 3,
+    }
+}
+
+/// The movement of a number of [`code`].
+pub(super) fn movement(code: u64) -> Movement {
+    match code & 7 {
+        0 => Movement::AllToAll,
+        1 => Movement::AllGather,
+        2 => Movement::Barrier,
+        3 => Movement::Broadcast {
+            root: (code >> 3) as usize,
+        },
+        // The shift back copies the sign.
+        _ => Movement::Shift {
+            by: (code as i64 >> 3) as isize,
+        },
+    }
+}
+
+impl Area {
+    fn post(&self, seq: u64) -> &Post {
+        &self.posts.0[seq as usize % IN_FLIGHT_MAX]
+    }
+
+    /// Says that this rank has started a movement.
+    pub fn start(&self, seq: u64, job: &Job, place: Place) {
+        let [a, b, c, d] = match place {
+            Place::Address(at) => [0, at as u64, 0, 0],
+            Place::Inline => [1, 0, 0, 0],
+            Place::Arena { index, id, offset } => [2 | (index as u64) << 2, id, offset, 0],
+            Place::Elsewhere => [3, 0, 0, 0],
+        };
+        let post = self.post(seq);
+        let words = [code(job.movement), job.destination_len as u64, a, b, c | d];
+        for (to, word) in post.words.iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        post.started.store(seq + 1, Ordering::Release);
+        self.ring();
+    }
+
+    /// Says that this rank has received all bytes of a movement.
+    pub fn end(&self, seq: u64) {
+        self.post(seq).ended.store(seq + 1, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether a movement was started and has not ended.
+    pub fn has_open(&self) -> bool {
+        let posts = self.posts.0.iter();
+        posts
+            .clone()
+            .any(|post| get(&post.started) != get(&post.ended))
+    }
+
+    pub fn has_started(&self, seq: u64) -> bool {
+        get(&self.post(seq).started) > seq
+    }
+
+    pub fn has_ended(&self, seq: u64) -> bool {
+        get(&self.post(seq).ended) > seq
+    }
+
+    /// A movement that the rank has started.
+    pub fn posted(&self, seq: u64) -> Posted {
+        let [movement, len, a, b, c] = self.post(seq).words.each_ref().map(get);
+        let place = match a & 3 {
+            0 => Place::Address(b as usize),
+            1 => Place::Inline,
+            2 => Place::Arena {
+                index: (a >> 2) as usize % ARENAS_MAX,
+                id: b,
+                offset: c,
+            },
+            _ => Place::Elsewhere,
+        };
+        Posted {
+            movement,
+            len,
+            place,
+        }
+    }
+
+    pub fn set_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    pub fn step(&self) -> u64 {
+        get(&self.step)
+    }
+
+    /// Says where others find an arena.
+    pub fn list(&self, index: usize, address: Address) {
+        let at = &self.arenas.0[index];
+        at.descriptor.store(address.descriptor, Ordering::Relaxed);
+        at.inode.store(address.inode, Ordering::Relaxed);
+        at.len.store(address.len, Ordering::Release);
+    }
+
+    /// Where an arena is found.
+    pub fn listed(&self, index: usize) -> Address {
+        let at = &self.arenas.0[index];
+        Address {
+            len: get(&at.len),
+            descriptor: get(&at.descriptor),
+            inode: get(&at.inode),
+        }
+    }
+
+    /// Wakes all that wait for this area.
+    pub fn ring(&self) {
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the word is valid. The call wakes threads of all processes that wait on it.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.bell.as_ptr(),
+                libc::FUTEX_WAKE,
+                i32::MAX,
+            )
+        };
+    }
+
+    /// The state of the bell, to be read before the state that is waited for.
+    pub fn bell(&self) -> u32 {
+        let bell = self.bell.load(Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        bell
+    }
+
+    /// Sleeps until the bell rings after it was in a state, at most for a time. It may wake up
+    /// earlier.
+    pub fn sleep(&self, bell: u32, most: Duration) {
+        let time = libc::timespec {
+            tv_sec: most.as_secs() as libc::time_t,
+            tv_nsec: most.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: the word and the time are valid; the word is read only.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.bell.as_ptr(),
+                libc::FUTEX_WAIT,
+                bell,
+                ptr::from_ref(&time),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn movements_survive_their_code() {
+        for one in [
+            Movement::AllToAll,
+            Movement::AllGather,
+            Movement::Barrier,
+            Movement::Broadcast { root: 1023 },
+            Movement::Shift { by: 3 },
+            Movement::Shift { by: -2000 },
+        ] {
+            assert_eq!(movement(code(one)), one);
+        }
+    }
+
+    #[test]
+    fn posts_survive_their_words() {
+        let area = Area::default();
+        let job = Job {
+            movement: Movement::AllGather,
+            source: ptr::null(),
+            source_len: 2,
+            destination: ptr::null_mut(),
+            destination_len: 6,
+        };
+        let arena = Place::Arena {
+            index: 63,
+            id: 1 << 40,
+            offset: 1 << 33,
+        };
+        for (seq, place) in [
+            Place::Address(usize::MAX),
+            Place::Inline,
+            arena,
+            Place::Elsewhere,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let seq = seq as u64 + 61;
+            assert!(!area.has_started(seq));
+            area.start(seq, &job, place);
+            assert!(area.has_started(seq) && !area.has_ended(seq) && area.has_open());
+            let (movement, len) = (code(job.movement), 6);
+            let posted = Posted {
+                movement,
+                len,
+                place,
+            };
+            assert_eq!(area.posted(seq), posted);
+            area.end(seq);
+            assert!(area.has_ended(seq) && !area.has_open());
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Worlds as the transports of kernels.
+
+use slabwise_kernels::collective::{self, Transport, TransportError};
+use slabwise_kernels::spec::CollectiveOp;
+
+use crate::{Error, Movement, Ticket, World};
+
+/// The movement of each [`CollectiveOp`].
+const MOVEMENTS: [Movement; 2] = [Movement::AllToAll, Movement::AllGather];
+
+impl Transport for World {
+    fn ranks(&self) -> usize {
+        self.size()
+    }
+
+    fn rank(&self) -> usize {
+        World::rank(self)
+    }
+
+    unsafe fn start(
+        &self,
+        op: CollectiveOp,
+        source: *const [u8],
+        destination: *mut [u8],
+    ) -> Result<collective::Ticket, TransportError> {
+        let movement = MOVEMENTS[op as usize];
+        // SAFETY: the caller promises as much: until `finish` has returned, and after an error for
+        // as long as `abandons` asks for it.
+        let started = unsafe { World::start(self, movement.name(), movement, source, destination) };
+        let ticket = started.map_err(|error| self.failure(&error))?;
+        Ok(collective::Ticket([
+            ticket.seq,
+            ticket.step,
+            ticket.collective,
+            op as u64,
+        ]))
+    }
+
+    fn finish(&self, ticket: collective::Ticket) -> Result<(), TransportError> {
+        let collective::Ticket([seq, step, collective, op]) = ticket;
+        let ticket = Ticket {
+            seq,
+            step,
+            collective,
+        };
+        let name = MOVEMENTS.get(op as usize).map_or("", |m| m.name());
+        let done = World::finish(self, ticket, name);
+        done.map_err(|error| self.failure(&error))
+    }
+}
+
+impl World {
+    fn failure(&self, error: &Error) -> TransportError {
+        TransportError {
+            why: error.to_string(),
+            keeps: self.abandons(),
+        }
+    }
+}
