@@ -55,7 +55,12 @@ fn parts_of_a_length_have_gradients() {
     let [gradient] = session
         .run(&program, (&Array2::<f32>::zeros((2, 2)),))
         .expect("a run");
-    let gradient: Vec<f32> = gradient.view::<f32>().expect("f32").iter().copied().collect();
+    let gradient: Vec<f32> = gradient
+        .view::<f32>()
+        .expect("f32")
+        .iter()
+        .copied()
+        .collect();
     assert_eq!(gradient, [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0, 0.0]);
 }
 
