@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release --example char_gpt -- --data FILE --sample 1000`
 //!
-//! Without `--data` it learns Shakespeare. The generating program takes one character per call. It
+//! Without `--data` it learns Shakespeare; on two ranks by `slabwise launch -n 2 --
+//! target/release/examples/char_gpt`. The generating program takes one character per call. It
 //! shares the weights of the training program, and keeps keys and values of earlier characters as
 //! states of the session.
 #![forbid(unsafe_code)]
@@ -89,11 +90,6 @@ fn run(args: &Args) -> Result<()> {
         )));
     }
     let text = Text::read(args.data.as_deref(), length)?;
-    println!(
-        "{} characters, {} different",
-        text.tokens.len(),
-        text.characters.len()
-    );
     let sizes = Sizes {
         vocabulary: text.characters.len(),
         length,
@@ -105,9 +101,18 @@ fn run(args: &Args) -> Result<()> {
     let params = Params::seeded(args.run.seed);
     let model = Gpt::new(&params.root(), sizes);
     let mut session = args.run.session(params)?;
+    let world = session.world().clone();
+    if world.rank() == 0 {
+        println!(
+            "{} characters, {} different",
+            text.tokens.len(),
+            text.characters.len()
+        );
+    }
+    let own = args.batch.div_ceil(world.ranks() as u32);
 
     let trace = Trace::training();
-    let loss = loss(&trace, &model, sizes, args.batch);
+    let loss = loss(&trace, &model, sizes, own);
     let rate = Schedule::cosine(args.rate, args.steps + 1)
         .warmup(args.steps.min(100))
         .floor(args.rate / 10.0);
@@ -117,11 +122,12 @@ fn run(args: &Args) -> Result<()> {
         .weight_decay(0.1)
         .group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
     trace.minimize(loss, optimizer.clip_norm(1.0));
-    let train = session.compile(&trace, [loss])?;
+    // Of the whole batch, where several ranks have a part of it each.
+    let train = session.compile(&trace, [loss.mean_over_ranks()])?;
 
     let trace = Trace::inference();
-    let judged = self::loss(&trace, &model, sizes, args.batch);
-    let judge = session.compile(&trace, [judged])?;
+    let judged = self::loss(&trace, &model, sizes, own);
+    let judge = session.compile(&trace, [judged.mean_over_ranks()])?;
 
     let trace = Trace::inference().named("write");
     let logits = model.next(
@@ -139,25 +145,34 @@ fn run(args: &Args) -> Result<()> {
             batch,
             steps as usize,
             epoch_seed(args.run.seed, epoch.into()),
+            &world,
         )
     };
     slabwise::Fit::new(&train)
         .from_epoch(done / LOOK + 1)
         .epochs(args.steps.div_ceil(LOOK))
         .validate(&judge, Better::Lower, || {
-            text.validation(length, batch, WINDOWS)
+            text.validation(length, batch, WINDOWS, &world)
         })
         .on_epoch(|session, epoch| {
+            args.run.checkpoint(session)?;
+            // Every rank has the same numbers.
+            if world.rank() > 0 {
+                return Ok(());
+            }
             let step = ((epoch.number - 1) * LOOK + epoch.steps as u32, args.steps);
             let judged = epoch.validation.unwrap_or(f64::NAN);
             println!(
                 "step {} of {}: loss {:.4}, validation {judged:.4} nats per character, {:.1} s",
                 step.0, step.1, epoch.loss, epoch.seconds
             );
-            args.run.checkpoint(session)
+            Ok(())
         })
         .run(&mut session, windows)?;
 
+    if world.rank() > 0 {
+        return Ok(());
+    }
     let written = sample(&mut session, &write, &text, length, args)?;
     println!("{written}");
     Ok(())

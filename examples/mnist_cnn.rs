@@ -53,23 +53,25 @@ fn train(args: &common::Args) -> Result<()> {
     let params = Params::seeded(args.run.seed);
     let model = Cnn::new(&params.root());
     let mut session = args.run.session(params)?;
+    let world = session.world().clone();
+    let own = args.batch.div_ceil(world.ranks() as u32);
 
     let trace = Trace::training();
-    let (images, labels) = inputs(&trace, args.batch);
+    let (images, labels) = inputs(&trace, own);
     let loss = model.forward(images).cross_entropy(labels);
     trace.minimize(loss, Adam::new(Schedule::cosine(1e-3, epochs * steps)));
     // Of the whole batch, where several ranks have a part of it each.
     let train = session.compile(&trace, [loss.mean_over_ranks()])?;
 
     let trace = Trace::inference();
-    let (images, labels) = inputs(&trace, args.batch);
+    let (images, labels) = inputs(&trace, own);
     let correct = model
         .forward(images)
         .argmax(1)
         .equal(labels)
         .cast(F32)
         .sum();
-    let eval = session.compile(&trace, [correct])?; // same weights, same slab
+    let eval = session.compile(&trace, [correct.sum_over_ranks()])?; // same weights, same slab
 
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number);
@@ -79,23 +81,22 @@ fn train(args: &common::Args) -> Result<()> {
                 args.batch as usize,
                 epoch_seed(args.run.seed, number.into()),
             )
-            .share(session.world())
+            .share(&world)
             .prefetch(4)
         {
             let [loss] = session.run(&train, (&images, &labels))?;
-            epoch.step(labels.len(), loss.item());
+            epoch.step(labels.len() * world.ranks(), loss.item());
         }
         args.run.checkpoint(&session)?;
-        // Every rank has the same weights.
-        if session.world().rank() > 0 {
-            continue;
-        }
         let mut correct = 0.0;
-        for (images, labels) in mnist.test.batches(args.batch as usize).prefetch(4) {
+        let batches = mnist.test.batches(args.batch as usize);
+        for (images, labels) in batches.share(&world).prefetch(4) {
             let [right] = session.run(&eval, (&images, &labels))?;
             correct += right.item();
         }
-        epoch.end(correct, mnist.test.len());
+        if world.rank() == 0 {
+            epoch.end(correct, mnist.test.len());
+        }
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use model::{Gpt, Sizes};
 use ndarray::{Array2, arr1};
+use slabwise::World;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use text::{BYTES_MAX, CHARACTERS_MAX, Text};
@@ -193,7 +194,20 @@ fn texts_become_windows_of_numbers() {
     assert_eq!(text.characters.iter().collect::<String>(), "abcdfghijé");
     assert_eq!(text.encode("bé?a"), [1, 9, 0]);
     let mut windows = 0;
-    for (x, y) in text.windows(8, 3, 5, 7).chain(text.validation(8, 3, 2)) {
+    let all = |world: &World| {
+        let both = text.windows(8, 3, 5, 7, world);
+        both.chain(text.validation(8, 3, 2, world))
+            .collect::<Vec<_>>()
+    };
+    let whole = all(&World::alone());
+    let worlds = World::local(2).expect("a world");
+    let [first, second] = [&worlds[0], &worlds[1]].map(all);
+    for (at, (x, _)) in whole.iter().enumerate() {
+        let parts = [first[at].0.view(), second[at].0.view()];
+        let joined = ndarray::concatenate(ndarray::Axis(0), &parts).expect("one width");
+        assert_eq!(&joined, x, "the shares of batch {at}");
+    }
+    for (x, y) in whole {
         assert_eq!((x.ncols(), y.dim()), (8, x.dim()));
         for (x, y) in x.rows().into_iter().zip(y.rows()) {
             assert_eq!(

@@ -8,7 +8,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 use ndarray::Array2;
 use slabwise::data::epoch_seed;
-use slabwise::{Error, Result};
+use slabwise::{Error, Result, World};
 
 /// The text that comes with the example; see data/text/README.md.
 const SHAKESPEARE: &[u8] = include_bytes!("../../data/text/shakespeare.txt.gz");
@@ -113,34 +113,40 @@ impl Text {
         &self.tokens[self.tokens.len() / 10 * 9..]
     }
 
-    /// `steps` batches of `batch` windows at places that the seed decides.
+    /// `steps` batches of `batch` windows at places that the seed decides; of each the share of this
+    /// rank of a world.
     pub fn windows(
         &self,
         length: usize,
         batch: usize,
         steps: usize,
         seed: u64,
-    ) -> impl Iterator<Item = Batch> {
+        world: &World,
+    ) -> impl Iterator<Item = Batch> + use<'_> {
         let text = self.learnt_from();
         let starts = (text.len() - length) as u64;
+        let own = world.share(batch);
         (0..steps).map(move |step| {
             let start = |i: usize| (epoch_seed(seed, (step * batch + i) as u64) % starts) as usize;
-            cut(text, length, (0..batch).map(start).collect())
+            cut(text, length, own.clone().map(start).collect())
         })
     }
 
-    /// At most `most` windows of the validation text, spread evenly, `batch` at a time.
+    /// At most `most` windows of the validation text, spread evenly, `batch` at a time; of each batch
+    /// the share of this rank of a world.
     pub fn validation(
         &self,
         length: usize,
         batch: usize,
         most: usize,
-    ) -> impl Iterator<Item = Batch> {
+        world: &World,
+    ) -> impl Iterator<Item = Batch> + use<'_> {
         let text = self.judged_by();
         let all = (text.len() - 1) / length;
         let taken = all.min(most);
         let starts: Vec<usize> = (0..taken).map(|i| i * all / taken * length).collect();
-        let chunks: Vec<Vec<usize>> = starts.chunks(batch).map(<[usize]>::to_vec).collect();
+        let own = |batch: &[usize]| batch[world.share(batch.len())].to_vec();
+        let chunks: Vec<Vec<usize>> = starts.chunks(batch).map(own).collect();
         chunks
             .into_iter()
             .map(move |starts| cut(text, length, starts))
