@@ -187,6 +187,27 @@ def recurrent(operator, gates):
     return g.model(ids, {"scores": y, "last": g.add("Concat", *last, axis=0)})
 
 
+def quantized():
+    """As onnxruntime quantizes a model: inputs of products when it runs, weights before. The sums
+    have more terms than float holds exactly at once."""
+    g = Graph(10)
+
+    def integers(*shape):
+        array = g.rng.integers(-128, 128, shape).astype(np.int8)
+        g.weights.append(numpy_helper.from_array(array, f"w{len(g.weights)}"))
+        return g.weights[-1].name
+
+    def scaled(sums, scale):
+        return g.add("Mul", g.add("Cast", sums, to=FLOAT), g.add("Mul", scale, g.number(0.01)))
+
+    x, scale, zero = g.add("DynamicQuantizeLinear", "x", outputs=3)
+    sums = g.add("ConvInteger", x, integers(10, 40, 3, 3), zero, pads=[1, 1, 1, 1])
+    x = g.add("Flatten", g.add("Relu", scaled(sums, scale)))
+    x, scale, zero = g.add("DynamicQuantizeLinear", x, outputs=3)
+    logits = scaled(g.add("MatMulInteger", x, integers(360, 5), zero), scale)
+    return g.model({"x": (FLOAT, ["batch", 40, 6, 6])}, {"sums": sums, "logits": logits})
+
+
 STEPS = 1024
 
 
@@ -305,6 +326,10 @@ MODELS = {
     "cnn": (cnn(), lambda rng, b, n: {"x": rng.normal(size=(b, 3, 8, 8)).astype(np.float32)}),
     "lstm": (recurrent("LSTM", 4), lambda rng, b, n: {"ids": words(rng, b, n)}),
     "gru": (recurrent("GRU", 3), lambda rng, b, n: {"ids": words(rng, b, n)}),
+    "quantized": (
+        quantized(),
+        lambda rng, b, n: {"x": rng.normal(size=(b, 40, 6, 6)).astype(np.float32)},
+    ),
     "scan": (scanned(), lambda rng, b, n: {"x": rng.normal(size=(3, n)).astype(np.float32)}),
 }
 LONG = {

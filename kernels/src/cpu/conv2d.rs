@@ -50,6 +50,8 @@ impl Conv2d {
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
+        let strides = weight_strides(body, bound);
+        let indirect = columns::always_indirect(&sizes, strides);
         let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
             return Err(SpecError::unsupported(
@@ -70,7 +72,7 @@ impl Conv2d {
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
-                _ => columns::space(&sizes, micro, limits, buffer),
+                _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };
             Space {
                 scratch: space.scratch + code.scratch_bytes(),
@@ -300,6 +302,20 @@ fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
             .at
             .wrapping_offset(-(before as isize * source.strides[0])),
         ..source
+    }
+}
+
+/// Strides of the weight along the rows of a product, its source channels, and the kernel's rows and
+/// columns.
+fn weight_strides(body: &spec::Conv2d, env: &Env) -> [isize; 4] {
+    let mut strides = [0; 4];
+    for (to, from) in strides.iter_mut().zip(&body.b.strides) {
+        *to = from.at(env) as isize;
+    }
+    let [co, ci, row, column] = strides;
+    match body.kind {
+        ConvKind::InputGrad => [ci, co, row, column],
+        _ => [co, ci, row, column],
     }
 }
 

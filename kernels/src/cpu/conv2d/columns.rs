@@ -75,20 +75,48 @@ pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> 
     Shape::of_channel(axes, rows, columns).min(limits.tile.max(least))
 }
 
+/// Whether weights are read in place at every size up to these, whose weight has `strides` along the
+/// rows of the product, its source channels, and the kernel's rows and columns.
+pub(super) fn always_indirect(sizes: &Sizes, strides: [isize; 4]) -> bool {
+    let positions = positions(sizes);
+    let counts = [
+        sizes.other,
+        sizes.source,
+        sizes.axes[0].taps,
+        sizes.axes[1].taps,
+    ];
+    positions < PACKED_COLUMNS && reach_fits(counts, strides)
+}
+
+/// Output positions of a phase, of all images.
+fn positions(sizes: &Sizes) -> usize {
+    let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
+    sizes.images.saturating_mul(height).saturating_mul(length)
+}
+
+/// Whether tables can hold the offsets of so many weights along each axis.
+fn reach_fits(counts: [usize; 4], strides: [isize; 4]) -> bool {
+    let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| {
+        sum.checked_add(s.unsigned_abs().checked_mul(n)?)
+    });
+    reach.is_some_and(|reach| reach <= i32::MAX as usize)
+}
+
 /// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
-/// prologue.
+/// prologue; `indirect`: weights are always read in place, and no panel of them is packed.
 pub(super) fn space(
     sizes: &Sizes,
     micro: &Micro,
     limits: &Limits,
     prologue_buffer: usize,
+    indirect: bool,
 ) -> Space {
     let (width, phases) = (micro.nr(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
     let block = depth.min(steps(limits).max(sizes.taps()));
     let rows = sizes.other.min(limits.mc.max(MIN_MC));
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
-    let positions = sizes.images.saturating_mul(height).saturating_mul(length);
+    let positions = positions(sizes);
     let channels = (steps(limits) / sizes.taps()).max(1).min(sizes.source);
     let tile =
         |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
@@ -100,23 +128,32 @@ pub(super) fn space(
     // Every phase of a block of all rows may have to be rounded up to a width.
     let rounded = rows.saturating_mul(phases).saturating_mul(2 * width);
     let acc = limits.acc[usize::from(!limits.resident(rows, depth))].saturating_add(rounded);
-    let acc = rows
-        .saturating_mul(phases)
-        .saturating_mul(positions.saturating_add(width))
-        .min(acc);
+    let acc = match is_phased(&sizes.axes) {
+        true => rows
+            .saturating_mul(phases)
+            .saturating_mul(positions.saturating_add(width)),
+        // Rows of whole vectors; the epilogue may read one vector behind the last image.
+        false => rows
+            .saturating_mul(positions.saturating_add(micro.lanes - 1) / micro.lanes * micro.lanes)
+            .saturating_add(width),
+    }
+    .min(acc);
     let tables = rows.next_multiple_of(LANES) + block.next_multiple_of(LANES);
     Space {
-        left: rows
-            .saturating_mul(depth)
-            .min(limits.left.max(rows.saturating_mul(block)))
-            .max(tables),
+        left: match indirect {
+            true => tables,
+            false => rows
+                .saturating_mul(depth)
+                .min(limits.left.max(rows.saturating_mul(block)))
+                .max(tables),
+        },
         right: (block
             .next_multiple_of(LANES)
             .saturating_add((phases + 1).next_multiple_of(LANES))
             .saturating_add(tile))
         .next_multiple_of(LANES)
         .saturating_add(prologue_buffer),
-        micro_panel: block * width,
+        micro_panel: block * micro.width(positions),
         acc,
         // The block with its phases interleaved, in front of the epilogue's scratch memory.
         scratch: if is_phased(&sizes.axes) {
@@ -263,10 +300,7 @@ impl<'a> Columns<'a> {
             self.axes()[0].taps,
             self.axes()[1].taps,
         ];
-        let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| {
-            sum.checked_add(s.unsigned_abs().checked_mul(n)?)
-        });
-        reach.is_some_and(|reach| reach <= i32::MAX as usize)
+        reach_fits(counts, strides)
     }
 
     /// The source channels, counted inside the group, of a sub-block of the contracted axis.

@@ -236,7 +236,8 @@ fn slice<'t>(call: &Call<'_, 't>) -> Results<'t> {
             x = taken(x, axis, found);
             continue;
         }
-        let n = sizes(x)[axis];
+        // After a mistake, which is reported, a tensor has no axes.
+        let Some(&n) = sizes(x).get(axis) else { break };
         let show = |n| call.trace.show_size(n);
         let range = |n| call.trace.range_of(n);
         // The place from 0 to n that a number counts from either end; of open ones if it is the
@@ -320,11 +321,12 @@ fn tile<'t>(call: &Call<'_, 't>) -> Results<'t> {
         return Err(format!("{} repeats for {} axes", times.len(), x.rank()));
     }
     for (axis, &n) in times.iter().enumerate().filter(|(_, n)| !n.is(1)) {
-        // As a new axis before the repeated one, and joined with it.
+        // As a new axis before the repeated one, and joined with it; after a mistake, which is
+        // reported, a tensor has no axes.
         let mut dims = sizes(x);
-        let joined = dims[axis]
-            .checked_mul(n)
-            .ok_or("a repeated length has no form")?;
+        let Some(own) = dims.get(axis) else { break };
+        let joined = own.checked_mul(n);
+        let joined = joined.ok_or("a repeated length has no form as one size")?;
         dims.insert(axis, n);
         let wide = x.unsqueeze(axis).expand(shape_of(&dims));
         dims.remove(axis);

@@ -302,7 +302,7 @@ fn a_bounded_batch_gives_the_same() {
 #[test]
 fn damaged_models_are_refused() {
     let Some(root) = cases() else { return };
-    let times = env::var("ONNX_DAMAGES").map_or(4, |n| n.parse().expect("a number"));
+    let times = damages();
     let small = |(_, folder): &(String, PathBuf)| {
         let path = folder.join("model.onnx");
         fs::metadata(path).is_ok_and(|file| file.len() < 1 << 16)
@@ -314,14 +314,7 @@ fn damaged_models_are_refused() {
         let whole = fs::read(folder.join("model.onnx")).expect("a model");
         let places = noise(at as u64, times);
         for (turn, place) in places.iter().enumerate() {
-            let spot = ((place + 1.0) / 2.0 * whole.len() as f32) as usize % whole.len();
-            let mut bytes = whole.clone();
-            match turn % 4 {
-                0 => bytes.truncate(spot),
-                1 => bytes[spot] ^= 1 << ((turn / 4) % 8),
-                2 => bytes[spot] = 0xFF,
-                _ => bytes[spot] = 0,
-            }
+            let (bytes, spot) = damaged(&whole, turn, *place);
             let data = folder.join("test_data_set_0");
             if catch_unwind(AssertUnwindSafe(|| trace_of(&bytes, &data))).is_err() {
                 let mut panics = panics.lock().expect("no panic");
@@ -331,6 +324,24 @@ fn damaged_models_are_refused() {
     });
     let panics = panics.into_inner().expect("no panic");
     assert!(panics.is_empty(), "panics:\n{}", panics.join("\n"));
+}
+
+/// How often each file is damaged.
+fn damages() -> usize {
+    env::var("ONNX_DAMAGES").map_or(4, |n| n.parse().expect("a number"))
+}
+
+/// A file with bytes lost or changed at a place from −1 to 1, and the number of the first of them.
+fn damaged(whole: &[u8], turn: usize, place: f32) -> (Vec<u8>, usize) {
+    let spot = ((place + 1.0) / 2.0 * whole.len() as f32) as usize % whole.len();
+    let mut bytes = whole.to_vec();
+    match turn % 4 {
+        0 => bytes.truncate(spot),
+        1 => bytes[spot] ^= 1 << ((turn / 4) % 8),
+        2 => bytes[spot] = 0xFF,
+        _ => bytes[spot] = 0,
+    }
+    (bytes, spot)
 }
 
 /// Traces a model with the values that a folder has of its inputs, if it can be read.

@@ -1,6 +1,8 @@
 //! Models with lengths that a run decides, which `open.py` makes: planned once for a bound, run at
 //! several lengths, against onnxruntime.
 
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use slabwise::data::HostArray;
@@ -9,8 +11,8 @@ use slabwise::prelude::*;
 use slabwise_onnx::check::{CheckOptions, Verdict, check_model, difference};
 use slabwise_onnx::{Array, OnnxModel};
 
-use crate::made;
 use crate::real::{arrays, sets};
+use crate::{damaged, damages, made, noise};
 
 const BATCH: u32 = 4;
 const LENGTH: u32 = 32;
@@ -38,7 +40,15 @@ fn one_program_runs_at_every_length() {
         atol: 1e-5,
         ..CheckOptions::default()
     };
-    for name in ["cnn", "decoder", "encoder", "gru", "lstm", "scan"] {
+    for name in [
+        "cnn",
+        "decoder",
+        "encoder",
+        "gru",
+        "lstm",
+        "quantized",
+        "scan",
+    ] {
         let model = open(&root.join(name));
         let (params, trace) = (Params::seeded(0), Trace::inference());
         let tensors = model.declare(&trace).expect("all lengths have bounds");
@@ -76,6 +86,7 @@ fn one_program_runs_at_every_length() {
             let (batch, length) = (BATCH as usize, LENGTH as usize);
             let bounds = match name {
                 "cnn" => [batch, 3],
+                "quantized" => [batch, 40],
                 "scan" => [3, length],
                 _ => [batch, length],
             };
@@ -157,4 +168,39 @@ fn lengths_without_form_are_refused() {
             assert!(refusal(fixed).is_none(), "{name} of a fixed length");
         }
     }
+}
+
+/// Files with bytes lost or changed are refused, or read as another model, where their lengths are
+/// open too.
+#[test]
+fn damaged_models_with_open_lengths_are_refused() {
+    let Some(root) = models() else { return };
+    let mut panics = Vec::new();
+    for (at, name) in ["decoder", "encoder", "gru", "quantized", "scan"]
+        .iter()
+        .enumerate()
+    {
+        let whole = fs::read(root.join(name).join("model.onnx")).expect("a model");
+        for (turn, place) in noise(at as u64, 50 * damages()).iter().enumerate() {
+            let (bytes, spot) = damaged(&whole, turn, *place);
+            let trace_it = || {
+                let Ok(mut model) = OnnxModel::of_bytes(&bytes) else {
+                    return;
+                };
+                let names: Vec<String> = model.open_dims().iter().map(|n| n.to_string()).collect();
+                for name in &names {
+                    model = model.with_dim(name, Dim::bounded(Dim::name(name), LENGTH));
+                }
+                let (params, trace) = (Params::seeded(0), Trace::inference());
+                if let Ok(inputs) = model.declare(&trace) {
+                    // Either result is right; a changed model may be another one.
+                    let _ = model.trace(&trace, &params.root(), &inputs);
+                }
+            };
+            if catch_unwind(AssertUnwindSafe(trace_it)).is_err() {
+                panics.push(format!("{name}: damage {turn} at byte {spot}"));
+            }
+        }
+    }
+    assert!(panics.is_empty(), "panics:\n{}", panics.join("\n"));
 }
