@@ -3,10 +3,10 @@
 mod support;
 
 use ndarray::{ArrayD, IxDyn};
-use slabwise::Error;
 use slabwise::nn::{BatchNorm1d, BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
+use slabwise::{CompileOptions, Error};
 use slabwise_models::{Model, OptimizerKind};
 use support::networks::{Trained, WIDTH, behind, learn, train};
 
@@ -320,6 +320,13 @@ fn normed<'t>(x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)) -> Tensor<'t>
 /// Trains convolutions with norms in residual blocks, as residual networks have them; `pool`
 /// reduces each image to one point.
 fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) -> Result<Trained> {
+    train_residual_on(|s| s.with_budget(budget), pool)
+}
+
+fn train_residual_on(
+    open: impl FnOnce(Session) -> Session,
+    pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>,
+) -> Result<Trained> {
     const BATCH: usize = 256;
     const CHANNELS: usize = 8;
     let params = Params::seeded(5);
@@ -336,20 +343,45 @@ fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) ->
     let blocks =
         ["a", "b", "c", "d"].map(|name| ["1", "2"].map(|n| layer(&format!("{name}{n}"), CHANNELS)));
     let head = Linear::new(&params.root() / "head", CHANNELS, WIDTH);
-    learn(
-        |s| s.with_budget(budget),
-        params,
-        [BATCH, 3],
-        |trace, x, labels| {
-            let x = normed(x.reshape((BATCH, 1, 8, 8)), &stem).relu();
-            let out = blocks.iter().fold(x, |x, [first, second]| {
-                (normed(normed(x, first).relu(), second) + x).relu()
-            });
-            let loss = pool(out).apply(&head).cross_entropy(labels);
-            trace.minimize(loss, Sgd::new(0.1).momentum(0.9));
-            loss
-        },
-    )
+    learn(open, params, [BATCH, 3], |trace, x, labels| {
+        let x = normed(x.reshape((BATCH, 1, 8, 8)), &stem).relu();
+        let out = blocks.iter().fold(x, |x, [first, second]| {
+            (normed(normed(x, first).relu(), second) + x).relu()
+        });
+        let loss = pool(out).apply(&head).cross_entropy(labels);
+        trace.minimize(loss, Sgd::new(0.1).momentum(0.9));
+        loss
+    })
+}
+
+/// Convolutions by Winograd's filtering train as exact ones, to other bits, which are the same on
+/// every number of threads.
+#[test]
+fn exact_convolutions_are_a_choice() {
+    let train = |exact_convolutions: bool, threads: usize| {
+        let open = |session: Session| {
+            let options = CompileOptions {
+                exact_convolutions,
+                ..CompileOptions::default()
+            };
+            session.with_threads(threads).with_options(options)
+        };
+        train_residual_on(open, |x| x.avg_pool2d(8).flatten(1)).expect("it fits")
+    };
+    let [filtered, exact] = [false, true].map(|exact| {
+        let [one, two, four] = [1, 2, 4].map(|threads| train(exact, threads));
+        for other in [&two, &four] {
+            assert!(one.losses == other.losses && one.weights == other.weights);
+        }
+        let slab = one.program.plan().slab_bytes();
+        assert_eq!(one.session.last_run().peak_slab_bytes, slab);
+        one
+    });
+    assert_ne!(filtered.weights, exact.weights);
+    for (a, b) in filtered.losses.iter().zip(&exact.losses) {
+        let [a, b] = [a, b].map(|bits| f32::from_bits(*bits));
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "{a} is not {b}");
+    }
 }
 
 /// Fission and late fusion keep all bits: the backward pass of a residual network recomputes

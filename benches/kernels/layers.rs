@@ -1,9 +1,9 @@
 //! The products of whole training steps, layer by layer: `cargo bench -p slabwise-benches --bench
-//! layers -- [MODEL [THREADS [ISA]]]`.
+//! layers -- [MODEL [THREADS [ISA [exact]]]]`.
 //!
 //! For each distinct layer of a model and each of its three products: its number in a step, the
 //! fastest of several runs, and multiplications and additions per second; at the end the time of
-//! all products of a step.
+//! all products of a step. `exact`: no convolution is filtered.
 
 mod common;
 
@@ -200,12 +200,16 @@ fn cases(kind: &Kind) -> Vec<Case> {
 }
 
 /// Seconds of the fastest run.
-fn fastest(case: &Case, isa: Isa, team: &Team) -> f64 {
+fn fastest(case: &Case, isa: Isa, team: &Team, exact: bool) -> f64 {
     let config = Config {
         threads: team.threads(),
         isa,
     };
-    let kernel = Kernel::new(case.spec.clone(), &Env::default(), &config).expect("a valid spec");
+    let mut spec = case.spec.clone();
+    if let Body::Conv2d(conv) = &mut spec.body {
+        conv.exact = exact;
+    }
+    let kernel = Kernel::new(spec, &Env::default(), &config).expect("a valid spec");
     let mut memory = Memory::new();
     let args = filled(&mut memory, &case.sizes);
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
@@ -242,12 +246,13 @@ fn main() {
             .expect("an instruction set of this CPU"),
         None => Isa::detect(),
     };
+    let exact = args.get(3).is_some_and(|word| word == "exact");
     for model in models {
         println!("{model}, {} threads, {isa}", team.threads());
         let mut total = [0.0; 2];
         for layer in layers(model) {
             for case in cases(&layer.kind) {
-                let (seconds, flops) = (fastest(&case, isa, &team), 2.0 * case.work as f64);
+                let (seconds, flops) = (fastest(&case, isa, &team, exact), 2.0 * case.work as f64);
                 let (ms, count) = (seconds * 1e3, layer.count as f64);
                 println!(
                     "{count:2} × {:36} {:8} {ms:9.3} ms {:8.1} GFLOP/s {:9.2} ms a step",

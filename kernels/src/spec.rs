@@ -228,6 +228,9 @@ pub struct Conv2d {
     /// over its space, without reductions, whose one store is its last operand. The operands before
     /// that one are arguments in the place of `a`.
     pub prologue: Option<Box<Spec>>,
+    /// Whether every product of an element and a weight is a term of the sums, rather than of
+    /// Winograd's transforms of them, which round more often.
+    pub exact: bool,
 }
 
 impl Conv2d {

@@ -260,6 +260,26 @@ fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
     );
     let sides = if large { (28, 40) } else { (4, 17) };
     let hw = [random.int(sides.0, sides.1), random.int(sides.0, sides.1)];
+    let bound = random.int(2, 9) as u32;
+    convolution(kind, groups, [ci, co], hw, [k, stride, pad], bound)
+}
+
+/// A convolution by Winograd's filtering, of parts of one or two images.
+fn filtered(random: &mut Random, kind: ConvKind) -> Case {
+    let [ci, co] = [random.int(8, 20), random.int(8, 40)];
+    let hw = [random.int(16, 23), random.int(16, 23)];
+    let bound = random.int(4, 14) as u32;
+    convolution(kind, 1, [ci, co], hw, [[3; 2], [1; 2], [1; 2]], bound)
+}
+
+fn convolution(
+    kind: ConvKind,
+    groups: usize,
+    [ci, co]: [usize; 2],
+    hw: [usize; 2],
+    [k, stride, pad]: [[usize; 2]; 3],
+    bound: u32,
+) -> Case {
     let out = [0, 1].map(|i| (hw[i] + 2 * pad[i] - k[i]) / stride[i] + 1);
     let (image, result, weight) = (
         [ci, hw[0], hw[1]],
@@ -295,10 +315,11 @@ fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
         a,
         b,
         prologue: None,
+        exact: false,
     };
     Case {
         spec: anchored(Body::Conv2d(body), space, target.clone(), target),
-        bound: random.int(2, 9) as u32,
+        bound,
     }
 }
 
@@ -307,6 +328,10 @@ fn weight_gradients_go_on_where_the_last_slice_ended() {
     let mut random = Random(11);
     for i in 0..14 {
         let case = conv(&mut random, ConvKind::WeightGrad, i % 4 == 0);
+        check(&case, &mut random);
+    }
+    for _ in 0..4 {
+        let case = filtered(&mut random, ConvKind::WeightGrad);
         check(&case, &mut random);
     }
 }
@@ -319,6 +344,8 @@ fn convolutions_and_poolings_are_those_of_their_images() {
             let case = conv(&mut random, kind, false);
             check(&case, &mut random);
         }
+        let case = filtered(&mut random, kind);
+        check(&case, &mut random);
     }
     let (channels, side) = (3, 10);
     let window = Window {

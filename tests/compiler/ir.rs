@@ -24,7 +24,7 @@ fn program() -> Program {
     };
     let graph = legalize.run(&graph).expect("a graph");
     let clusters = Fuse::none().run(&graph).expect("kernels");
-    Lower.run(&clusters).expect("a program")
+    Lower::default().run(&clusters).expect("a program")
 }
 
 /// Breaks a program, which was in order, and returns the error of the verifier.

@@ -42,7 +42,7 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
                 true,
             );
             let bounds = graph.symbols.bounds();
-            for task in lower(&fuse(&graph, &Fuse::default()))
+            for task in lower(&fuse(&graph, &Fuse::default()), false)
                 .expect("kernels")
                 .kernels
             {

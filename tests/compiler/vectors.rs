@@ -37,7 +37,7 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
         true,
     );
     let bounds = graph.symbols.bounds();
-    let all = tasks(&fuse(&graph, &Fuse::default()))
+    let all = tasks(&fuse(&graph, &Fuse::default()), false)
         .expect("kernels")
         .kernels;
     let lowered = all

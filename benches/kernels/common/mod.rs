@@ -117,6 +117,7 @@ impl Convolution {
             a: contiguous(&a),
             b: contiguous(&b),
             prologue: None,
+            exact: false,
         };
         (
             plain(Body::Conv2d(body), &to),

@@ -183,6 +183,7 @@ fn convolution(kind: ConvKind) -> Spec {
         a,
         b,
         prologue: None,
+        exact: false,
     };
     plain(Body::Conv2d(body), &out.map(|d| d as usize), to)
 }

@@ -288,6 +288,7 @@ fn products() {
                     a,
                     b,
                     prologue: None,
+                    exact: false,
                 };
                 storing(Body::Conv2d(body), &out, DType::F32)
             },

@@ -50,6 +50,7 @@ fn convolution(kind: ConvKind) -> Spec {
         a: of(&a),
         b: of(&b),
         prologue: None,
+        exact: false,
     };
     plain(Body::Conv2d(body), &out, of(&out))
 }

@@ -7,15 +7,19 @@
 //! any output position and kernel element is found by adding one offset each. The forward product
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
-//! product, but loops over the tile's rows ([`depthwise`]). The idea of lowering inside the packing
+//! product, but loops over the tile's rows ([`depthwise`]). 3×3 kernels with enough channels are
+//! computed with fewer multiplications ([`winograd`]). The idea of lowering inside the packing
 //! is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the addressing by offsets that of the
 //! indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
 mod image;
+mod pieces;
 mod tile;
 mod weight_grad;
+mod winograd;
+mod winograd_weight;
 
 use super::gemm::Limits;
 use super::gemm::drive::Space;
@@ -37,6 +41,8 @@ pub(crate) struct Conv2d {
     space: Space,
     /// Whether every channel is a separate group.
     depthwise: bool,
+    /// Whether [`winograd`] computes it.
+    winograd: bool,
     prologue: Option<Box<Prologue>>,
 }
 
@@ -50,6 +56,7 @@ impl Conv2d {
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
+        let winograd = winograd::applies(body, &sizes, micro);
         let strides = weight_strides(body, bound);
         let indirect = columns::always_indirect(&sizes, strides);
         let prologue = Prologue::new(body, bound, config)?;
@@ -60,9 +67,13 @@ impl Conv2d {
         }
         // As much as stays in the cache until it is packed, at least a tile's part of a channel.
         let elements = |limits: &Limits| match body.kind {
+            ConvKind::WeightGrad if winograd => {
+                winograd_weight::most_of_channel(&sizes, micro).max(limits.tile / 2)
+            }
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
             }
+            _ if winograd => winograd::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let (limits, space) = Limits::within(most, |limits| {
@@ -71,7 +82,9 @@ impl Conv2d {
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
+                ConvKind::WeightGrad if winograd => winograd_weight::space(&sizes, micro, buffer),
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
+                _ if winograd => winograd::space(&sizes, micro, limits, buffer),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };
             Space {
@@ -93,6 +106,7 @@ impl Conv2d {
             limits,
             space,
             depthwise,
+            winograd,
             prologue,
         })
     }
@@ -104,6 +118,8 @@ impl Conv2d {
         sizes.fixed.then(|| {
             if self.depthwise {
                 depthwise::micro_batch_limits(&sizes, self.micro)
+            } else if self.winograd {
+                winograd_weight::micro_batch_limits(&sizes, self.micro)
             } else {
                 weight_grad::micro_batch_limits(&sizes, self.micro)
             }
@@ -136,7 +152,9 @@ impl Conv2d {
             match body.kind {
                 ConvKind::WeightGrad if self.depthwise => depthwise::weight_grad(&call),
                 _ if self.depthwise => depthwise::run(&call),
+                ConvKind::WeightGrad if self.winograd => winograd_weight::run(&call),
                 ConvKind::WeightGrad => weight_grad::run(&call),
+                _ if self.winograd => winograd::run(&call),
                 _ => columns::run(&call),
             }
         }

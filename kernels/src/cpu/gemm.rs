@@ -5,6 +5,7 @@ pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
 mod simd;
+pub(super) mod winograd;
 
 use std::ops::Range;
 

@@ -9,6 +9,7 @@ mod iterate;
 mod loops;
 mod non_max_suppression;
 mod nonzero;
+mod peak;
 mod pointwise;
 mod pool2d;
 mod scan;
@@ -21,6 +22,7 @@ mod tile;
 
 pub use isa::Isa;
 pub use loops::has_same_sums;
+pub use peak::Peak;
 pub use team::Team;
 
 use smallvec::SmallVec;

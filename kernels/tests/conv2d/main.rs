@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod prologue;
+mod winograd;
 
 use common::*;
 use slabwise_kernels::scalar::ScalarOp;
@@ -10,6 +11,13 @@ use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Operand, Spec, Store};
 
 const KINDS: [ConvKind; 3] = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
+
+fn conv(spec: &mut Spec) -> &mut Conv2d {
+    let Body::Conv2d(conv) = &mut spec.body else {
+        unreachable!()
+    };
+    conv
+}
 
 /// The numbers of a convolution.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +121,7 @@ impl Shape {
                 a,
                 b,
                 prologue: None,
+                exact: false,
             }),
             dims: self.spaces(kind)[2].iter().map(|&d| size(d)).collect(),
             reduced: 0,

@@ -228,13 +228,6 @@ fn prologue(random: &mut Random, space: [usize; 4], dims: Dims, made: Operand) -
     w.finish(dims, value, made)
 }
 
-fn conv(spec: &mut Spec) -> &mut Conv2d {
-    let Body::Conv2d(conv) = &mut spec.body else {
-        unreachable!()
-    };
-    conv
-}
-
 /// Runs a convolution with a prologue and, in its place, two kernels; the results have the same
 /// bits. `rest` are the arguments behind the image.
 fn compare(

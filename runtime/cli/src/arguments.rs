@@ -15,6 +15,10 @@ pub struct Rounding {
     /// 2^-11 off, and compute several times faster; the CPU does not
     #[arg(long)]
     pub tf32: bool,
+    /// On the CPU compute no convolution by Winograd's filtering, whose results depend on elements
+    /// beside those that they read (docs/numerics.md)
+    #[arg(long)]
+    pub exact_convolutions: bool,
     /// The operand type of matrix products and convolutions, f32 or bf16; weights, gradients, norms
     /// and losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
@@ -31,6 +35,7 @@ impl Rounding {
     pub fn options(&self) -> CompileOptions {
         CompileOptions {
             tf32: self.tf32,
+            exact_convolutions: self.exact_convolutions,
             ..CompileOptions::default()
         }
     }

@@ -59,6 +59,13 @@ pub struct CompileOptions {
     /// 2⁻¹⁰). Sums stay in f32. Off by default; the CPU multiplies in f32 in any
     /// case.
     pub tf32: bool,
+    /// Let the CPU sum the products of convolutions term by term, rather than by Winograd's
+    /// filtering, which multiplies 2.25 times less often and computes 3×3 kernels of stride 1 with
+    /// at least 8 channels on either side and results of at least 8 × 8 positions. On random data
+    /// both are wrong by at most 2⁻²¹ of the sum of magnitudes; but elements beside those that a
+    /// result reads enter its error too: `(c + 14)·2⁻²²` of the magnitudes in its tile, for c
+    /// channels. Off by default.
+    pub exact_convolutions: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
     /// every kernel. Slow.
     pub check_memory: bool,

@@ -100,6 +100,7 @@ impl Shape {
             a,
             b,
             prologue: None,
+            exact: false,
         };
         plain(Body::Conv2d(body), &self.spaces(kind)[2], out)
     }

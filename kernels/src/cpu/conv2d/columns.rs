@@ -9,19 +9,19 @@
 use std::ops::Range;
 
 use super::image::Image;
+use super::pieces::pieces;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{
     Blocking, KBlocks, MicroPanel, Product, Resources, Space, Span, drive,
 };
 use crate::cpu::gemm::micro::{Left, Micro, Right};
-use crate::cpu::gemm::pack::{self, Piece};
+use crate::cpu::gemm::pack;
 use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
-/// Most vectors of a micro-panel, and most lanes of a vector.
-const VECTORS: usize = 2;
+/// Elements that tables are rounded up to, no fewer than a vector's.
 const LANES: usize = 16;
 /// Columns that have to be multiplied with the weights before packing these pays.
 const PACKED_COLUMNS: usize = 512;
@@ -170,6 +170,21 @@ pub(super) fn space(
     }
 }
 
+/// Strides of the weight along the rows of a product, its source channels, and the kernel's rows
+/// and columns, and the address of a group's first element.
+pub(super) fn weight_strides(
+    call: &Call,
+    weight: &Source,
+    group: usize,
+) -> (*const f32, [isize; 4]) {
+    let ([co, ci, row, column], sizes) = (weight.strides, call.sizes);
+    let (first, strides) = match call.body.kind {
+        ConvKind::InputGrad => (group * sizes.source, [ci, co, row, column]),
+        _ => (group * sizes.other, [co, ci, row, column]),
+    };
+    (weight.at.wrapping_offset(first as isize * co), strides)
+}
+
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
@@ -268,7 +283,11 @@ impl<'a> Columns<'a> {
         Columns {
             call,
             weight: source(&body.b, launch.args[body.sources()], launch.env),
-            image: Image::new(call, source(&body.a, launch.args[0], launch.env)),
+            image: Image::new(
+                call,
+                &call.sizes.axes,
+                source(&body.a, launch.args[0], launch.env),
+            ),
             column_blocks,
             k_blocks: k_blocks(call.sizes, kernel.limits),
             indirect: false,
@@ -283,12 +302,7 @@ impl<'a> Columns<'a> {
     /// Strides of the weight along the rows of the product, its source channels, and the kernel's
     /// rows and columns, and the address of a group's first element.
     pub(super) fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
-        let ([co, ci, row, column], sizes) = (self.weight.strides, self.call.sizes);
-        let (first, strides) = match self.call.body.kind {
-            ConvKind::InputGrad => (group * sizes.source, [ci, co, row, column]),
-            _ => (group * sizes.other, [co, ci, row, column]),
-        };
-        (self.weight.at.wrapping_offset(first as isize * co), strides)
+        weight_strides(self.call, &self.weight, group)
     }
 
     /// Whether tables can hold the offsets of weights inside a block.
@@ -638,59 +652,27 @@ impl Product for Columns<'_> {
         );
         let first = (at.columns.start - self.columns(at.column_block).start)
             % self.phase_columns(at.column_block);
-        let (mut pieces, mut vectors) = ([Piece::default(); VECTORS * LANES], [0u16; VECTORS + 1]);
-        let (rows, columns) = (part.rows.len(), part.columns.len());
-        let (mut image, mut row, mut column) = (
-            first / columns / rows,
-            first / columns % rows,
-            first % columns,
-        );
-        let (mut lane, mut count, mut opened) = (0, 0, 0);
-        while lane < at.columns.len() {
-            let run = (columns - column)
-                .min(micro.lanes - lane % micro.lanes)
-                .min(at.columns.len() - lane);
-            let offset = (shape.position(axes, image, row, column) as i32)
-                .wrapping_sub((lane % micro.lanes) as i32);
-            let lanes = (((1u64 << run) - 1) << (lane % micro.lanes)) as u32;
-            // Contiguous rows need no new piece.
-            if count > opened && pieces[count - 1].offset == offset {
-                pieces[count - 1].lanes |= lanes;
-            } else {
-                pieces[count] = Piece { offset, lanes };
-                count += 1;
-            }
-            (lane, column) = (lane + run, column + run);
-            if column == columns {
-                (column, row) = (0, row + 1);
-            }
-            if row == rows {
-                (row, image) = (0, image + 1);
-            }
-            if lane % micro.lanes == 0 || lane == at.columns.len() {
-                opened = count;
-                vectors[lane.div_ceil(micro.lanes)] = count as u16;
-            }
-        }
+        let found = pieces(&shape, axes, &part, first, at.columns.len(), micro);
+        let pieces = found.all();
         let used = at.width / micro.lanes;
         // SAFETY: `right` made the table and the tile, in which every piece lies at every step.
         unsafe {
             let steps =
                 std::slice::from_raw_parts(self.steps(right).add(at.steps.start), at.steps.len());
             let tile = self.tile(right, at.block);
-            let whole = count == used
-                && pieces[..count]
+            let whole = pieces.len() == used
+                && pieces
                     .iter()
                     .all(|piece| piece.lanes.count_ones() as usize == micro.lanes);
             if whole && at.panels <= TILED_PANELS && !self.indirect {
-                let stride = (pieces[count - 1].offset - pieces[0].offset) as usize;
+                let stride = (pieces[used - 1].offset - pieces[0].offset) as usize;
                 return Right {
                     at: tile.offset(pieces[0].offset as isize),
                     stride,
                     steps: steps.as_ptr(),
                 };
             }
-            (micro.gather)(tile, steps, &pieces[..count], &vectors[..=used], to);
+            (micro.gather)(tile, steps, pieces, found.ends(used), to);
         }
         Right::packed(to, at.width)
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::Call;
-use super::tile::{Part, Shape, Source, fill};
+use super::tile::{Axis, Part, Shape, Source, fill};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::size::Env;
@@ -63,13 +63,15 @@ impl Prologue {
 /// The image of one run.
 pub(super) struct Image<'a> {
     call: &'a Call<'a>,
+    axes: [Axis; 2],
     source: Source,
     prologue: Option<(&'a Prologue, Bound<'a>)>,
 }
 
 impl<'a> Image<'a> {
-    /// The image of a call; `source` is its first argument, and is used if there is no prologue.
-    pub fn new(call: &'a Call<'a>, source: Source) -> Self {
+    /// The image of a call, as a convolution with these axes reads it; `source` is its first
+    /// argument, and is used if there is no prologue.
+    pub fn new(call: &'a Call<'a>, axes: &[Axis; 2], source: Source) -> Self {
         let Call {
             body,
             launch,
@@ -82,6 +84,7 @@ impl<'a> Image<'a> {
         };
         Image {
             call,
+            axes: *axes,
             source,
             prologue: prologue.map(bound),
         }
@@ -100,7 +103,7 @@ impl<'a> Image<'a> {
         to: *mut f32,
         end: *mut f32,
     ) {
-        let (axes, lines) = (&self.call.sizes.axes, self.call.kernel.micro.fill);
+        let (axes, lines) = (&self.axes, self.call.kernel.micro.fill);
         let Some((prologue, code)) = &self.prologue else {
             // SAFETY: the caller's promise.
             return unsafe { fill(&self.source, axes, channels, part, shape, to, lines) };

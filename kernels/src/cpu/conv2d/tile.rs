@@ -110,7 +110,7 @@ impl Axis {
     }
 
     /// Positions between the first that any kernel element reads and element `tap`'s.
-    fn offset(&self, tap: usize) -> usize {
+    pub fn offset(&self, tap: usize) -> usize {
         let first = if self.backward.is_some() {
             self.reaches(self.taps - 1)
         } else {

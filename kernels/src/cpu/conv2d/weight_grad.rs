@@ -195,7 +195,7 @@ pub(super) unsafe fn run(call: &Call) {
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,
-        image: Image::new(call, part_source(call, &body.a, 0)),
+        image: Image::new(call, &sizes.axes, part_source(call, &body.a, 0)),
         gradient: part_source(call, &body.b, body.sources()),
         parts,
         block,

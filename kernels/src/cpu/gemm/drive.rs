@@ -325,7 +325,7 @@ impl Resources<'_> {
     }
 
     /// The sums of splits, after the workers' parts.
-    fn partial(&self) -> *mut f32 {
+    pub fn partial(&self) -> *mut f32 {
         // SAFETY: the workspace holds them behind the parts.
         unsafe { self.workspace.add(self.threads * self.space.part()).cast() }
     }
@@ -707,6 +707,6 @@ struct Cut {
 }
 
 /// Rows of each panel but the last when `rows` rows are cut evenly into as few panels as possible.
-fn panel_rows(rows: usize, most: usize) -> usize {
+pub(in super::super) fn panel_rows(rows: usize, most: usize) -> usize {
     rows.div_ceil(rows.div_ceil(most))
 }

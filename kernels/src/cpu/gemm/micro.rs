@@ -13,6 +13,7 @@ use super::super::Isa;
 use super::pack;
 use super::planes;
 use super::simd::{Portable, Simd};
+use super::winograd;
 
 /// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for
 /// packed panels of R rows, at `base + k·R + i` (the tables are not used then).
@@ -100,7 +101,18 @@ pub(in super::super) struct Micro {
     pub fill: pack::Fill,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
+    pub transform_tiles: winograd::TransformTiles,
+    pub transform_kernels: winograd::TransformKernels,
+    pub transform_products: winograd::TransformProducts,
+    pub transform_gradients: winograd::TransformGradients,
+    pub transform_sums: winograd::TransformSums,
+    /// A loop of [`PEAK_SUMS`] independent fused multiply-adds of vectors, so many times.
+    pub peak: unsafe fn(rounds: usize) -> f32,
 }
+
+/// Sums of the loop that measures the peak: more than any CPU's latency times its units, and few
+/// enough for 16 registers.
+pub(in super::super) const PEAK_SUMS: usize = 12;
 
 /// The addressing of the elements of a left panel.
 trait LeftAccess: Copy {
@@ -231,6 +243,27 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
     }
 }
 
+/// See [`Micro::peak`]; returns a sum, so that none of them is left out.
+#[inline(always)]
+unsafe fn multiply_add<S: Simd>(rounds: usize) -> f32 {
+    let (factors, mut out) = ([0.5f32; 16], [0.0f32; 16]);
+    // SAFETY: the caller enables S's instruction set, and a vector has at most 16 elements.
+    unsafe {
+        let factor = S::load(std::hint::black_box(&factors).as_ptr());
+        let mut sums = [S::zero(); PEAK_SUMS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, factor, factor);
+            }
+        }
+        let total = sums
+            .into_iter()
+            .fold(S::zero(), |total, sum| S::add(total, sum));
+        S::store(out.as_mut_ptr(), total);
+    }
+    out[0]
+}
+
 /// The table of kernels by rows − 1 and vectors − 1.
 macro_rules! table {
     ($function:ident, $left:ty, $right:ty, $($rows:literal)+) => {
@@ -274,6 +307,36 @@ macro_rules! micro {
                 // SAFETY: as above.
                 unsafe { planes::correlate::<$simd>(planes) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transform_tiles(tiles: &winograd::Tiles) {
+                // SAFETY: as above.
+                unsafe { winograd::tiles::<$simd>(tiles) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transform_kernels(kernels: &winograd::Kernels) {
+                // SAFETY: as above.
+                unsafe { winograd::kernels::<$simd>(kernels) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transform_products(products: &winograd::Products) {
+                // SAFETY: as above.
+                unsafe { winograd::products::<$simd>(products) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transform_gradients(gradients: &winograd::Gradients) {
+                // SAFETY: as above.
+                unsafe { winograd::gradients::<$simd>(gradients) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn transform_sums(sums: &winograd::Sums) {
+                // SAFETY: as above.
+                unsafe { winograd::sums::<$simd>(sums) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn peak(rounds: usize) -> f32 {
+                // SAFETY: as above.
+                unsafe { multiply_add::<$simd>(rounds) }
+            }
             Micro {
                 mr: [$($rows),+].len(),
                 lanes: <$simd>::LANES,
@@ -285,6 +348,12 @@ macro_rules! micro {
                 fill,
                 convolve,
                 correlate,
+                transform_tiles,
+                transform_kernels,
+                transform_products,
+                transform_gradients,
+                transform_sums,
+                peak,
             }
         };
     };

@@ -233,9 +233,24 @@ unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
         }
         let to = to.add(first);
         if stride == 2 {
-            // (A stride that the compiler knows.)
-            for i in 0..count {
-                *to.add(i) = *from.add(2 * i);
+            for i in (0..count).step_by(S::LANES) {
+                // The elements from this one to the last, and the gaps between them.
+                let (from, left) = (from.add(2 * i), 2 * (count - i) - 1);
+                let lanes = |left: usize| {
+                    let left = left.min(S::LANES) as u32;
+                    ((1u64 << left) - 1) as u32
+                };
+                let low = S::load_mask(from, lanes(left));
+                let high = S::load_mask(
+                    from.wrapping_add(S::LANES),
+                    lanes(left.saturating_sub(S::LANES)),
+                );
+                let v = S::evens(low, high);
+                if count - i < S::LANES {
+                    S::store_first(to.add(i), v, count - i);
+                } else {
+                    S::store(to.add(i), v);
+                }
             }
         } else {
             for i in 0..count {

@@ -16,6 +16,11 @@ pub(super) trait Simd: Copy {
     unsafe fn load(at: *const f32) -> Self::V;
     unsafe fn store(at: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// The lanes of both in turn: `a₀ b₀ a₁ b₁ …`, in two vectors.
+    unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
+    /// The lanes of even numbers of both, one vector after the other.
+    unsafe fn evens(a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
@@ -66,6 +71,18 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn add(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]]
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: [f32; 4], b: [f32; 4]) -> [[f32; 4]; 2] {
+        [[a[0], b[0], a[1], b[1]], [a[2], b[2], a[3], b[3]]]
+    }
+    #[inline(always)]
+    unsafe fn evens(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0], a[2], b[0], b[2]]
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
@@ -144,7 +161,7 @@ mod x86 {
 
     /// The methods that are one instruction, on vectors of any length.
     macro_rules! plain {
-        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $fma:ident, $or:ident) => {
+        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident, $or:ident) => {
             #[inline(always)]
             unsafe fn zero() -> $V {
                 // SAFETY: callers enable the instruction set.
@@ -171,6 +188,11 @@ mod x86 {
                 unsafe { $add(a, b) }
             }
             #[inline(always)]
+            unsafe fn sub(a: $V, b: $V) -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $sub(a, b) }
+            }
+            #[inline(always)]
             unsafe fn fma(a: $V, b: $V, c: $V) -> $V {
                 // SAFETY: callers enable the instruction set, with FMA.
                 unsafe { $fma(a, b, c) }
@@ -194,9 +216,31 @@ mod x86 {
             _mm256_loadu_ps,
             _mm256_storeu_ps,
             _mm256_add_ps,
+            _mm256_sub_ps,
             _mm256_fmadd_ps,
             _mm256_or_ps
         );
+        #[inline(always)]
+        unsafe fn interleave(a: __m256, b: __m256) -> [__m256; 2] {
+            // SAFETY: callers enable AVX2.
+            unsafe {
+                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                [
+                    _mm256_permute2f128_ps::<0x20>(low, high),
+                    _mm256_permute2f128_ps::<0x31>(low, high),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn evens(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe {
+                // The pairs of a and b in turn, in each half.
+                let joined = _mm256_shuffle_ps::<0x88>(a, b);
+                let pairs = _mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(joined));
+                _mm256_castpd_ps(pairs)
+            }
+        }
         #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
@@ -328,9 +372,31 @@ mod x86 {
             _mm512_loadu_ps,
             _mm512_storeu_ps,
             _mm512_add_ps,
+            _mm512_sub_ps,
             _mm512_fmadd_ps,
             _mm512_or_ps
         );
+        #[inline(always)]
+        unsafe fn interleave(a: __m512, b: __m512) -> [__m512; 2] {
+            // SAFETY: callers enable AVX-512.
+            unsafe {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+                [
+                    _mm512_permutex2var_ps(a, low, b),
+                    _mm512_permutex2var_ps(a, high, b),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn evens(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe {
+                let lanes =
+                    _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                _mm512_permutex2var_ps(a, lanes, b)
+            }
+        }
         #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m512 {
             // SAFETY: callers enable AVX-512; lanes whose bit is clear are not read.

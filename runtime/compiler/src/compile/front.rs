@@ -72,7 +72,10 @@ impl Front<'_> {
         };
         let clusters = passes.run(&fuse, &graph)?;
         ended("fuse", clusters.list.len());
-        let program = passes.run(&Lower, &clusters)?;
+        let lower = Lower {
+            exact_convolutions: self.options.exact_convolutions,
+        };
+        let program = passes.run(&lower, &clusters)?;
         ended("lower", program.kernels.len());
         refuse_many_axes(&program)?;
         Ok(program)

@@ -10,7 +10,7 @@ mod moves;
 use rustc_hash::FxHashMap;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, Inst, Operand, ReduceOp, Spec, Store, ValueId};
+use slabwise_kernels::spec::{Body, Dims, Inst, Operand, ReduceOp, Spec, Store, ValueId};
 use smallvec::SmallVec;
 
 use super::error::PassError;
@@ -54,7 +54,11 @@ struct Lowered {
 }
 
 /// The pass.
-pub struct Lower;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lower {
+    /// See [`CompileOptions::exact_convolutions`](crate::compile::CompileOptions).
+    pub exact_convolutions: bool,
+}
 
 impl Pass for Lower {
     const NAME: &'static str = "lower";
@@ -62,15 +66,16 @@ impl Pass for Lower {
     type Output = Program;
 
     fn run(&self, clusters: &Clusters) -> Result<Program, PassError> {
-        lower(clusters)
+        lower(clusters, self.exact_convolutions)
     }
 }
 
-/// The program of the clusters, its calls in an order in which they can run.
+/// The program of the clusters, its calls in an order in which they can run, and its convolutions
+/// exact or not.
 ///
 /// # Errors
 /// If a kernel has no form; the rules of the graph leave no such kernel.
-pub fn lower(clusters: &Clusters) -> Result<Program, PassError> {
+pub fn lower(clusters: &Clusters, exact_convolutions: bool) -> Result<Program, PassError> {
     let graph = &clusters.graph;
     let views = Views::of(graph);
     let mut updates = place_updates(clusters, &views);
@@ -117,6 +122,9 @@ pub fn lower(clusters: &Clusters) -> Result<Program, PassError> {
             .ok_or_else(|| PassError::NoStrides {
                 kernel: clusters.name(at),
             })?;
+        if let Body::Conv2d(conv) = &mut task.spec.body {
+            conv.exact = exact_convolutions;
+        }
         task.after
             .extend(updates.after[at].iter().map(|a| a + first));
         tasks.push(task);

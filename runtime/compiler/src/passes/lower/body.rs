@@ -298,5 +298,6 @@ fn conv(
         a,
         b,
         prologue: None,
+        exact: false,
     })
 }

@@ -1,0 +1,357 @@
+//! The forward product and the input gradient of 3×3 kernels by Winograd's minimal filtering, which
+//! multiplies 2.25 times less often than [`columns`](super::columns).
+//!
+//! The shape decides whether it is used, so that a layer has the same bits on every number of
+//! threads, in every batch and with every workspace. The weights are transformed once for all
+//! workers. A worker copies a part of the image to a tile, as for the other products, transforms
+//! some of its 4×4 tiles at a time, and multiplies them with one panel of output channels after
+//! another; the products of a panel are still in the cache when they are transformed to results.
+//!
+//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²` times the sum, over the c
+//! source channels, of the magnitudes of its tile's 4×4 elements times those of the 9 weights, of
+//! which the result itself may read a part. On random data it is that of the other kernels, at most
+//! 2⁻²¹ of the sum of the result's own magnitudes (`kernels/tests/conv2d/winograd.rs`).
+
+use std::ops::Range;
+
+use super::columns::weight_strides;
+use super::image::Image;
+use super::pieces::pieces;
+use super::tile::{Axis, Part, Parts, Shape};
+use super::{Call, Sizes, source, winograd_weight};
+use crate::cpu::gemm::drive::{Resources, Slot, Space, panel_rows};
+use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
+use crate::cpu::gemm::winograd::{Kernels, POINTS, Products, Run, Tiles};
+use crate::cpu::gemm::{Limits, even, wanted};
+use crate::cpu::tile::Bound;
+use crate::spec::{self, ConvKind};
+
+/// Rows and columns of results of a tile.
+pub(super) const RESULTS: usize = 2;
+/// Fewest channels on either side: with fewer, the transforms cost more than they save.
+const CHANNELS_MIN: usize = 8;
+/// Most products of channels, whose transformed weights take 1 MiB, and most output channels.
+const WEIGHTS_MAX: usize = 128 * 128;
+const ROWS_MAX: usize = 256;
+/// Fewest rows and columns of results of an image.
+const OUT_MIN: usize = 8;
+/// Elements of a cache line.
+const LINE: usize = 16;
+/// Most runs of tiles in a micro-panel.
+const RUNS: usize = 32;
+
+/// Whether a convolution is computed by this module, or [`winograd_weight`].
+pub(super) fn applies(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> bool {
+    let [rows, depth] = [sizes.other, sizes.source];
+    let plain = body.k == [3; 2] && body.stride == [1; 2] && body.dilation == [1; 2];
+    !body.exact
+        && plain
+        && sizes.fixed
+        && sizes.groups == 1
+        && rows.min(depth) >= CHANNELS_MIN
+        && rows <= ROWS_MAX
+        && rows * depth <= WEIGHTS_MAX
+        && sizes.axes.iter().all(|axis| axis.out >= OUT_MIN)
+        && (body.kind != ConvKind::WeightGrad || winograd_weight::fits(sizes, micro))
+}
+
+/// The tiles of an axis as the positions of a convolution with 4 elements and a stride of 2.
+pub(super) fn axes(sizes: &Sizes) -> [Axis; 2] {
+    sizes.axes.map(|axis| {
+        let tiles = axis.out.div_ceil(RESULTS);
+        let mut of_tiles = Axis::forward(axis.source, tiles, [RESULTS + 2, RESULTS, 1, 0]);
+        of_tiles.pad = axis.pad;
+        of_tiles
+    })
+}
+
+/// Most tiles of a block.
+fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    let width = micro.nr();
+    (limits.acc[0] / sizes.other / (RESULTS * RESULTS) / width * width).max(width)
+}
+
+/// Most elements of a channel of a part of the image.
+pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    let axes = axes(sizes);
+    let [rows, columns] = [axes[0].out, axes[1].out];
+    let least = Shape::of_channel(&axes, 1, micro.nr().min(columns));
+    Shape::of_channel(&axes, rows, columns).min(limits.tile.max(least))
+}
+
+/// The distance of the elements of transformed tiles, so that the 16 elements that are written or
+/// read together are in different sets of the cache: `elements`, and a cache line.
+pub(super) fn point(elements: usize) -> usize {
+    elements + LINE
+}
+
+/// The buffers for sizes up to these, with `prologue_buffer` elements for a prologue.
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
+    let (axes, width, depth) = (axes(sizes), micro.nr(), sizes.source);
+    let [height, length] = [axes[0].out, axes[1].out];
+    let of = |rows, columns, images| Shape::new(&axes, depth, rows, columns).elements(images);
+    let tile = limits
+        .tile
+        .max(of(1, width.min(length), 1))
+        .min(of(height, length, sizes.images));
+    let tiles = sizes.images.saturating_mul(height).saturating_mul(length);
+    Space {
+        right: tile
+            .next_multiple_of(POINTS)
+            .saturating_add(prologue_buffer),
+        micro_panel: POINTS * point(depth * width),
+        k_block: POINTS * point(micro.mr.min(sizes.other) * width),
+        acc: sizes
+            .other
+            .saturating_mul(RESULTS * RESULTS)
+            .saturating_mul(tiles.min(most(sizes, micro, limits))),
+        partial: POINTS * depth * sizes.other,
+        ..Space::default()
+    }
+}
+
+/// One run.
+struct Winograd<'a> {
+    call: &'a Call<'a>,
+    axes: [Axis; 2],
+    image: Image<'a>,
+    parts: Parts,
+    /// Output channels of a panel.
+    panel: usize,
+    /// The transformed weights.
+    weights: *mut f32,
+    code: Bound<'a>,
+}
+
+// SAFETY: operands are only read; panels of the weights and blocks of the result are written by one
+// worker each.
+unsafe impl Sync for Winograd<'_> {}
+
+/// # Safety
+/// By the contract of the kernel's `run`.
+pub(super) unsafe fn run(call: &Call) {
+    let Call {
+        spec,
+        body,
+        launch,
+        sizes,
+        kernel,
+    } = *call;
+    let (micro, axes, width) = (kernel.micro, axes(sizes), kernel.micro.nr());
+    let threads = kernel.threads.min(launch.team.threads());
+    let tiles = sizes.images * axes[0].out * axes[1].out;
+    let parts = |most| {
+        let channels = sizes.source;
+        Parts::new(
+            sizes.images,
+            &axes,
+            channels,
+            most,
+            kernel.limits.tile,
+            width,
+        )
+    };
+    let most = most(sizes, micro, kernel.limits);
+    let mut blocks = parts(most);
+    if threads > 1 && blocks.count() < wanted(threads) {
+        blocks = parts(even(tiles, tiles.div_ceil(wanted(threads)), width).min(most));
+    }
+    let resources = Resources {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    let product = Winograd {
+        call,
+        axes,
+        image: Image::new(call, &axes, source(&body.a, launch.args[0], launch.env)),
+        parts: blocks,
+        panel: panel_rows(sizes.other, micro.mr),
+        weights: resources.partial(),
+        code: kernel.code.bind(spec, launch),
+    };
+    let panels = sizes.other.div_ceil(product.panel);
+    // SAFETY: `space` covers sizes up to the bound; operands are valid by the contract of `run`;
+    // panels and blocks are one task's each.
+    unsafe {
+        resources.tasks(panels, false, |panel, _, _| {
+            product.transform_weights(panel)
+        });
+        resources.tasks(blocks.count(), false, |block, slot, _| {
+            product.block(block, slot)
+        });
+    }
+}
+
+impl Winograd<'_> {
+    fn rows(&self, panel: usize) -> Range<usize> {
+        let first = panel * self.panel;
+        first..(first + self.panel).min(self.call.sizes.other)
+    }
+
+    /// The transformed weights of a panel.
+    fn weights(&self, panel: usize) -> *mut f32 {
+        let before = POINTS * self.call.sizes.source * self.rows(panel).start;
+        self.weights.wrapping_add(before)
+    }
+
+    unsafe fn transform_weights(&self, panel: usize) {
+        let (call, rows) = (self.call, self.rows(panel));
+        let weight = source(
+            &call.body.b,
+            call.launch.args[call.body.sources()],
+            call.launch.env,
+        );
+        let (at, [row, channel, kernel_row, kernel_column]) = weight_strides(call, &weight, 0);
+        // By their distance from the first element of the image that a result reads.
+        let mut taps = [0; 9];
+        for tap in 0..9 {
+            let [i, j] = [tap / 3, tap % 3];
+            let [down, right] = [call.sizes.axes[0].offset(i), call.sizes.axes[1].offset(j)];
+            taps[3 * down + right] = i as isize * kernel_row + j as isize * kernel_column;
+        }
+        let kernels = Kernels {
+            at: at.wrapping_offset(rows.start as isize * row),
+            rows: rows.len(),
+            row,
+            channels: call.sizes.source,
+            channel,
+            taps,
+            to: self.weights(panel),
+        };
+        // SAFETY: these are elements of the weight, and the panel is this worker's.
+        unsafe { (call.kernel.micro.transform_kernels)(&kernels) };
+    }
+
+    /// Computes the results of a part of the tiles.
+    unsafe fn block(&self, block: usize, slot: &Slot) {
+        let Call { sizes, kernel, .. } = *self.call;
+        let (micro, depth, width) = (kernel.micro, sizes.source, kernel.micro.nr());
+        let part = self.parts.get(block);
+        let shape = Shape::new(&self.axes, depth, part.rows.len(), part.columns.len());
+        let results = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
+            RESULTS * range.start..(RESULTS * range.end).min(sizes.axes[axis].out)
+        });
+        let [high, wide] = [results[0].len(), results[1].len()];
+        let stride = part.images.len() * high * wide;
+        let mut taps = [0; POINTS];
+        for (point, tap) in taps.iter_mut().enumerate() {
+            *tap = shape.tap(&self.axes, point / 4, point % 4) as i32;
+        }
+        // SAFETY: buffers have the sizes of `space`.
+        unsafe {
+            let end = slot.right.add(kernel.space.right);
+            self.image.fill(0..depth, &part, &shape, slot.right, end);
+            for first in (0..part.len()).step_by(width) {
+                let count = (part.len() - first).min(width);
+                let width = micro.width(count);
+                let pieces = pieces(&shape, &self.axes, &part, first, count, micro);
+                let tiles = Tiles {
+                    at: slot.right,
+                    channels: depth,
+                    channel: shape.channel,
+                    taps,
+                    pieces: pieces.all(),
+                    vectors: pieces.ends(width / micro.lanes),
+                    to: slot.micro_panel,
+                    point: point(depth * width),
+                };
+                (micro.transform_tiles)(&tiles);
+                let mut runs = [Run::default(); RUNS];
+                let runs = self.runs(&part, first..first + count, [high, wide], &mut runs);
+                for panel in 0..sizes.other.div_ceil(self.panel) {
+                    let rows = self.rows(panel);
+                    for e in 0..POINTS {
+                        let left = Left {
+                            base: self.weights(panel).add(e * depth * rows.len()),
+                            rows: std::ptr::null(),
+                            steps: std::ptr::null(),
+                        };
+                        let right =
+                            Right::packed(slot.micro_panel.add(e * point(depth * width)), width);
+                        let sums = slot.k_block.add(e * point(rows.len() * width));
+                        micro.kernel(false, rows.len(), &right, width)(
+                            depth,
+                            left,
+                            right,
+                            sums,
+                            width,
+                            Before::Nothing,
+                        );
+                    }
+                    let products = Products {
+                        at: slot.k_block,
+                        point: point(rows.len() * width),
+                        rows: rows.len(),
+                        width,
+                        runs,
+                        to: slot.acc.add(rows.start * stride),
+                        row: stride,
+                        pitch: wide,
+                    };
+                    (micro.transform_products)(&products);
+                }
+            }
+            let positions = high * wide;
+            // A part of a row of tiles is a part of each of its rows.
+            let (runs, columns) = if wide == sizes.axes[1].out {
+                (1, positions)
+            } else {
+                (high, wide)
+            };
+            for (i, image) in part.images.clone().enumerate() {
+                for run in 0..runs {
+                    let origin = [image, 0, results[0].start + run, results[1].start];
+                    self.code.block(
+                        &origin,
+                        1,
+                        sizes.other,
+                        columns,
+                        slot.acc.add(i * positions + run * columns).cast(),
+                        stride,
+                        slot.scratch,
+                    );
+                }
+            }
+        }
+    }
+
+    /// The runs of some tiles of a part, whose results are `high` rows and `wide` columns.
+    fn runs<'a>(
+        &self,
+        part: &Part,
+        tiles: Range<usize>,
+        [high, wide]: [usize; 2],
+        to: &'a mut [Run; RUNS],
+    ) -> &'a [Run] {
+        let (lanes, columns, rows) = (
+            self.call.kernel.micro.lanes,
+            part.columns.len(),
+            part.rows.len(),
+        );
+        let (mut tile, mut count) = (tiles.start, 0);
+        while tile < tiles.end {
+            let (image, row, column) =
+                (tile / columns / rows, tile / columns % rows, tile % columns);
+            let at = tile - tiles.start;
+            let length = (columns - column)
+                .min(lanes - at % lanes)
+                .min(tiles.end - tile);
+            to[count] = Run {
+                vector: at / lanes,
+                lane: at % lanes,
+                offset: (image * high + RESULTS * row) * wide + RESULTS * column,
+                columns: (RESULTS * length).min(wide - RESULTS * column),
+                rows: RESULTS.min(high - RESULTS * row),
+            };
+            (tile, count) = (tile + length, count + 1);
+        }
+        &to[..count]
+    }
+}

@@ -1,0 +1,428 @@
+//! The weight gradient of 3×3 kernels by Winograd's minimal filtering: with the transforms of
+//! [`winograd`](super::winograd), the gradient is `Gᵀ·(Σ (A·y·Aᵀ) ∘ (Bᵀ·d·B))·G`, summed over the
+//! tiles d of the image and the 2×2 elements y of the result's gradient that they reach.
+//!
+//! The sum over tiles is cut into *chunks* of a fixed number of tiles, each summed from 0 before it
+//! is added to those before, and into splits of several parts of the batch. All of this follows
+//! from the shape alone, and parts end where they would end in a larger batch, so that slices of a
+//! batch continue each other's sums.
+
+use std::ops::Range;
+
+use super::image::Image;
+use super::pieces::pieces;
+use super::tile::{Axis, Part, Parts, Shape, Source};
+use super::winograd::{RESULTS, axes, point};
+use super::{Call, Sizes, part_source};
+use crate::cpu::MicroBatchLimits;
+use crate::cpu::gemm::drive::{Resources, Slot, Space, panel_rows};
+use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
+use crate::cpu::gemm::pack;
+use crate::cpu::gemm::winograd::{Gradients, POINTS, Sums, Tiles};
+use crate::cpu::tile::Bound;
+
+/// Most tiles of a part of the batch.
+const PART: usize = 256;
+/// Most splits, fewest parts in each, and most elements of the sums of all splits.
+const SPLITS: usize = 8;
+const SPLIT_PARTS: usize = 2;
+const SUMS_MAX: usize = 256 << 10;
+/// Source channels whose gradients are finished together.
+const FINISHED: usize = 8;
+/// Elements that tables are rounded up to.
+const TABLE: usize = 16;
+
+/// The parts of the batch, which depend on no later images.
+fn parts(sizes: &Sizes) -> Parts {
+    Parts::from_first(sizes.images, &axes(sizes), sizes.source, PART, 1)
+}
+
+/// Output channels, rounded up to whole vectors.
+fn padded(sizes: &Sizes, micro: &Micro) -> usize {
+    sizes.other.next_multiple_of(micro.lanes)
+}
+
+/// Elements of the sums of a split.
+fn sums(sizes: &Sizes, micro: &Micro) -> usize {
+    POINTS * sizes.source * padded(sizes, micro)
+}
+
+fn splits(sizes: &Sizes, micro: &Micro) -> usize {
+    SPLITS
+        .min(parts(sizes).count() / SPLIT_PARTS)
+        .min(SUMS_MAX / sums(sizes, micro))
+        .max(1)
+}
+
+/// Positions of the result's gradient in a row of tiles.
+fn positions(micro: &Micro) -> usize {
+    RESULTS * micro.lanes
+}
+
+/// The images, rows and columns of tiles that a chunk of a part may reach.
+fn windows(sizes: &Sizes, micro: &Micro) -> [[usize; 3]; 2] {
+    let [images, rows, columns] = parts(sizes).size();
+    let reach = |size: usize, most: usize| ((micro.lanes - 1) / size + 2).min(most);
+    [
+        [1, reach(columns, rows), columns],
+        [reach(rows * columns, images), rows, columns],
+    ]
+}
+
+/// Most elements of a channel of a part of the image.
+pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro) -> usize {
+    let of = |[_, rows, columns]: [usize; 3]| Shape::of_channel(&axes(sizes), rows, columns);
+    windows(sizes, micro).map(of)[usize::from(parts(sizes).size()[0] > 1)]
+}
+
+/// Elements of a tile.
+fn tile(sizes: &Sizes, micro: &Micro) -> usize {
+    let of = |[images, rows, columns]: [usize; 3]| {
+        Shape::new(&axes(sizes), sizes.source, rows, columns).elements(images)
+    };
+    let [rows, images] = windows(sizes, micro);
+    of(rows).max(if images[0] > 1 { of(images) } else { 0 })
+}
+
+/// The images or rows of a part in which a chunk of its tiles lies, and the chunk's tiles in them.
+fn window(part: &Part, tiles: Range<usize>) -> (Part, Range<usize>) {
+    let columns = part.columns.len();
+    let of_image = part.rows.len() * columns;
+    let images = tiles.start / of_image..(tiles.end - 1) / of_image + 1;
+    let (before, rows) = if images.len() == 1 {
+        let row = |tile: usize| tile % of_image / columns;
+        let rows = row(tiles.start)..row(tiles.end - 1) + 1;
+        (images.start * of_image + rows.start * columns, rows)
+    } else {
+        (images.start * of_image, 0..part.rows.len())
+    };
+    let within =
+        |all: &Range<usize>, some: Range<usize>| all.start + some.start..all.start + some.end;
+    let window = Part {
+        images: within(&part.images, images),
+        rows: within(&part.rows, rows),
+        columns: part.columns.clone(),
+    };
+    (window, tiles.start - before..tiles.end - before)
+}
+
+/// Elements of both tables of a left panel.
+fn tables(sizes: &Sizes, micro: &Micro) -> usize {
+    sizes.source.next_multiple_of(TABLE) + micro.lanes.next_multiple_of(TABLE)
+}
+
+/// The buffers, with `prologue_buffer` elements for a prologue.
+pub(super) fn space(sizes: &Sizes, micro: &Micro, prologue_buffer: usize) -> Space {
+    let (tiles, depth) = (micro.lanes, sizes.source);
+    let columns = micro.width(sizes.other);
+    let finished = 9 * FINISHED.min(depth) * padded(sizes, micro);
+    Space {
+        left: tables(sizes, micro) + POINTS * point(depth * tiles),
+        right: tile(sizes, micro)
+            .next_multiple_of(TABLE)
+            .saturating_add(prologue_buffer),
+        micro_panel: POINTS * point(tiles * columns),
+        k_block: RESULTS * positions(micro) * columns,
+        acc: finished,
+        // The transposed block, in front of the epilogue's scratch memory.
+        scratch: (4 * finished).next_multiple_of(64),
+        partial: splits(sizes, micro) * sums(sizes, micro),
+    }
+}
+
+/// Where slices may end, and the partial sums between them. (More images make no fewer splits.)
+pub(super) fn micro_batch_limits(sizes: &Sizes, micro: &Micro) -> MicroBatchLimits {
+    MicroBatchLimits {
+        unit: parts(sizes).size()[0],
+        sums: splits(sizes, micro) * sums(sizes, micro),
+    }
+}
+
+/// One run.
+struct WeightGrad<'a> {
+    call: &'a Call<'a>,
+    axes: [Axis; 2],
+    image: Image<'a>,
+    gradient: Source,
+    parts: Parts,
+    splits: usize,
+    /// The parts of this slice.
+    now: Range<usize>,
+    /// The sums of all splits: for each point and source channel one for each output channel.
+    sums: *mut f32,
+    code: Bound<'a>,
+}
+
+// SAFETY: operands are only read; sums and blocks of the result are written by one worker each.
+unsafe impl Sync for WeightGrad<'_> {}
+
+/// # Safety
+/// By the contract of the kernel's `run`.
+pub(super) unsafe fn run(call: &Call) {
+    let Call {
+        spec,
+        body,
+        launch,
+        sizes,
+        kernel,
+    } = *call;
+    let (micro, parts, axes) = (kernel.micro, parts(sizes), axes(sizes));
+    let resources = Resources {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    let before = |examples: usize| parts.before(examples * call.per_example());
+    let product = WeightGrad {
+        call,
+        axes,
+        image: Image::new(call, &axes, part_source(call, &body.a, 0)),
+        gradient: part_source(call, &body.b, body.sources()),
+        parts,
+        splits: splits(sizes, micro),
+        now: launch.part.map_or(0..parts.count(), |part| {
+            before(part.examples.start)..before(part.examples.end)
+        }),
+        sums: launch
+            .part
+            .map_or(resources.partial(), |part| part.sums.cast()),
+        code: kernel.code.bind(spec, launch),
+    };
+    let panels = sizes.other.div_ceil(micro.nr());
+    // Panels of one task share the transformed image.
+    let threads = kernel.threads.min(launch.team.threads());
+    let tasks = if product.splits >= 2 * threads {
+        1
+    } else {
+        panels
+    };
+    let blocks = sizes.source.div_ceil(FINISHED);
+    // SAFETY: `space` covers sizes up to the bound; operands are valid by the contract of `run`;
+    // panels of splits and blocks of the result are one task's each.
+    unsafe {
+        resources.tasks(product.splits * tasks, false, |task, slot, _| {
+            let at = task % tasks;
+            let panels = panels * at / tasks..panels * (at + 1) / tasks;
+            product.split(task / tasks, panels, slot)
+        });
+        if launch.part.is_none_or(|part| part.last) {
+            resources.tasks(blocks, false, |block, slot, _| product.finish(block, slot));
+        }
+    }
+}
+
+impl WeightGrad<'_> {
+    /// The sums of a split.
+    fn sums(&self, split: usize) -> *mut f32 {
+        let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
+        self.sums.wrapping_add(split * sums(sizes, micro))
+    }
+
+    /// Adds the parts of this slice to a split's sums of some panels of output channels.
+    unsafe fn split(&self, split: usize, panels: Range<usize>, slot: &Slot) {
+        let Call { sizes, kernel, .. } = *self.call;
+        let micro = kernel.micro;
+        let (depth, padded) = (sizes.source, padded(sizes, micro));
+        let count = self.parts.count();
+        let span = count * split / self.splits..count * (split + 1) / self.splits;
+        // SAFETY: buffers have the sizes of `space`, and these sums are this task's.
+        unsafe {
+            if span.is_empty() && panels.start == 0 {
+                let all = sums(sizes, micro);
+                std::slice::from_raw_parts_mut(self.sums(split), all).fill(0.0);
+            }
+            let (rows, steps) = self.tables(slot);
+            let height = panel_rows(depth, micro.mr);
+            let mut before = Before::Term;
+            for part in span.start.max(self.now.start)..span.end.min(self.now.end) {
+                if part == span.start {
+                    before = Before::Nothing;
+                }
+                let part = self.parts.get(part);
+                for first in (0..part.len()).step_by(micro.lanes) {
+                    let tiles = first..(first + micro.lanes).min(part.len());
+                    let lanes = micro.width(tiles.len());
+                    let (part, tiles) = window(&part, tiles);
+                    let (high, wide) = (part.rows.len(), part.columns.len());
+                    let shape = Shape::new(&self.axes, depth, high, wide);
+                    let end = slot.right.add(kernel.space.right);
+                    self.image.fill(0..depth, &part, &shape, slot.right, end);
+                    for row in 0..depth {
+                        *rows.add(row) = (row * lanes) as i32;
+                    }
+                    self.transform_image(&part, &shape, tiles.clone(), slot);
+                    for panel in panels.clone() {
+                        let channels =
+                            panel * micro.nr()..((panel + 1) * micro.nr()).min(sizes.other);
+                        let width = micro.width(channels.len());
+                        let sums = self.sums(split).add(channels.start);
+                        self.transform_gradient(&part, tiles.clone(), channels, slot);
+                        for e in 0..POINTS {
+                            let gradient = slot.micro_panel.add(e * point(tiles.len() * width));
+                            let right = Right::packed(gradient, width);
+                            for row in (0..depth).step_by(height) {
+                                let height = height.min(depth - row);
+                                let left = Left {
+                                    base: slot
+                                        .left
+                                        .add(self.transformed() + e * point(depth * lanes)),
+                                    rows: rows.add(row),
+                                    steps,
+                                };
+                                micro.kernel(true, height, &right, width)(
+                                    tiles.len(),
+                                    left,
+                                    right,
+                                    sums.add((e * depth + row) * padded),
+                                    padded,
+                                    before,
+                                );
+                            }
+                        }
+                    }
+                    before = Before::Term;
+                }
+            }
+        }
+    }
+
+    /// The tables of the rows and, filled, of the steps of left panels.
+    unsafe fn tables(&self, slot: &Slot) -> (*mut i32, *const i32) {
+        let rows = slot.left.cast::<i32>();
+        let steps = rows.wrapping_add(self.call.sizes.source.next_multiple_of(TABLE));
+        for step in 0..self.call.kernel.micro.lanes {
+            // SAFETY: `space` has room for both.
+            unsafe { *steps.add(step) = step as i32 };
+        }
+        (rows, steps)
+    }
+
+    /// Elements before the transformed image.
+    fn transformed(&self) -> usize {
+        tables(self.call.sizes, self.call.kernel.micro)
+    }
+
+    /// Transforms some tiles of the image.
+    unsafe fn transform_image(&self, part: &Part, shape: &Shape, tiles: Range<usize>, slot: &Slot) {
+        let (micro, depth) = (self.call.kernel.micro, self.call.sizes.source);
+        let lanes = micro.width(tiles.len());
+        let pieces = pieces(shape, &self.axes, part, tiles.start, tiles.len(), micro);
+        let mut taps = [0; POINTS];
+        for (e, tap) in taps.iter_mut().enumerate() {
+            *tap = shape.tap(&self.axes, e / 4, e % 4) as i32;
+        }
+        let tiles = Tiles {
+            at: slot.right,
+            channels: depth,
+            channel: shape.channel,
+            taps,
+            pieces: pieces.all(),
+            vectors: pieces.ends(lanes / micro.lanes),
+            to: slot.left.wrapping_add(self.transformed()),
+            point: point(depth * lanes),
+        };
+        // SAFETY: the part is in the slot's tile, and `space` has room for the transformed one.
+        unsafe { (micro.transform_tiles)(&tiles) };
+    }
+
+    /// Transforms the result's gradient of some tiles and output channels.
+    unsafe fn transform_gradient(
+        &self,
+        part: &Part,
+        tiles: Range<usize>,
+        channels: Range<usize>,
+        slot: &Slot,
+    ) {
+        let Call { sizes, kernel, .. } = *self.call;
+        let (micro, [image, channel, row, step]) = (kernel.micro, self.gradient.strides);
+        let width = micro.width(channels.len());
+        let (rows, columns) = (part.rows.len(), part.columns.len());
+        let out = [sizes.axes[0].out, sizes.axes[1].out];
+        let pitch = positions(micro) * width;
+        let mut tile = tiles.start;
+        while tile < tiles.end {
+            let at = [
+                part.images.start + tile / columns / rows,
+                part.rows.start + tile / columns % rows,
+                part.columns.start + tile % columns,
+            ];
+            let count = (columns - tile % columns).min(tiles.end - tile);
+            let [down, right] = [RESULTS * at[1], RESULTS * at[2]];
+            let length = (RESULTS * count).min(out[1] - right);
+            // SAFETY: these channels and positions lie inside the gradient, and `space` has room
+            // for two rows of them and for the transformed tiles.
+            unsafe {
+                for i in 0..RESULTS {
+                    let to = slot.k_block.add(i * pitch);
+                    let length = if down + i < out[0] { length } else { 0 };
+                    let offset = at[0] as isize * image
+                        + channels.start as isize * channel
+                        + (down + i) as isize * row
+                        + right as isize * step;
+                    let from = pack::Source {
+                        at: self.gradient.at.wrapping_offset(offset),
+                        stride: channel,
+                        step,
+                    };
+                    (micro.pack)(from, channels.len(), length, to, width);
+                    let rest = (RESULTS * count - length) * width;
+                    std::slice::from_raw_parts_mut(to.add(length * width), rest).fill(0.0);
+                }
+                (micro.transform_gradients)(&Gradients {
+                    at: slot.k_block,
+                    pitch,
+                    tiles: count,
+                    width,
+                    to: slot.micro_panel.add((tile - tiles.start) * width),
+                    point: point(tiles.len() * width),
+                });
+            }
+            tile += count;
+        }
+    }
+
+    /// Adds the splits' sums of some source channels in their order, and finishes their gradients.
+    unsafe fn finish(&self, block: usize, slot: &Slot) {
+        let Call { sizes, kernel, .. } = *self.call;
+        let (micro, padded) = (kernel.micro, padded(sizes, kernel.micro));
+        let channels = block * FINISHED..((block + 1) * FINISHED).min(sizes.source);
+        let (rows, columns) = (9 * channels.len(), sizes.other);
+        let from = pack::Source {
+            at: slot.acc,
+            stride: padded as isize,
+            step: 1,
+        };
+        let transposed = slot.scratch.cast::<f32>();
+        // SAFETY: all splits have been summed; the block is this worker's, and so is the scratch
+        // memory, which begins with room for a block.
+        unsafe {
+            for (i, channel) in channels.clone().enumerate() {
+                (micro.transform_sums)(&Sums {
+                    at: self.sums(0).add(channel * padded),
+                    splits: self.splits,
+                    split: sums(sizes, micro),
+                    point: sizes.source * padded,
+                    columns: padded,
+                    to: slot.acc.add(9 * i * padded),
+                });
+            }
+            (micro.pack)(from, rows, columns, transposed, rows);
+            let own = kernel.code.scratch_bytes();
+            self.code.block(
+                &[0, channels.start, 0, 0],
+                0,
+                columns,
+                rows,
+                transposed.cast(),
+                rows,
+                slot.scratch.add(kernel.space.scratch - own),
+            );
+        }
+    }
+}
+
+/// Whether the sums are small enough.
+pub(super) fn fits(sizes: &Sizes, micro: &Micro) -> bool {
+    sums(sizes, micro) <= SUMS_MAX
+}

@@ -1,0 +1,238 @@
+//! Convolutions by Winograd's filtering: their error against sums in double precision, on data that
+//! a tile of results shares.
+
+use super::common::{Random, contiguous, operand, run_all, teams};
+use super::{KINDS, Shape, at, conv, layout};
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::ConvKind;
+
+const PRODUCTS: [ConvKind; 2] = [ConvKind::Forward, ConvKind::InputGrad];
+
+/// Shapes at the limits of the filtering: the fewest channels and rows, odd results, no and much
+/// padding, several panels and blocks, rows longer than a block.
+fn shapes() -> Vec<Shape> {
+    vec![
+        Shape::simple(3, 8, 9, 8, 3, 1),
+        Shape::simple(2, 16, 16, 13, 3, 1),
+        Shape::simple(2, 17, 30, 11, 3, 0),
+        Shape::simple(1, 8, 8, 9, 3, 2),
+        Shape {
+            hw: [9, 70],
+            ..Shape::simple(1, 20, 33, 0, 3, 1)
+        },
+        Shape {
+            hw: [8, 150],
+            ..Shape::simple(1, 9, 90, 0, 3, 1)
+        },
+        Shape::simple(3, 30, 40, 8, 3, 1),
+        Shape {
+            hw: [12, 9],
+            pad: [2, 0],
+            cut: [1, 0],
+            ..Shape::simple(3, 20, 12, 0, 3, 0)
+        },
+    ]
+}
+
+/// Roundings of an element besides those of its sum over channels: of the transforms of the image,
+/// the weights and the products.
+const ROUNDINGS: usize = 14;
+
+/// For each result the sum over channels of the magnitudes of its tile's 4×4 elements times those
+/// of the 9 weights. A result's coefficients of these products are at most 4.
+fn tile_magnitudes(
+    shape: &Shape,
+    kind: ConvKind,
+    a: &dyn Fn([usize; 4]) -> f64,
+    b: &dyn Fn([usize; 4]) -> f64,
+) -> Vec<f64> {
+    let [image, _, [n, rows, high, wide]] = shape.spaces(kind);
+    let weight = |row: usize, channel: usize, tap: usize| match kind {
+        ConvKind::InputGrad => b([channel, row, tap / 3, tap % 3]),
+        _ => b([row, channel, tap / 3, tap % 3]),
+    };
+    // The input gradient reads from two positions before a position and its padding on.
+    let pad = shape.pad.map(|pad| match kind {
+        ConvKind::InputGrad => 2 - pad as isize,
+        _ => pad as isize,
+    });
+    let sum_of_tile = |n: usize, channel: usize, tile: [usize; 2]| -> f64 {
+        let element = |e: usize, axis: usize| {
+            usize::try_from((2 * tile[axis] + e) as isize - pad[axis])
+                .ok()
+                .filter(|&at| at < image[2 + axis])
+        };
+        (0..16)
+            .filter_map(|e| Some(a([n, channel, element(e / 4, 0)?, element(e % 4, 1)?]).abs()))
+            .sum()
+    };
+    let mut all = Vec::new();
+    for n in 0..n {
+        for row in 0..rows {
+            let weights: Vec<f64> = (0..image[1])
+                .map(|channel| (0..9).map(|tap| weight(row, channel, tap).abs()).sum())
+                .collect();
+            for (h, w) in (0..high).flat_map(|h| (0..wide).map(move |w| (h, w))) {
+                let terms = weights
+                    .iter()
+                    .enumerate()
+                    .map(|(channel, weights)| sum_of_tile(n, channel, [h / 2, w / 2]) * weights);
+                all.push(terms.sum());
+            }
+        }
+    }
+    all
+}
+
+/// Checks the bound of the documentation, and returns the largest error relative to the sum of a
+/// result's own magnitudes.
+fn check(
+    random: &mut Random,
+    shape: Shape,
+    kind: ConvKind,
+    exact: bool,
+    change: &dyn Fn(usize, f32) -> f32,
+    contiguous_only: bool,
+) -> f64 {
+    let spaces = shape.spaces(kind);
+    let layouts = spaces.map(|space| {
+        if contiguous_only {
+            (operand(0, &contiguous(&space)), space.iter().product())
+        } else {
+            layout(random, space)
+        }
+    });
+    let [(a, a_len), (b, b_len), (out, out_len)] = layouts;
+    let mut args = [
+        random.floats(a_len),
+        random.floats(b_len),
+        vec![f32::NAN; out_len],
+    ];
+    for (i, x) in args[0].iter_mut().enumerate() {
+        *x = change(i, *x);
+    }
+    let value_a = |p: [usize; 4]| f64::from(args[0][at(&a, p)]);
+    let value_b = |p: [usize; 4]| f64::from(args[1][at(&b, p)]);
+    let expected = shape.oracle(kind, &value_a, &value_b);
+    let magnitudes = tile_magnitudes(&shape, kind, &value_a, &value_b);
+    let mut spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
+    conv(&mut spec).exact = exact;
+    let channels = spaces[0][1];
+    let unit = f64::from(f32::EPSILON) / 2.0;
+    let mut largest = 0.0f64;
+    for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams(), &args) {
+        let [_, d1, d2, d3] = spaces[2];
+        for (flat, (&(sum, scale, _), magnitude)) in expected.iter().zip(&magnitudes).enumerate() {
+            let point = [
+                flat / d3 / d2 / d1,
+                flat / d3 / d2 % d1,
+                flat / d3 % d2,
+                flat % d3,
+            ];
+            let actual = results[2][at(&out, point)];
+            let error = (f64::from(actual) - sum).abs();
+            let bound = (channels + ROUNDINGS) as f64 * unit * 4.0 * magnitude;
+            assert!(
+                error <= bound,
+                "{isa} {kind:?} {shape:?} at {point:?}: {actual} is not {sum} ± {bound}"
+            );
+            if scale > 0.0 {
+                largest = largest.max(error / scale);
+            }
+        }
+    }
+    largest
+}
+
+#[test]
+fn errors_are_bounded_by_the_tile() {
+    let mut random = Random(41);
+    for (i, shape) in shapes().into_iter().enumerate() {
+        for kind in PRODUCTS {
+            check(&mut random, shape, kind, false, &|_, x| x, i % 2 == 0);
+            // A large element spoils the results of its tile that do not read it, and no others.
+            let spoilt = |i: usize, x: f32| if i % 97 == 5 { 1e6 * x } else { x };
+            check(&mut random, shape, kind, false, &spoilt, i % 2 == 1);
+        }
+    }
+}
+
+/// On random data the error is that of a sum term by term, within a small factor.
+#[test]
+fn errors_of_random_data_are_small() {
+    let mut random = Random(43);
+    let (mut filtered, mut exact) = (0.0f64, 0.0f64);
+    for shape in shapes() {
+        for kind in PRODUCTS {
+            filtered = filtered.max(check(&mut random, shape, kind, false, &|_, x| x, true));
+            exact = exact.max(check(&mut random, shape, kind, true, &|_, x| x, true));
+        }
+    }
+    println!(
+        "largest error in 2⁻²⁴ of the magnitudes: {} against {}",
+        filtered * 2f64.powi(24),
+        exact * 2f64.powi(24)
+    );
+    assert!(filtered <= 2f64.powi(-21), "{filtered:e}");
+    assert!(exact <= 2f64.powi(-21), "{exact:e}");
+}
+
+/// Gradients of the weight: many terms, of which each element has its share.
+#[test]
+fn weight_gradients_are_sums() {
+    let (mut random, teams) = (Random(59), teams());
+    for shape in shapes() {
+        for contiguous in [true, false] {
+            let kind = ConvKind::WeightGrad;
+            super::check(&mut random, shape, kind, contiguous, &teams);
+        }
+    }
+    // Several splits.
+    let shape = Shape::simple(40, 8, 17, 12, 3, 1);
+    super::check(&mut random, shape, ConvKind::WeightGrad, true, &teams);
+}
+
+/// Both algorithms differ, so that the switch is seen to work.
+#[test]
+fn the_switch_chooses_the_algorithm() {
+    let mut random = Random(47);
+    let shape = Shape::simple(2, 16, 16, 12, 3, 1);
+    for kind in KINDS {
+        let [a, b, out] = shape
+            .spaces(kind)
+            .map(|space| operand(0, &contiguous(&space)));
+        let args = shape
+            .spaces(kind)
+            .map(|space| random.floats(space.iter().product()));
+        let mut spec = shape.spec(kind, a, b, out);
+        let [filtered, exact] = [false, true].map(|exact| {
+            conv(&mut spec).exact = exact;
+            run_all(&spec, &Env::default(), &Env::default(), &teams(), &args)
+        });
+        assert!(filtered != exact, "{kind:?}");
+    }
+}
+
+/// An image has the same bits in a batch of any size.
+#[test]
+fn images_do_not_depend_on_the_batch() {
+    let mut random = Random(53);
+    let (shape, images) = (Shape::simple(7, 12, 16, 10, 3, 1), Size::symbol(Symbol(0)));
+    for kind in PRODUCTS {
+        let spaces = shape.spaces(kind);
+        let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
+        let mut spec = shape.spec(kind, a, b, out);
+        conv(&mut spec).n = images;
+        spec.dims[0] = images;
+        let args = spaces.map(|space| random.floats(space.iter().product()));
+        let bound = Env([9, 0, 0, 0, 0, 0, 0, 0]);
+        let of = |n: u32| {
+            let env = Env([n, 0, 0, 0, 0, 0, 0, 0]);
+            run_all(&spec, &bound, &env, &teams(), &args)
+        };
+        let each = spaces[2][1..].iter().product::<usize>();
+        for ((isa, all), (_, one)) in of(7).into_iter().zip(of(3)) {
+            assert!(all[2][..3 * each] == one[2][..3 * each], "{isa} {kind:?}");
+        }
+    }
+}
