@@ -41,7 +41,8 @@ pub use plan::{
 pub use program::Program;
 pub use program::shapes::PlanCounts;
 pub use session::{
-    AnyProgram, DebugValue, KernelTime, LayerSummary, Roofline, RunStats, Session, Summary,
+    AnyProgram, DebugValue, KernelFamily, KernelTime, LayerSummary, Roofline, RunStats, Session,
+    Summary,
 };
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};

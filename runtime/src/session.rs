@@ -58,7 +58,7 @@ use steps::Ticket;
 pub use crate::backend::Roofline;
 pub use any::AnyProgram;
 pub use debug::DebugValue;
-pub use measure::KernelTime;
+pub use measure::{KernelFamily, KernelTime};
 pub(crate) use memory::Memory;
 pub(crate) use steps::{Buffers, Run};
 pub use summary::{LayerSummary, Summary};

@@ -13,8 +13,10 @@ use slabwise_models::{Model, OptimizerKind, noise};
 use crate::arguments::Rounding;
 use crate::output::{Times, line, pairs};
 use crate::plan::of_batch;
+use kernels::Kernels;
 
 mod compile;
+mod kernels;
 
 /// The time for which steps are repeated unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,7 +26,8 @@ const LEAST_STEPS: usize = 10;
 #[derive(clap::Args)]
 pub struct Args {
     /// A built-in model, such as cnn or lstm:length=320,layers=2 (`slabwise plan --help` lists
-    /// them), gemm, chain or compile
+    /// them), gemm, chain, compile, or peak (the arithmetic and the memory of this machine, with
+    /// one thread and with all)
     what: Subject,
     /// compile: the models whose compilation is timed stage by stage, such as lstm:length=80
     /// lstm:length=160
@@ -64,7 +67,10 @@ pub struct Args {
     #[arg(long)]
     grad: bool,
     /// Models: also show each kernel, in execution order: its fastest time, its arithmetic
-    /// operations and bytes, and on a CUDA device the ratio to the least time possible there
+    /// operations and bytes, the rates it reaches, and its floor: the least time that these
+    /// operations and bytes take on this machine, as measured (on a CUDA device by its attributes);
+    /// at the end the time lost above the floors by products, convolutions, other kernels, and
+    /// between kernels
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text
@@ -79,6 +85,7 @@ enum Subject {
     Gemm,
     Chain,
     Compile,
+    Peak,
 }
 
 impl FromStr for Subject {
@@ -89,10 +96,11 @@ impl FromStr for Subject {
             "gemm" => Ok(Subject::Gemm),
             "chain" => Ok(Subject::Chain),
             "compile" => Ok(Subject::Compile),
+            "peak" => Ok(Subject::Peak),
             _ if name.contains(':') => Model::parse(name).map(Subject::Model),
             _ => Model::parse(name)
                 .map(Subject::Model)
-                .map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile"))),
+                .map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile, peak"))),
         }
     }
 }
@@ -102,14 +110,19 @@ pub fn run(args: &Args) -> Result<()> {
         let usage = "models follow `bench compile`, at least one, and nothing else, as in `bench compile lstm gpt`\n";
         clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, usage).exit();
     }
+    let mut kernels = None;
     let report = match args.what {
         Subject::Compile => return compile::run(args),
-        Subject::Model(model) => bench_model(model, args)?,
+        Subject::Model(model) => bench_model(model, args, &mut kernels)?,
         Subject::Gemm => bench_gemm(args)?,
         Subject::Chain => bench_chain(args)?,
+        Subject::Peak => return kernels::peak(args),
     };
     if args.json {
         return line(report);
+    }
+    if let Some(times) = kernels {
+        line(times.table())?;
     }
     let fields: Vec<(&String, String)> = report
         .as_object()
@@ -176,7 +189,7 @@ fn repeat(
 }
 
 /// A training step: inputs copied from the host, the loss read.
-fn bench_model(model: Model, args: &Args) -> Result<Value> {
+fn bench_model(model: Model, args: &Args, kernels: &mut Option<Kernels>) -> Result<Value> {
     let params = Params::seeded(0);
     let network = args.rounding.build(model, &params);
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
@@ -188,11 +201,13 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;
-    let kernels = if args.kernels {
-        Some(session.profile(&program, (&images, &labels), 20)?)
-    } else {
-        None
-    };
+    if args.kernels {
+        *kernels = Some(Kernels {
+            times: session.profile(&program, (&images, &labels), 20)?,
+            roofline: session.roofline(),
+            step_seconds: steps.times.min() / 1e3,
+        });
+    }
     let plan = program.plan();
     let mut report = json!({
         "model": model.name(),
@@ -215,18 +230,10 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),
     });
-    if let Some(kernels) = kernels {
-        let list = kernels.iter().map(|kernel| {
-            let mut one = json!({ "name": kernel.name, "us": kernel.seconds * 1e6, "flops": kernel.flops, "bytes": kernel.bytes });
-            if let Some(least) = kernel.least_seconds {
-                one["roofline_pct"] = json!(100.0 * least / kernel.seconds);
-            }
-            one
-        });
-        report["kernels"] = Value::Array(list.collect());
-        if let Some(roofline) = session.roofline() {
-            report["roofline"] = json!(roofline.source);
-        }
+    if let Some(kernels) = kernels
+        && args.json
+    {
+        kernels.add_to(&mut report);
     }
     Ok(report)
 }

@@ -430,9 +430,9 @@ pub trait Backend: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// The limits of the device's speed, where they are known.
-    fn roofline(&self, tf32: bool) -> Option<Roofline> {
-        let _ = tf32;
+    /// The limits of the device's speed, where they are known; on the CPU those of the team.
+    fn roofline(&self, tf32: bool, team: &Team) -> Option<Roofline> {
+        let _ = (tf32, team);
         None
     }
 

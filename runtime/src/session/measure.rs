@@ -15,11 +15,24 @@ use crate::feed::Feed;
 use crate::passes::{moved, operations};
 use crate::program::{Compiled, Program, Step};
 
+/// The kind of work that bounds a kernel's speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelFamily {
+    /// A matrix product, or a loop with products in it.
+    Product,
+    /// A convolution or one of its gradients.
+    Convolution,
+    /// All others, which mostly move bytes.
+    Other,
+}
+
 /// The time and the work of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
     /// The kernel's name in the plan: its layer and its operations.
     pub name: String,
+    /// The kind of its work.
+    pub family: KernelFamily,
     /// The line of the user's code that it computes.
     pub location: &'static Location<'static>,
     /// Seconds, the least of all runs. On a CUDA device they are of its own clock, between events
@@ -32,7 +45,7 @@ pub struct KernelTime {
     /// Bytes of operands and results, each moved once.
     pub bytes: u64,
     /// The least seconds that the device could take by its [roofline](Session::roofline), where
-    /// it is known.
+    /// it is known. Operands that are still in a cache can take less.
     pub least_seconds: Option<f64>,
 }
 
@@ -202,6 +215,11 @@ impl Session {
             let spec = step.kernel().map(Kernel::spec);
             let [product, code] = spec.map_or([0; 2], |spec| operations(spec, &sizes));
             let bytes = spec.map_or(0, |spec| moved(spec, &sizes));
+            let family = match spec.map(|spec| &spec.body) {
+                Some(Body::Conv2d(_)) => KernelFamily::Convolution,
+                _ if product > 0 => KernelFamily::Product,
+                _ => KernelFamily::Other,
+            };
             let half = spec.is_some_and(multiplies_halves);
             let least_seconds = roofline
                 .as_ref()
@@ -213,6 +231,7 @@ impl Session {
             );
             KernelTime {
                 name,
+                family,
                 location,
                 seconds,
                 flops,
@@ -223,10 +242,12 @@ impl Session {
         Ok(inner.steps.iter().zip(fastest).map(time).collect())
     }
 
-    /// The limits of the device's speed, by its attributes; `None` for the CPU, and where the
-    /// driver does not tell them.
+    /// The limits of the device's speed: by a device's attributes, and `None` where the driver does
+    /// not tell them; on the CPU measured with the session's threads by the first call, which takes
+    /// some tenths of a second.
     pub fn roofline(&self) -> Option<Roofline> {
-        self.memory.backend.roofline(self.options.tf32)
+        let team = &self.execution.team;
+        self.memory.backend.roofline(self.options.tf32, team)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and

@@ -500,6 +500,55 @@ fn bench_times_steps() {
 }
 
 #[test]
+fn bench_compares_kernels_with_the_machine() {
+    let report = json("bench cnn --batch 2 --steps 3 --threads 1 --kernels");
+    let kernels = report["kernels"].as_array().unwrap();
+    let of = |kernel: &Value, key: &str| kernel[key].as_f64().unwrap();
+    for kernel in kernels {
+        let us = of(kernel, "us");
+        assert!(us > 0.0 && of(kernel, "floor_us") >= 0.0, "{kernel}");
+        let rates = [("gflops", "flops"), ("gbytes", "bytes")];
+        for (rate, work) in rates {
+            let exact = of(kernel, work) / us / 1e3;
+            assert!((of(kernel, rate) - exact).abs() <= 1e-9 * exact, "{kernel}");
+        }
+    }
+    let families: BTreeSet<&str> = kernels
+        .iter()
+        .filter_map(|k| k["family"].as_str())
+        .collect();
+    assert_eq!(
+        families,
+        BTreeSet::from(["convolution", "other", "product"])
+    );
+    // Every kernel is in one family, and a kernel loses the time above its floor.
+    let losses = report["losses"].as_array().unwrap();
+    let names = losses.iter().filter_map(|loss| loss["of"].as_str());
+    let expected = [
+        "products",
+        "convolutions",
+        "memory-bound kernels",
+        "between kernels",
+    ];
+    assert_eq!(names.collect::<Vec<_>>(), expected);
+    let sum = |rows: &[Value], key: &str| rows.iter().map(|row| of(row, key)).sum::<f64>();
+    let all = sum(kernels, "us");
+    assert!((sum(&losses[..3], "us") - all).abs() <= 1e-6 * all);
+    let lost = kernels
+        .iter()
+        .map(|k| (of(k, "us") - of(k, "floor_us")).max(0.0));
+    assert!((sum(&losses[..3], "lost_us") - lost.sum::<f64>()).abs() <= 1e-6 * all);
+
+    let table = text("bench mlp --batch 2 --steps 3 --threads 1 --kernels");
+    assert!(table.contains("lost above the floors") && table.contains("measured with 1 threads"));
+    let peak = json("bench peak --threads 2");
+    let threads = [&peak[0]["threads"], &peak[1]["threads"]];
+    assert_eq!(threads.map(|t| t.as_u64().unwrap()), [1, 2]);
+    assert!(of(&peak[0], "gflops") > 0.1 && of(&peak[0], "gbytes") > 0.1);
+    assert!(text("bench peak --threads 1").contains("gflops"));
+}
+
+#[test]
 fn bench_compile_times_each_stage() {
     let report = json("bench compile lstm:length=3,hidden=8 --batch 2");
     assert_keys(&report, "all_s batch kernels model nodes stages");

@@ -1,15 +1,17 @@
 //! The CPU as a back end. Its memory is the host's, kernels have run when their launch returns, and
 //! a thread makes the copies that overlap with kernels.
 
+use std::sync::{Mutex, PoisonError};
+
 use slabwise_kernels::collective::{Exchange, Transport, TransportError};
 use slabwise_kernels::copies::Ticket;
-use slabwise_kernels::cpu::{self, Config, Fault, SpecError};
+use slabwise_kernels::cpu::{self, Config, Fault, Isa, Peak, SpecError, Team};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::{Env, Symbol};
 use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
-use super::{Backend, Call, Capabilities, Kernel, Slot, SlotWriter, refused, scratch};
+use super::{Backend, Call, Capabilities, Kernel, Roofline, Slot, SlotWriter, refused, scratch};
 use crate::error::{Error, Result};
 use crate::memory::{Source, available};
 
@@ -60,6 +62,8 @@ impl Target {
 /// The CPU in use by a session.
 pub(super) struct Cpu {
     memory: Memory,
+    /// The speed of the last team that was measured.
+    peak: Mutex<Option<Peak>>,
     /// The loss of a rank, after which a thread of the transport may still access the memory.
     lost: Option<String>,
 }
@@ -68,6 +72,7 @@ impl Cpu {
     pub fn new() -> Cpu {
         Cpu {
             memory: Memory::new(),
+            peak: Mutex::new(None),
             lost: None,
         }
     }
@@ -219,6 +224,26 @@ impl Backend for Cpu {
                 slice,
             ),
             None => kernel.run(memory, call.arguments, workspace, call.sizes, call.team),
+        })
+    }
+
+    fn roofline(&self, _tf32: bool, team: &Team) -> Option<Roofline> {
+        let mut known = self.peak.lock().unwrap_or_else(PoisonError::into_inner);
+        let peak = match *known {
+            Some(peak) if peak.threads == team.threads() => peak,
+            _ => *known.insert(Peak::measure(Isa::detect(), team)),
+        };
+        Some(Roofline {
+            // Halves are computed as f32, and other code is not made of multiply-adds.
+            flops: [peak.flops, peak.flops, peak.flops / 2.0],
+            bytes: peak.read.max(peak.copy),
+            source: format!(
+                "measured with {} threads: {:.1} GFLOP/s, {:.1} GB/s read, {:.1} GB/s copied",
+                peak.threads,
+                peak.flops / 1e9,
+                peak.read / 1e9,
+                peak.copy / 1e9
+            ),
         })
     }
 

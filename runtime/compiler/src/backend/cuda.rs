@@ -17,7 +17,7 @@ use slabwise_cuda::driver::{self, DriverError};
 use slabwise_cuda::{Device, Launch, Limits, Overlap, Picks, Tuner};
 use slabwise_kernels::collective::Transport;
 use slabwise_kernels::copies::Ticket;
-use slabwise_kernels::cpu::{Config, Fault};
+use slabwise_kernels::cpu::{Config, Fault, Team};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::Spec;
@@ -437,7 +437,7 @@ impl Backend for Gpu {
         self.device.marks().map_err(|e| self.error(e))
     }
 
-    fn roofline(&self, tf32: bool) -> Option<Roofline> {
+    fn roofline(&self, tf32: bool, _team: &Team) -> Option<Roofline> {
         let rates = driver::rates(self.ordinal).ok()??;
         let product = if tf32 { rates.tf32 } else { rates.f32 };
         Some(Roofline {
