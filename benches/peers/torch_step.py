@@ -2,6 +2,7 @@
 
 Prints a line of JSON with the median milliseconds and the peak of reserved bytes.
 
+torch_step.py cpu eager|channels-last MODEL BATCH SECONDS THREADS
 torch_step.py step eager|compile|reduce-overhead|graph MODEL BATCH f32|tf32|bf16
 torch_step.py product N f32|tf32|bf16
 torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
@@ -15,6 +16,7 @@ slabwise's built-in models. bf16 is autocast over weights in f32.
 import contextlib
 import json
 import os
+import resource
 import statistics
 import sys
 import time
@@ -216,6 +218,44 @@ def step(mode, name, batch, precision):
     report(**measure(replay))
 
 
+def on_cpu(layout, name, batch, seconds, threads):
+    """A training step on the CPU: inputs from the host, the loss read."""
+    torch.set_num_threads(threads)
+    make, example, classes, kind = MODELS[name]
+    model = make().train()
+    form = torch.channels_last if layout == "channels-last" else torch.contiguous_format
+    optimizer = {
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True),
+        "adam": lambda: torch.optim.Adam(model.parameters(), lr=1e-3, fused=True),
+        "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True),
+    }[kind]()
+    if name == "gpt":
+        inputs = torch.randint(0, classes, (batch, *example))
+        labels = torch.randint(0, classes, (batch, *example))
+    else:
+        inputs, labels = torch.rand(batch, *example), torch.randint(0, classes, (batch,))
+    if inputs.dim() == 4:
+        model, inputs = model.to(memory_format=form), inputs.to(memory_format=form)
+
+    def run():
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(WARM_UP_LEAST):
+        run()
+    times, began = [], time.perf_counter()
+    while time.perf_counter() - began < seconds or len(times) < SAMPLES_LEAST:
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    end(ms=statistics.median(times), ms_min=min(times), samples=len(times), rss_peak_bytes=resident,
+        peer_versions=dict(torch=torch.__version__))
+
+
 def product(n, precision):
     set_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -261,6 +301,9 @@ def copy():
 def main(words):
     if words[0] == "count":
         end(weights=sum(p.numel() for p in MODELS[words[1]][0]().parameters()))
+    if words[0] == "cpu":
+        torch.manual_seed(0)
+        on_cpu(words[1], words[2], int(words[3]), float(words[4]), int(words[5]))
     if not torch.cuda.is_available():
         end(skipped="torch sees no GPU")
     torch.manual_seed(0)
