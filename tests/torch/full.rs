@@ -8,7 +8,7 @@ use slabwise::prelude::*;
 use slabwise::weights::File;
 use slabwise_models::{Examples, Model};
 
-use crate::{Case, STEPS, gradients, input, loss, path};
+use crate::{Case, STEPS, exact, gradients, input, loss, path};
 
 /// Numbers in 0..1 on a grid of 2⁻²⁴, from the mixing of MurmurHash3.
 pub(super) fn noise(shape: &[usize], seed: usize) -> ArrayD<f32> {
@@ -87,7 +87,8 @@ fn check(name: &'static str, n: usize, optimizer: impl Optimizer) {
     let trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
     let mut session = Session::new(Device::Cpu, params)
         .expect("a session")
-        .with_threads(2);
+        .with_threads(2)
+        .with_options(exact());
     let trace = Trace::training();
     let (x, y) = batch(model, n, 0);
     let logits = input(&trace, &x).apply(&network);
@@ -125,7 +126,8 @@ fn check(name: &'static str, n: usize, optimizer: impl Optimizer) {
     let network = model.build(&params);
     let mut session = Session::new(Device::Cpu, params)
         .expect("a session")
-        .with_threads(2);
+        .with_threads(2)
+        .with_options(exact());
     let trace = Trace::training();
     let loss = loss(input(&trace, &x).apply(&network), &y);
     trace.minimize(loss, optimizer);

@@ -11,7 +11,7 @@ use slabwise::weights::File;
 use slabwise_models::{Bert, CACHED, Diffusion, Llama, Sampling, Vae, Vit};
 
 use crate::full::{classes, fill, noise, some};
-use crate::{Case, STEPS, gradients, path};
+use crate::{Case, STEPS, exact, gradients, path};
 
 /// An input of a step.
 enum Fed {
@@ -68,7 +68,8 @@ fn check<M, O: Optimizer>(
         let declared = params.declared();
         let session = Session::new(Device::Cpu, params)
             .expect("a session")
-            .with_threads(2);
+            .with_threads(2)
+            .with_options(exact());
         (session, model, declared)
     };
     let (mut session, model, all) = open();
