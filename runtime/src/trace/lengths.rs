@@ -52,7 +52,7 @@ impl Trace {
     /// # use slabwise::prelude::*;
     /// # let trace = Trace::inference();
     /// let x = trace.input("x", F32, (Dim::bounded("length", 64), 8));
-    /// let mean = x.sum(0) / trace.length(x.dim(0)).cast(F32);
+    /// let mean = x.sum_over(0) / trace.length(x.dim(0)).cast(F32);
     /// # assert_eq!(format!("{mean:?}"), "f32 [8]");
     /// ```
     #[track_caller]
