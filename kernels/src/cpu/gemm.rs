@@ -192,7 +192,8 @@ impl Matmul {
         let (m, n) = if *n == 1 { (1, *m) } else { (*m, *n) };
         // A longer contracted axis makes no fewer splits.
         let k_blocks = body.k.usize_at(bound).div_ceil(KC);
-        let parts = splits(split_blocks(groups, m, n), k_blocks) + usize::from(k_blocks > 1);
+        let open = usize::from(k_blocks > 1);
+        let parts = splits(split_blocks(groups, m, n), k_blocks) * (1 + open);
         Some(MicroBatchLimits {
             unit: 1,
             sums: drive::sums(groups, m, n, parts, self.micro),

@@ -206,7 +206,7 @@ pub(in super::super) struct Carry {
 unsafe impl Sync for Carry {}
 
 /// Elements of the partial sums of a product of `groups` times `rows` by `columns` between slices;
-/// `parts`: its splits, and one more if slices may end inside a k-block that is not the first.
+/// `parts`: its splits, and as many again if slices may end inside a k-block that is not the first.
 pub(in super::super) fn sums(
     groups: usize,
     rows: usize,
@@ -488,12 +488,21 @@ impl<P: Product> Job<'_, P> {
 
     /// The sums of a block over a k-block until they are added to the others; they are among those
     /// that pass between slices if the k-block spans several slices.
-    fn k_block_sums(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
+    fn k_block_sums(
+        &self,
+        cut: &Cut,
+        split: usize,
+        slot: &Slot,
+        through: bool,
+    ) -> (*mut f32, usize) {
+        let splits = self.blocking.splits;
         match self.carry.as_ref().filter(|_| through) {
+            // Each split has its own: a slice may go on with an open k-block of one split while
+            // another worker opens one of the next split.
             Some(carry) => self.kept(
                 carry,
                 cut,
-                self.product.groups() * self.blocking.splits + cut.group,
+                (self.product.groups() + cut.group) * splits + split,
             ),
             None => (slot.k_block, self.stride()),
         }
@@ -556,7 +565,7 @@ impl<P: Product> Job<'_, P> {
                     .is_some_and(|carry| carry.open && k_block + 1 == carry.k_blocks.end);
                 let alone = !first && (begun || open || blocks.len() > 1);
                 let sums = if alone {
-                    self.k_block_sums(&cut, slot, begun || open)
+                    self.k_block_sums(&cut, split, slot, begun || open)
                 } else {
                     total
                 };
