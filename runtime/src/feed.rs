@@ -10,6 +10,7 @@ use std::panic::Location;
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
 use smallvec::SmallVec;
+use zerocopy::IntoBytes;
 
 use crate::buffer::{Buffer, Donated};
 use crate::data::{HostArray, with_array};
@@ -106,31 +107,44 @@ pub trait ToBytes: Copy + fmt::Debug {
     /// Whether that is narrower, so that not every value fits.
     const NARROWED: bool = false;
     /// Whether the value is within the range of the narrower type.
+    #[inline]
     fn fits(&self) -> bool {
         true
     }
     /// Writes the element's native-endian bytes in its type in a program.
     fn put(self, slot: &mut [u8]);
+    /// Writes the bytes of elements in a row, as many as there is room for.
+    fn put_all(values: &[Self], bytes: &mut [u8]) {
+        write(values.iter().copied(), bytes);
+    }
 }
 
 macro_rules! to_bytes {
     ($($t:ty: $stored:ident),*) => {$(
         impl ToBytes for $t {
             const STORED: DType = DType::$stored;
+            #[inline]
             fn put(self, slot: &mut [u8]) {
-                slot.copy_from_slice(&self.to_ne_bytes());
+                slot.copy_from_slice(self.as_bytes());
+            }
+            fn put_all(values: &[Self], bytes: &mut [u8]) {
+                let from = values.as_bytes();
+                let count = from.len().min(bytes.len());
+                bytes[..count].copy_from_slice(&from[..count]);
             }
         }
     )*};
 }
-to_bytes!(f32: F32, i32: I32, u8: U8, half::f16: F16, half::bf16: BF16);
+to_bytes!(f32: F32, i32: I32, u8: U8, bool: Bool, half::f16: F16, half::bf16: BF16);
 
 impl ToBytes for i64 {
     const STORED: DType = DType::I32;
     const NARROWED: bool = true;
+    #[inline]
     fn fits(&self) -> bool {
         i32::try_from(*self).is_ok()
     }
+    #[inline]
     fn put(self, slot: &mut [u8]) {
         (self as i32).put(slot);
     }
@@ -139,18 +153,13 @@ impl ToBytes for i64 {
 impl ToBytes for f64 {
     const STORED: DType = DType::F32;
     const NARROWED: bool = true;
+    #[inline]
     fn fits(&self) -> bool {
         (*self as f32).is_finite() || !self.is_finite()
     }
+    #[inline]
     fn put(self, slot: &mut [u8]) {
         (self as f32).put(slot);
-    }
-}
-
-impl ToBytes for bool {
-    const STORED: DType = DType::Bool;
-    fn put(self, slot: &mut [u8]) {
-        u8::from(self).put(slot);
     }
 }
 
@@ -161,7 +170,7 @@ fn visit_array<T: ToBytes, D: Dimension>(
 ) {
     let lengths = Lengths::from_slice(array.shape());
     let copy = |bytes: &mut [u8]| match array.as_slice() {
-        Some(slice) => write(slice.iter().copied(), bytes),
+        Some(slice) => T::put_all(slice, bytes),
         None => write(array.iter().copied(), bytes),
     };
     visit(Source::Host {
@@ -181,7 +190,7 @@ impl<T: ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
 
 impl<T: ToBytes> Input for [T] {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
-        let copy = |bytes: &mut [u8]| write(self.iter().copied(), bytes);
+        let copy = |bytes: &mut [u8]| T::put_all(self, bytes);
         visit(Source::Host {
             dtype: T::STORED,
             lengths: None,
