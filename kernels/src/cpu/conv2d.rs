@@ -22,7 +22,7 @@ mod winograd;
 mod winograd_weight;
 
 use super::gemm::Limits;
-use super::gemm::drive::Space;
+use super::gemm::drive::{Resources, Space};
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
@@ -168,6 +168,18 @@ struct Call<'a> {
     launch: &'a Launch<'a>,
     sizes: &'a Sizes,
     kernel: &'a Conv2d,
+}
+
+impl Call<'_> {
+    /// The memory and threads of the run.
+    fn resources(&self) -> Resources<'_> {
+        Resources {
+            workspace: self.launch.workspace,
+            space: &self.kernel.space,
+            threads: self.kernel.threads,
+            team: self.launch.team,
+        }
+    }
 }
 
 fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {

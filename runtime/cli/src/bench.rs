@@ -124,6 +124,11 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(times) = kernels {
         line(times.table())?;
     }
+    fields(&report)
+}
+
+/// Prints the fields of a report, one a line.
+fn fields(report: &Value) -> Result<()> {
     let fields: Vec<(&String, String)> = report
         .as_object()
         .into_iter()

@@ -12,9 +12,7 @@ use super::image::Image;
 use super::pieces::pieces;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{
-    Blocking, KBlocks, MicroPanel, Product, Resources, Space, Span, drive,
-};
+use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Space, Span, drive};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack;
 use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
@@ -246,12 +244,7 @@ pub(super) unsafe fn run(call: &Call) {
     if met < PACKED_COLUMNS && product.offsets_fit(blocking.mc) {
         (product.indirect, blocking.resident) = (true, false);
     }
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe { drive(&product, micro, &blocking, &resources) };

@@ -12,7 +12,7 @@ use super::columns::{Columns, columns, is_phased, phases};
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::MicroBatchLimits;
-use crate::cpu::gemm::drive::{Product, Resources, Slot, Space};
+use crate::cpu::gemm::drive::{Product, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
 use crate::cpu::gemm::{ACC, TILE, even, wanted};
@@ -134,12 +134,7 @@ pub(super) unsafe fn run(call: &Call) {
             product.finish(0, wanted, column_block, slot.acc, stride, slot.scratch);
         }
     };
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe { resources.tasks(blocks * column_blocks, false, task) };
@@ -261,12 +256,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
         size,
         code: kernel.code.bind(spec, launch),
     };
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe {

@@ -8,9 +8,7 @@ use super::image::Image;
 use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
-use crate::cpu::gemm::drive::{
-    Blocking, Carry, MicroPanel, Product, Resources, Space, drive_some, sums,
-};
+use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Space, drive_some, sums};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{
     Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
@@ -211,12 +209,7 @@ pub(super) unsafe fn run(call: &Call) {
         sums: part.sums.cast(),
         last: part.last,
     });
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe { drive_some(&product, kernel.micro, &blocking, &resources, carry) };

@@ -19,7 +19,7 @@ use super::image::Image;
 use super::pieces::pieces;
 use super::tile::{Axis, Part, Parts, Shape};
 use super::{Call, Sizes, source, winograd_weight};
-use crate::cpu::gemm::drive::{Resources, Slot, Space, panel_rows};
+use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
 use crate::cpu::gemm::winograd::{Kernels, POINTS, Products, Run, Tiles};
 use crate::cpu::gemm::{Limits, even, wanted};
@@ -161,12 +161,7 @@ pub(super) unsafe fn run(call: &Call) {
     if threads > 1 && blocks.count() < wanted(threads) {
         blocks = parts(even(tiles, tiles.div_ceil(wanted(threads)), width).min(most));
     }
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     let product = Winograd {
         call,
         axes,

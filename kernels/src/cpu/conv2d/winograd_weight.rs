@@ -15,7 +15,7 @@ use super::tile::{Axis, Part, Parts, Shape, Source};
 use super::winograd::{RESULTS, axes, point};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
-use crate::cpu::gemm::drive::{Resources, Slot, Space, panel_rows};
+use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
 use crate::cpu::gemm::pack;
 use crate::cpu::gemm::winograd::{Gradients, POINTS, Sums, Tiles};
@@ -167,12 +167,7 @@ pub(super) unsafe fn run(call: &Call) {
         kernel,
     } = *call;
     let (micro, parts, axes) = (kernel.micro, parts(sizes), axes(sizes));
-    let resources = Resources {
-        workspace: launch.workspace,
-        space: &kernel.space,
-        threads: kernel.threads,
-        team: launch.team,
-    };
+    let resources = call.resources();
     let before = |examples: usize| parts.before(examples * call.per_example());
     let product = WeightGrad {
         call,

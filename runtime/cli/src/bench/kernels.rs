@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use slabwise::{KernelFamily, KernelTime, Params, Result, Roofline, Session};
 use slabwise_planner::shortened;
 
-use super::{Args, pairs, show};
+use super::{Args, fields};
 use crate::output::{line, table};
 
 /// Most characters of a kernel's name in the table.
@@ -177,13 +177,7 @@ pub(super) fn peak(args: &Args) -> Result<()> {
         return line(Value::Array(reports));
     }
     for report in &reports {
-        let fields: Vec<(&String, String)> = report
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(name, value)| (name, show(name, value)))
-            .collect();
-        pairs(&fields)?;
+        fields(report)?;
     }
     Ok(())
 }
