@@ -2,6 +2,7 @@
 
 mod graphs;
 mod launch;
+mod onnx;
 mod pack;
 mod replay;
 mod settings;

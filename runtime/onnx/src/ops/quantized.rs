@@ -202,7 +202,9 @@ fn quantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
 fn dynamic<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let (low, high) = (x.min().minimum(0.0), x.max().maximum(0.0));
-    let scale = (high - low) / 255.0;
+    // Zeros alone have no range: onnxruntime scales them by 1.
+    let width = high - low;
+    let scale = width.gt(0.0).select(width / 255.0, 1.0);
     let zero = (0.0 - low / scale).clamp(0.0, 255.0).round();
     let y = saturated((x / scale).round() + zero, Element::U8)?;
     Ok(vec![

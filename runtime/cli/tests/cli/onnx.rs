@@ -1,0 +1,148 @@
+//! ONNX files of open lengths: planned for a bound, run, and compared with recorded results.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::{failure, json, text};
+
+/// A field of a protobuf message: of bytes, or of a number.
+fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(content.len()).expect("a short field");
+    assert!(length < 128, "a length of one byte");
+    [&[number << 3 | 2, length], content].concat()
+}
+
+fn varint(number: u8, value: u8) -> Vec<u8> {
+    assert!(value < 128, "a number of one byte");
+    vec![number << 3, value]
+}
+
+/// The declaration of an f32 tensor `[N, 3]`.
+fn declaration(name: &str) -> Vec<u8> {
+    let lengths = [bytes(1, &bytes(2, b"N")), bytes(1, &varint(1, 3))];
+    let tensor = [varint(1, 1), bytes(2, &lengths.concat())].concat();
+    [bytes(1, name.as_bytes()), bytes(2, &bytes(1, &tensor))].concat()
+}
+
+/// The array `[rows, 3]` of these numbers.
+fn array(name: &str, rows: u8, values: impl Iterator<Item = f32>) -> Vec<u8> {
+    let raw: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let fields = [
+        varint(1, rows),
+        varint(1, 3),
+        varint(2, 1),
+        bytes(8, name.as_bytes()),
+        bytes(9, &raw),
+    ];
+    fields.concat()
+}
+
+/// The model y = x + x of `[N, 3]`, and inputs and results of 5 rows.
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new() -> Files {
+        let folder = tempfile::tempdir().expect("a folder");
+        let node = [
+            bytes(1, b"x"),
+            bytes(1, b"x"),
+            bytes(2, b"y"),
+            bytes(4, b"Add"),
+        ];
+        let graph = [
+            bytes(1, &node.concat()),
+            bytes(2, b"doubled"),
+            bytes(11, &declaration("x")),
+            bytes(12, &declaration("y")),
+        ];
+        let model = [
+            varint(1, 8),
+            bytes(7, &graph.concat()),
+            bytes(8, &varint(2, 17)),
+        ];
+        fs::write(folder.path().join("model.onnx"), model.concat()).expect("written");
+        let files = Files { folder };
+        files.set("good", |x| 2.0 * x);
+        files.set("bad", |x| if x == 7.0 { 14.5 } else { 2.0 * x });
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn set(&self, name: &str, result: impl Fn(f32) -> f32) {
+        let folder = self.path(name);
+        fs::create_dir(&folder).expect("made");
+        let numbers = || (0..15u8).map(f32::from);
+        let write = |file: &str, content: Vec<u8>| {
+            fs::write(folder.join(file), content).expect("written");
+        };
+        write("input_0.pb", array("x", 5, numbers()));
+        write("output_0.pb", array("y", 5, numbers().map(result)));
+    }
+
+    /// A command about the model.
+    fn command(&self, verb: &str, rest: &str) -> String {
+        format!("{verb} {} {rest}", self.path("model.onnx").display())
+    }
+
+    fn check(&self, set: &str, dims: &str) -> String {
+        let set = format!("--check {} {dims}", self.path(set).display());
+        self.command("run", &set)
+    }
+}
+
+fn contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+}
+
+#[test]
+fn open_lengths_are_planned_for_a_bound() {
+    let files = Files::new();
+    let open = failure(&files.command("plan", ""), 1);
+    contains(&open, &["N", "--dim N=1"]);
+    let planned = |dims: &str| {
+        let plan = json(&files.command("plan", dims));
+        plan["slab_bytes"].as_u64().expect("a number")
+    };
+    assert_eq!(planned("--dim N=..100"), planned("--dim N=100"));
+    assert!(planned("--dim N=..100") > planned("--dim N=..10"));
+    let other = failure(&files.command("plan", "--dim M=..8"), 1);
+    contains(&other, &["M=..8", "no dimension of that name", "N"]);
+    failure(&files.command("plan", "--dim N"), 2);
+}
+
+#[test]
+fn recorded_results_are_compared_at_their_lengths() {
+    let files = Files::new();
+    for dims in ["", "--dim N=5", "--dim N=..5", "--dim N=..8"] {
+        contains(&text(&files.check("good", dims)), &["all outputs match"]);
+    }
+    let differs = crate::slabwise(&files.check("bad", "--dim N=..8"));
+    assert_eq!(differs.status.code(), Some(1));
+    let said = [differs.stdout, differs.stderr].concat();
+    contains(&String::from_utf8_lossy(&said), &["y", "14.5", "14"]);
+    let longer = failure(&files.check("good", "--dim N=..3"), 1);
+    contains(&longer, &["[5, 3]", "bound 3"]);
+    let fixed = failure(&files.check("good", "--dim N=4"), 1);
+    contains(&fixed, &["[5, 3]", "[4, 3]"]);
+}
+
+#[test]
+fn outputs_are_written_as_arrays() {
+    let files = Files::new();
+    let out = files.path("out");
+    let options = format!("--dim N=..6 --random-inputs 1 -o {}", out.display());
+    let report = json(&files.command("run", &options));
+    assert_eq!(report["outputs"][0]["shape"], serde_json::json!([6, 3]));
+    assert_eq!(report["peak_bytes"], report["slab_bytes"]);
+    let array = fs::read(Path::new(&out).join("y.npy")).expect("written");
+    assert!(array.starts_with(b"\x93NUMPY") && array.len() >= 6 * 3 * 4);
+}
