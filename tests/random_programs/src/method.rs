@@ -1,11 +1,12 @@
 //! Methods with options: attention, convolutions, poolings, resampling, losses, random numbers of a
 //! key, arrangements. Each as data, as a call, as the text of one; `method_rules` has their shapes.
 
+use slabwise::tensor::Ctc;
 use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
     PoolOptions, Reduction, Sampling,
 };
-use slabwise::{Dim, Mask, Running, Tensor, Tiles, Trace};
+use slabwise::{Dim, Mask, Running, Scan, Tensor, Tiles, Trace};
 
 use crate::axis::Axis;
 
@@ -61,6 +62,18 @@ pub enum Method {
     LinearRecurrence {
         axis: usize,
         by: [bool; 2],
+    },
+    /// A loop over the first axis of an operand, whose carry begins as the other operand: its last
+    /// carry, or the results of all steps.
+    Scan {
+        reverse: bool,
+        checkpoint_every: Option<usize>,
+        last: bool,
+    },
+    /// Of logarithms of probabilities and labels.
+    Ctc {
+        blank: i32,
+        reduction: Reduction,
     },
 }
 
@@ -211,6 +224,36 @@ impl Method {
             }
             (&Method::LinearRecurrence { axis, by }, [x, factors]) => {
                 x.linear_recurrence(*factors, axis, running(by))
+            }
+            (
+                &Method::Scan {
+                    reverse,
+                    checkpoint_every,
+                    last,
+                },
+                [x, first],
+            ) => {
+                let mut options = Scan::default();
+                if reverse {
+                    options = options.reverse();
+                }
+                if let Some(steps) = checkpoint_every {
+                    options = options.checkpoint_every(steps);
+                }
+                let ([carry], [results]) = trace.scan_with(options, [*first], [*x], |[c], [x]| {
+                    let c = (c * 0.5 + x).tanh();
+                    ([c], [c * x])
+                });
+                if last { carry } else { results }
+            }
+            (&Method::Ctc { blank, reduction }, [x, labels]) => {
+                let options = Ctc {
+                    blank,
+                    reduction,
+                    zero_infinity: true,
+                    ..Ctc::default()
+                };
+                x.ctc(*labels, options)
             }
             (other, _) => unreachable!("{other:?} with {} operands", args.len()),
         }
@@ -381,6 +424,28 @@ impl Method {
                 by: [exclusive, reverse],
             } => format!(
                 "{x}.linear_recurrence({y}, {axis}, slabwise::Running {{ exclusive: {exclusive}, reverse: {reverse} }})"
+            ),
+            Method::Scan {
+                reverse,
+                checkpoint_every,
+                last,
+            } => {
+                let mut options = "slabwise::Scan::default()".to_string();
+                if *reverse {
+                    options += ".reverse()";
+                }
+                if let Some(steps) = checkpoint_every {
+                    options += &format!(".checkpoint_every({steps})");
+                }
+                let result = if *last { "carry" } else { "results" };
+                format!(
+                    "{{ let ([carry], [results]) = trace.scan_with({options}, [{y}], [{x}], |[c], [x]| {{ \
+                     let c = (c * 0.5 + x).tanh(); ([c], [c * x]) }}); {result} }}"
+                )
+            }
+            Method::Ctc { blank, reduction } => format!(
+                "{x}.ctc({y}, slabwise::tensor::Ctc {{ blank: {blank}, reduction: Reduction::{reduction:?}, \
+                 zero_infinity: true, ..Default::default() }})"
             ),
         }
     }

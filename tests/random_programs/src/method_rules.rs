@@ -143,6 +143,44 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
                     .exact(exact)
             })
         }
+        (
+            Method::Scan {
+                checkpoint_every,
+                last,
+                ..
+            },
+            [x, first],
+        ) => {
+            let (steps, rest) = x.dims.split_first()?;
+            let fixed = steps.as_fixed().is_some_and(|n| n > 0) && *checkpoint_every != Some(0);
+            let found = rest.iter().any(|d| d.is_data_dependent());
+            let floats = x.dtype == DType::F32 && first.dtype == DType::F32;
+            (fixed && !found && floats && first.dims == rest).then_some(())?;
+            Some(match last {
+                true => Fact::new(DType::F32, rest.to_vec()).within(-1.0, 1.0),
+                false => like(x, x.bound()),
+            })
+        }
+        (&Method::Ctc { blank, reduction }, [x, labels]) => {
+            let [time, n, classes] = x.dims[..] else {
+                return None;
+            };
+            let time = time.as_fixed().filter(|&n| n > 0)? as f64;
+            let &[of, count] = &labels.dims[..] else {
+                return None;
+            };
+            let count = count.as_fixed().filter(|&n| n > 0)?;
+            let types = x.dtype == DType::F32 && labels.dtype == DType::I32 && labels.exact;
+            let within = labels.low >= 0.0 && labels.high < f64::from(blank);
+            let known = blank >= 0 && classes.least() > blank as usize;
+            (types && within && known && of == n && n.least() > 0).then_some(())?;
+            (reduction != Reduction::BatchMean).then_some(())?;
+            // There are at most so many alignments, each with one logarithm for each step.
+            let states = (2 * count + 1) as f64;
+            let bound = time * (x.bound() + 2.0) + states.ln();
+            let fact = Fact::new(DType::F32, vec![n]).within(-bound, bound);
+            reduced(fact, reduction, scope)
+        }
         _ => None,
     }
 }

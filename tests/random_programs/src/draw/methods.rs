@@ -228,6 +228,8 @@ impl Maker<'_> {
             Interpolate::Linear { align_corners },
             Interpolate::Linear { align_corners },
             Interpolate::Cubic { align_corners },
+            Interpolate::AntialiasedLinear,
+            Interpolate::AntialiasedCubic,
         ]);
         let size = (0..axes).map(|_| 1 + self.rng.below(8)).collect();
         self.call(Method::Interpolate(how, size), &[x])
@@ -302,6 +304,44 @@ impl Maker<'_> {
             _ => {}
         }
         self.call(Method::Loss(loss, reduction), &[x, y])
+    }
+
+    /// A loop over the first axis of a value.
+    pub(super) fn scan(&mut self) -> Option<usize> {
+        let steps = |f: &Fact| f.dims.first().and_then(|n| n.as_fixed()).unwrap_or(0);
+        let x = self.find(|f| single(f) && steps(f) > 0)?;
+        let dims = self.fact(x).dims[1..].to_vec();
+        let first = self.of_shape(&dims)?;
+        let method = Method::Scan {
+            reverse: self.rng.one_in(2),
+            checkpoint_every: self.rng.one_in(3).then(|| 1 + self.rng.below(3)),
+            last: self.rng.one_in(3),
+        };
+        self.call(method, &[x, first])
+    }
+
+    pub(super) fn ctc(&mut self) -> Option<usize> {
+        let known = |d: &Len| d.as_fixed().is_some_and(|n| n > 0);
+        let fits = |f: &Fact| {
+            single(f) && f.rank() == 3 && known(&f.dims[0]) && f.dims[1..].iter().all(known)
+        };
+        let x = match self.find(|f| fits(f) && f.dims[2].least() > 1) {
+            Some(x) => x,
+            None => {
+                let lengths = [self.rng.pick(&[1, 2, 5]), self.rng.pick(&[1, 2]), 3];
+                self.input(DType::F32, lengths.map(Axis::Fixed).to_vec())?
+            }
+        };
+        let [n, classes] = [1, 2].map(|i| self.fact(x).dims[i]);
+        let blank = classes.least() - 1;
+        let count = Len::fixed(1 + self.rng.below(2));
+        let labels = self.index(&[n, count], blank)?;
+        let labels = self.push(Op::Cast(DType::I32), &[labels])?;
+        let reduction = self
+            .rng
+            .pick(&[Reduction::None, Reduction::Mean, Reduction::Sum]);
+        let blank = blank as i32;
+        self.call(Method::Ctc { blank, reduction }, &[x, labels])
     }
 
     pub(super) fn keyed(&mut self) -> Option<usize> {

@@ -59,6 +59,8 @@ steps! {
     6 resample,
     3 norm_with,
     5 loss_with,
+    5 scan,
+    3 ctc,
     2 keyed,
     5 arrange,
 }
