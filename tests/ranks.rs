@@ -460,7 +460,7 @@ fn an_error_of_one_rank_in_a_compilation_is_told_to_all() {
             // The next program is compiled, and runs.
             if mistaken {
                 let step = compile(4)?;
-                session.run(&step, &Array2::<f32>::ones((2, 4)))?;
+                session.run(&step, Array2::<f32>::ones((2, 4)))?;
             }
             Ok::<_, Error>(error.to_string())
         });
