@@ -248,9 +248,10 @@ impl Session {
         outputs: &[Tensor<'_>],
     ) -> Result<Program<N>> {
         let exchanges = trace.is_training() || trace.with_graph(Graph::has_collectives);
+        // Outside of the closure, whose line mistakes would name.
+        let graph = self.finished(trace, outputs);
         let mut program = self.compile_with_ranks(trace.name(), exchanges, |session| {
-            let graph = session.finished(trace, outputs)?;
-            session.compile_outputs(trace.name(), &graph)
+            session.compile_outputs(trace.name(), &graph?)
         })?;
         program.debugged = trace.debugged();
         Ok(program)
