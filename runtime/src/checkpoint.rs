@@ -47,12 +47,17 @@ impl Session {
         let mut wholes: Vec<Option<Vec<u8>>> = Vec::new();
         for (at, v) in variables().enumerate() {
             let part = || {
-                let whole = whole_dims(v).iter().product::<u64>() as usize * v.info.dtype.bytes();
-                bytes(at, v).get(..whole / self.world.ranks())
+                let own = bytes_of(&fixed(&v.info.dims), v);
+                bytes(at, v).get(..own)
             };
             let whole = v.info.whole.as_ref().and_then(|_| part());
             let whole = whole.map(|part| self.world.gather(part)).transpose()?;
-            wholes.push(whole.map(|parts| parts.concat()));
+            wholes.push(whole.map(|parts| {
+                let mut whole = parts.concat();
+                // The rest is padding.
+                whole.truncate(bytes_of(&whole_dims(v), v));
+                whole
+            }));
         }
         if self.world.rank() > 0 {
             return Ok(());
@@ -149,15 +154,16 @@ impl Session {
             if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
                 let own = match variable.info.whole {
                     Some(_) => {
-                        let each = bytes.len() / self.world.ranks();
-                        &bytes[self.world.rank() * each..][..each]
+                        let each = bytes_of(&fixed(&variable.info.dims), variable);
+                        let start = bytes.len().min(self.world.rank() * each);
+                        &bytes[start..bytes.len().min(start + each)]
                     }
                     None => &bytes,
                 };
                 self.memory
                     .backend
                     .map_write(&variable.region, &mut |memory, region| {
-                        memory.bytes_mut(region).copy_from_slice(own)
+                        memory.bytes_mut(region)[..own.len()].copy_from_slice(own)
                     })?;
             }
         }
@@ -172,6 +178,11 @@ impl Session {
 /// The shape of a variable in a file: of one that ranks have parts of, that of the whole.
 fn whole_dims(v: &Variable) -> Vec<u64> {
     fixed(v.info.whole.as_ref().unwrap_or(&v.info.dims))
+}
+
+/// The bytes of elements of a variable's type.
+fn bytes_of(lengths: &[u64], v: &Variable) -> usize {
+    lengths.iter().product::<u64>() as usize * v.info.dtype.bytes()
 }
 
 /// The metadata value that lists the names of the states in a file.

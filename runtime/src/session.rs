@@ -247,8 +247,12 @@ impl Session {
         trace: &Trace,
         outputs: &[Tensor<'_>],
     ) -> Result<Program<N>> {
-        let graph = self.finished(trace, outputs)?;
-        let mut program = self.compile_outputs(trace.name(), &graph)?;
+        let exchanges = trace.is_training() || trace.with_graph(Graph::has_collectives);
+        // Outside of the closure, whose line mistakes would name.
+        let graph = self.finished(trace, outputs);
+        let mut program = self.compile_with_ranks(trace.name(), exchanges, |session| {
+            session.compile_outputs(trace.name(), &graph?)
+        })?;
         program.debugged = trace.debugged();
         Ok(program)
     }
@@ -337,7 +341,9 @@ impl Session {
                 "\"{name}\" has {has}, {expected} are expected"
             )));
         }
-        self.compile_outputs(name, graph)
+        self.compile_with_ranks(name, graph.has_collectives(), |session| {
+            session.compile_outputs(name, graph)
+        })
     }
 
     /// Compiles a graph whose first `N` outputs are those of its user.

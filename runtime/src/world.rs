@@ -43,8 +43,8 @@ pub enum Strategy {
     #[default]
     Replicated,
     /// Every rank holds all weights, and an equal part of the optimizer's state of each weight of
-    /// 64 KiB and more whose number of elements the number of ranks divides (ZeRO stage 1;
-    /// Rajbhandari, Rasley, Ruwase & He 2020). It sends as many bytes as the replicated step, and
+    /// 64 KiB and more (ZeRO stage 1; Rajbhandari, Rasley, Ruwase & He 2020). Where the number of
+    /// ranks does not divide that of the weight's elements, the last parts are padded. It sends as many bytes as the replicated step, and
     /// has the same bits. For [elementwise](crate::optim::Optimizer::is_elementwise) optimizers.
     ShardedState,
 }
@@ -162,8 +162,8 @@ impl World {
         self.grains() / self.ranks()
     }
 
-    /// The rows of a batch of `rows` that belong to this rank: consecutive ones, as many as on the
-    /// other ranks or one more.
+    /// The rows of a batch of `rows` that belong to this rank: those of its grains, which are
+    /// consecutive and of one length, or the first ones of one row more.
     ///
     /// ```
     /// # use slabwise::World;
@@ -172,7 +172,16 @@ impl World {
     /// # Ok::<(), slabwise::Error>(())
     /// ```
     pub fn share(&self, rows: usize) -> Range<usize> {
-        share_of((self.rank(), self.ranks()), rows)
+        share_of(&self.own_grains(), rows)
+    }
+
+    /// The grains of this rank.
+    pub(crate) fn own_grains(&self) -> OwnGrains {
+        OwnGrains {
+            first: self.rank() * self.grains_per_rank(),
+            own: self.grains_per_rank(),
+            all: self.grains(),
+        }
     }
 
     pub(crate) fn transport(&self) -> Option<&dyn Transport> {
@@ -309,13 +318,23 @@ pub(crate) struct Spread {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shard {
     pub ranks: u32,
-    /// The elements of each rank's part.
+    /// The elements of each rank's part; the last ones may be padding behind the weight's end.
     pub elements: i64,
+    /// The elements of the weight.
+    pub whole: i64,
 }
 
-/// The rows of a rank, one of so many.
-pub(crate) fn share_of((rank, ranks): (usize, usize), rows: usize) -> Range<usize> {
-    let (each, more) = (rows / ranks, rows % ranks);
-    let start = |rank: usize| rank * each + rank.min(more);
-    start(rank)..start(rank + 1)
+/// The grains of a step that a rank runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnGrains {
+    pub first: usize,
+    pub own: usize,
+    pub all: usize,
+}
+
+/// The rows of the grains of a rank.
+pub(crate) fn share_of(grains: &OwnGrains, rows: usize) -> Range<usize> {
+    let (each, more) = (rows / grains.all, rows % grains.all);
+    let start = |grain: usize| grain * each + grain.min(more);
+    start(grains.first)..start(grains.first + grains.own)
 }

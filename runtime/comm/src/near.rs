@@ -37,19 +37,21 @@ pub(crate) trait Sight: Send + Sync {
     /// The place of this rank's bytes, as its peers see them. Small bytes may be copied.
     fn place(&self, seq: u64, bytes: (*const u8, usize)) -> Place;
 
-    /// Gives `read` the address of a peer's bytes at a place, of which the first `end` are read. It
-    /// is valid until `read` returns.
+    /// Gives `read` the address of a peer's bytes, which is valid until it returns.
     ///
     /// # Errors
     /// If they cannot be seen, in words.
-    fn with_bytes(
-        &self,
-        rank: usize,
-        seq: u64,
-        place: Place,
-        end: usize,
-        read: &mut dyn FnMut(*const u8),
-    ) -> Result<(), String>;
+    fn with_bytes(&self, bytes: Posted, read: &mut dyn FnMut(*const u8)) -> Result<(), String>;
+}
+
+/// The bytes that a rank has posted for a movement.
+#[derive(Clone, Copy)]
+pub(crate) struct Posted {
+    pub rank: usize,
+    pub seq: u64,
+    pub place: Place,
+    /// The number of bytes from the place on that are read.
+    pub end: usize,
 }
 
 /// The news from which a rank learns that a peer will not come.
@@ -183,9 +185,14 @@ impl<S: Sight> Near<S> {
                 // A peer's source stays unwritten until this rank has said that it has ended.
                 unsafe { copy_chunk(from, job.destination, chunk) };
             };
-            let end = chunk.from + chunk.len;
+            let bytes = Posted {
+                rank: sender,
+                seq,
+                place,
+                end: chunk.from + chunk.len,
+            };
             self.sight
-                .with_bytes(sender, seq, place, end, &mut read)
+                .with_bytes(bytes, &mut read)
                 .map_err(|why| format!("the memory of rank {sender} cannot be seen: {why}"))?;
         }
         Ok(())

@@ -183,6 +183,12 @@ impl Graph {
         }
     }
 
+    /// Whether it exchanges bytes with other ranks.
+    pub fn has_collectives(&self) -> bool {
+        let is_collective = |node: &Node| matches!(node.op, Op::Collective { .. });
+        self.nodes.iter().any(is_collective)
+    }
+
     /// For each node whether its value is requested or excluded from recomputation.
     pub fn pinned(&self) -> Vec<bool> {
         let mut pinned = vec![false; self.nodes.len()];

@@ -141,6 +141,34 @@ pub enum Extent {
     DataDependent(Size),
     /// The number of the rank that runs the program, below this.
     Rank(u32),
+    /// The rows of some parts of a batch.
+    Share(Share),
+}
+
+/// Consecutive parts of a batch that is cut into parts as even as possible, the longer ones first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The number of rows.
+    pub rows: Symbol,
+    /// The number of parts.
+    pub parts: u32,
+    /// The first part.
+    pub from: u32,
+    /// The part after the last one.
+    pub to: u32,
+}
+
+impl Share {
+    /// The number of rows of these parts.
+    pub fn at(self, env: &Env) -> u32 {
+        let rows = env.0[usize::from(self.rows.0)];
+        start_of_part(self.to, self.parts, rows) - start_of_part(self.from, self.parts, rows)
+    }
+}
+
+/// The row at which a part of a batch begins that is cut as in [`Share`].
+pub fn start_of_part(part: u32, parts: u32, rows: u32) -> u32 {
+    part * (rows / parts) + part.min(rows % parts)
 }
 
 /// The symbols of a trace: the name and the known extent of each.
@@ -152,7 +180,7 @@ impl Symbols {
     /// error if the name is already declared otherwise, or there are too many names.
     pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
         let Some(at) = self.0.iter().position(|(n, e)| {
-            *n == name && !matches!(e, Extent::DataDependent(_) | Extent::Rank(_))
+            *n == name && matches!(e, Extent::Bounded(_) | Extent::Unbounded(_))
         }) else {
             return self.add(name, extent);
         };
@@ -196,6 +224,24 @@ impl Symbols {
             || self.add("rank", Extent::Rank(ranks)),
             |at| Ok(Symbol(at as u8)),
         )
+    }
+
+    /// The symbol of a share of a batch, if it has one.
+    pub fn find_share(&self, share: Share) -> Option<Symbol> {
+        let at = self.0.iter().position(|(_, e)| *e == Extent::Share(share));
+        at.map(|at| Symbol(at as u8))
+    }
+
+    /// The symbol of a share of a batch.
+    pub fn share(&mut self, share: Share) -> Result<Symbol, String> {
+        const NAMES: [&str; MAX_SYMBOLS] = [
+            "share1", "share2", "share3", "share4", "share5", "share6", "share7", "share8",
+        ];
+        let number = self.0.len().min(MAX_SYMBOLS - 1);
+        match self.find_share(share) {
+            Some(symbol) => Ok(symbol),
+            None => self.add(NAMES[number], Extent::Share(share)),
+        }
     }
 
     fn add(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
@@ -273,6 +319,15 @@ impl Symbols {
                 format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
             }
             Extent::Rank(ranks) => format!("{name} of {ranks}"),
+            Extent::Share(Share {
+                rows,
+                parts,
+                from,
+                to,
+            }) => format!(
+                "{name} the parts {from} to {to} of {parts} of {}",
+                self.name(rows)
+            ),
         };
         self.iter().map(one).collect::<Vec<_>>().join(", ")
     }
@@ -295,6 +350,7 @@ impl Symbols {
             env.0[at] = match extent {
                 Extent::Bounded(max) | Extent::Unbounded(max) => *max,
                 Extent::Rank(ranks) => ranks.saturating_sub(1),
+                Extent::Share(share) => share.at(&env),
                 // Computed from earlier symbols.
                 Extent::DataDependent(most) => u32::try_from(most.at(&env))
                     .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),

@@ -382,6 +382,13 @@ impl Network {
         trace.input(name, dtype, shape(batch, &self.model.example()))
     }
 
+    /// Declares the examples of a batch and their labels.
+    pub fn inputs<'t>(&self, trace: &'t Trace, batch: Dim) -> (Tensor<'t>, Tensor<'t>) {
+        let labels = shape(batch, &self.model.label());
+        let examples = self.examples(trace, batch);
+        (examples, trace.input("labels", I32, labels))
+    }
+
     /// Traces a training step; gives its loss.
     pub fn step<'t>(&self, trace: &'t Trace, batch: Dim, optimizer: OptimizerKind) -> Tensor<'t> {
         let loss = self.loss(trace, batch);

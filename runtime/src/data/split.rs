@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ndarray::{Array1, Array2, Array4};
 
 use super::{DataError, Prefetched};
-use crate::world::{World, share_of};
+use crate::world::{OwnGrains, World, share_of};
 
 /// Images `[n, channels, height, width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type Batch = (Array4<f32>, Array1<i32>);
@@ -189,7 +189,7 @@ impl Split {
             order,
             batch: batch.max(1),
             left: 0..self.len(),
-            share: (0, 1),
+            share: World::alone().own_grains(),
         }
     }
 }
@@ -203,8 +203,8 @@ pub struct Batches {
     batch: usize,
     /// Positions not yet handed out.
     left: Range<usize>,
-    /// The rank whose part of each batch is assembled, of how many.
-    share: (usize, usize),
+    /// The grains whose part of each batch is assembled.
+    share: OwnGrains,
 }
 
 impl Batches {
@@ -215,7 +215,7 @@ impl Batches {
 
     /// Of the same batches the [rows](World::share) of this rank of a world alone.
     pub fn share(mut self, world: &World) -> Batches {
-        self.share = (world.rank(), world.ranks());
+        self.share = world.own_grains();
         self
     }
 
@@ -237,7 +237,7 @@ impl Batches {
             .left
             .end
             .min(self.left.start.saturating_add(self.batch));
-        let own = share_of(self.share, end - self.left.start);
+        let own = share_of(&self.share, end - self.left.start);
         let positions = self.left.start + own.start..self.left.start + own.end;
         self.left.start = end;
         let image: usize = self.data.shape.iter().product();

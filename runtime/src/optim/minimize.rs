@@ -90,8 +90,8 @@ impl Trace {
                 },
             };
             // Scaled before differentiation, so that the sums are gradients of the mean.
-            let loss = self.on_behalf(at, || match sums.share {
-                Some(share) => loss * share,
+            let loss = self.on_behalf(at, || match &sums.shares {
+                Some(shares) => loss * shares[part],
                 None => loss * (1.0 / parts as f32),
             });
             if loss.is_poisoned() {
@@ -105,7 +105,7 @@ impl Trace {
         let Some(sums) = sums else {
             return self.poisoned();
         };
-        let spreads = sums.share.is_some();
+        let spreads = sums.shares.is_some();
         let (total, gradients) = sums.finish();
         self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
             update_by(&optimizer, self, &learning)

@@ -102,11 +102,28 @@ impl Compiled {
                 Extent::Bounded(max) | Extent::Unbounded(max) => known[i].unwrap_or(max),
                 // Until a kernel has computed it.
                 Extent::DataDependent(_) => 0,
-                Extent::Rank(_) => self.rank,
+                Extent::Rank(_) => self.rank.0,
+                Extent::Share(share) => share.at(&env),
             };
         }
-        self.check_needed(None, &env)?;
+        let checked = self.check_needed(None, &env);
+        checked.map_err(|error| self.without_rows(&env).unwrap_or(error))?;
         Ok(env)
+    }
+
+    /// The error of a rank whose part of the batch is empty.
+    fn without_rows(&self, env: &Env) -> Option<Error> {
+        let (rank, ranks) = self.rank;
+        let first = self.inputs.first()?;
+        let is_empty = ranks > 1 && first.dims.first()?.at(env) == 0;
+        is_empty.then(|| Error::Input {
+            name: first.name.to_string(),
+            message: format!(
+                "rank {rank} of {ranks} has no row of this batch (\"{}\" is 0 long), and the step needs one of each rank; \
+                 leave out batches of fewer than {ranks} rows, or join the last one with the batch before it",
+                first.name
+            ),
+        })
     }
 
     /// The number of examples of a run: the length of its first input, 1 without one.

@@ -1,5 +1,8 @@
 //! Sessions of a world: the ranks agree on a program when it is compiled, and meet in each run.
 //!
+//! The compilation of a program that exchanges bytes meets twice, when the program is known and when
+//! it can run, so that an error of one rank is one of all.
+//!
 //! A run meets once, before its first collective. All checks of data come before that, and no
 //! weight is written before the sums of all ranks are there, so a fault on one rank ends the run on
 //! every rank and changes nothing on any.
@@ -16,7 +19,7 @@ use crate::world::World;
 /// The graph and the kernels of a program, as text.
 type Views = [String; 2];
 
-/// Whether the ranks have met in a run.
+/// Whether the ranks have met in a run, or in the compilation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
     /// Not yet.
@@ -93,12 +96,61 @@ impl Session {
         (self.world.ranks() > 1).then(|| [program.graph.to_string(), program.to_string()])
     }
 
+    /// Compiles a program, which the other ranks compile too if it exchanges bytes: an error of one
+    /// is told to all.
+    pub(super) fn compile_with_ranks<R>(
+        &mut self,
+        name: &str,
+        exchanges: bool,
+        compile: impl FnOnce(&mut Session) -> Result<R>,
+    ) -> Result<R> {
+        self.execution.meeting = Meeting::Due;
+        let compiled = compile(self);
+        let told = match self.execution.meeting {
+            Meeting::Due if !exchanges => Ok(()),
+            Meeting::Due | Meeting::Held => self.exchange_errors(name, compiled.as_ref().err()),
+            Meeting::Failed => Ok(()),
+        };
+        compiled.and_then(|compiled| told.map(|()| compiled))
+    }
+
+    /// Shows the other ranks this one's error in the compilation of a program; the error that ends
+    /// it on all of them, if there is one.
+    fn exchange_errors(&self, name: &str, own: Option<&Error>) -> Result<()> {
+        if self.world.ranks() == 1 {
+            return Ok(());
+        }
+        let own = own.map_or(String::new(), Error::to_string);
+        let all = self.world.gather(own.as_bytes())?;
+        let Some(rank) = all.iter().position(|message| !message.is_empty()) else {
+            return Ok(());
+        };
+        Err(Error::Peer(format!(
+            "rank {rank} of {} has failed to compile \"{name}\": {}",
+            self.world.ranks(),
+            String::from_utf8_lossy(&all[rank])
+        )))
+    }
+
     /// Lets every rank show the program that it has compiled, and refuses different ones; the number
     /// by which they know it, if it exchanges anything.
-    pub(super) fn agree(&self, compiled: &Compiled, shown: Option<Views>) -> Result<Option<u64>> {
-        let Some([graph, kernels]) = shown.filter(|_| compiled.exchanges()) else {
+    pub(super) fn agree(
+        &mut self,
+        compiled: &Compiled,
+        shown: Option<Views>,
+    ) -> Result<Option<u64>> {
+        let Some(views) = shown.filter(|_| compiled.exchanges()) else {
             return Ok(None);
         };
+        self.execution.meeting = Meeting::Failed;
+        self.exchange_errors(&compiled.name, None)?;
+        let agreed = self.agree_on(compiled, views)?;
+        self.execution.meeting = Meeting::Held;
+        Ok(Some(agreed))
+    }
+
+    /// Refuses programs that differ between ranks; the number of one that does not.
+    fn agree_on(&self, compiled: &Compiled, [graph, kernels]: Views) -> Result<u64> {
         let plan = compiled.plan.offsets();
         let views = [
             ("graph", graph),
@@ -113,7 +165,7 @@ impl Session {
         let facts = views.iter().zip(&hashes);
         let facts = facts.map(|((view, _), hash)| (*view, hash.as_slice()));
         match self.world.agree(facts)? {
-            None => Ok(Some(all.finish())),
+            None => Ok(all.finish()),
             Some((rank, view)) => {
                 let text = views.iter().find(|(name, _)| *name == view);
                 let text = text.map_or("", |(_, text)| text);

@@ -96,9 +96,12 @@ impl Session {
             return Ok(known);
         }
         possible(&shaped.graph, &lengths)?;
-        let compiled = shaped.plan(self, &program.inner.name, &lengths)?;
-        self.memory.grow_slab(&compiled, &self.world)?;
-        Ok(compiled)
+        let name = &program.inner.name;
+        self.compile_with_ranks(name, shaped.graph.has_collectives(), |session| {
+            let compiled = shaped.plan(session, name, &lengths)?;
+            session.memory.grow_slab(&compiled, &session.world)?;
+            Ok(compiled)
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::{Tensor, checked, no_axis, number};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::shape::Share;
 use crate::trace::{Trace, countable};
 use crate::words::count;
 
@@ -142,6 +143,47 @@ impl<'t> Tensor<'t> {
             })
         };
         (0..parts.min(PARTS_MAX)).map(part).collect()
+    }
+
+    /// The rows of a batch cut into `parts` parts as even as possible, the longer ones first: those
+    /// of the [grains](crate::World::with_grains) of a rank. The length of the first axis is a
+    /// multiple of `parts`, or a bounded dimension, of which each run has so many rows.
+    #[track_caller]
+    pub fn shares(self, parts: usize) -> Vec<Tensor<'t>> {
+        let at = Location::caller();
+        if self.is_poisoned() {
+            return vec![self; parts.min(PARTS_MAX)];
+        }
+        let first = self.trace.with_graph(|g| {
+            let length = *g.dims(self.id).first()?;
+            let rows = length.symbols().next()?;
+            (length == Size::symbol(rows)).then_some(rows)
+        });
+        let Some(rows) = first.filter(|_| (2..=PARTS_MAX).contains(&parts)) else {
+            return self.trace.on_behalf(at, || self.split(0, parts));
+        };
+        let parts = parts as u32;
+        let part = |from: u32| {
+            self.trace.record(at, &[self], |g, ids| {
+                let mut share = |from, to| {
+                    let share = Share {
+                        rows,
+                        parts,
+                        from,
+                        to,
+                    };
+                    g.symbols.share(share).map(Size::symbol)
+                };
+                let length = share(from, from + 1)?;
+                let start = if from > 0 {
+                    share(0, from)?
+                } else {
+                    Size::ZERO
+                };
+                Ok(take(g, ids[0], 0, start, length, 1))
+            })
+        };
+        (0..parts).map(part).collect()
     }
 
     /// This tensor padded with `value`: so many elements before and after along each axis.

@@ -40,18 +40,18 @@ pub(crate) struct Gradients(Vec<(u32, NodeId)>);
 pub(crate) struct PartSums<'t> {
     tree: Tree,
     /// The share of each part in the mean, if the step is spread over ranks.
-    pub share: Option<Tensor<'t>>,
+    pub shares: Option<Vec<Tensor<'t>>>,
     pub loss: TreeSum<Tensor<'t>>,
     gradients: BTreeMap<u32, TreeSum<NodeId>>,
 }
 
 impl<'t> PartSums<'t> {
-    fn new(tree: Tree, share: Option<Tensor<'t>>) -> Self {
+    fn new(tree: Tree, shares: Option<Vec<Tensor<'t>>>) -> Self {
         PartSums {
             loss: tree.sum(),
             gradients: BTreeMap::new(),
             tree,
-            share,
+            shares,
         }
     }
 
@@ -192,10 +192,10 @@ impl Trace {
             ));
         }
         let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
-        let share = self.share(at, spread, parts);
+        let shares = self.shares(at, spread, parts);
         Ok(PartSums::new(
             below.unwrap_or(Tree::chain(parts)),
-            Some(share),
+            Some(shares),
         ))
     }
 

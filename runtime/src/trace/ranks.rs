@@ -2,7 +2,7 @@
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{CollectiveOp, Dims};
 use smallvec::SmallVec;
 
@@ -11,6 +11,7 @@ use super::{Building, Held, Line, Trace};
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
+use crate::shape;
 use crate::world::{Shard, Spread, Strategy, Tree};
 
 /// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
@@ -76,21 +77,67 @@ impl Trace {
 }
 
 impl Trace {
+    /// The part of the whole batch's mean that each of `parts` parts of this rank has: by the rows
+    /// of the part, if the first input is cut into [shares](Tensor::shares).
+    pub(super) fn shares(&self, at: Line, spread: Spread, parts: usize) -> Vec<Tensor<'_>> {
+        let examples = self.with_graph(|g| g.inputs.first()?.dims.first().copied());
+        let rows = examples.and_then(|examples| examples.symbols().next());
+        let length = |from: u32| {
+            let share = shape::Share {
+                rows: rows?,
+                parts: parts as u32,
+                from,
+                to: from + 1,
+            };
+            self.with_graph(|g| g.symbols.find_share(share))
+        };
+        let lengths: Option<Vec<Symbol>> = (0..parts as u32).map(length).collect();
+        let Some((lengths, examples)) = lengths.zip(examples) else {
+            return vec![self.share(at, spread, parts); parts];
+        };
+        let number = |g: &mut Graph, size| {
+            let number = g.emit(Op::Size(size), &[], DType::I32, Dims::new());
+            g.cast(number, DType::F32)
+        };
+        let total = self.record(at, &[], |g, _| {
+            let own = number(g, examples);
+            Ok(sum_over_ranks(g, own, spread.ranks))
+        });
+        let share = |length| {
+            self.record(at, &[total], |g, ids| {
+                let own = number(g, Size::symbol(length));
+                Ok(g.scalar(ScalarOp::Div, &[own, ids[0]]))
+            })
+        };
+        lengths.into_iter().map(share).collect()
+    }
+
     /// The part of a weight that this rank updates, as one row.
     pub(super) fn part_of<'t>(&'t self, at: Line, weight: Tensor<'t>, shard: Shard) -> Tensor<'t> {
         self.record(at, &[weight], |g, ids| {
             let rank = Size::symbol(g.symbols.rank(shard.ranks)?);
             let each = Size::fixed(shard.elements);
-            let rows = Size::fixed(i64::from(shard.ranks));
-            let (length, start) = (each.checked_mul(rows), each.checked_mul(rank));
-            let (length, start) = length.zip(start).ok_or("the weight is too long")?;
-            let row = g.reshape(ids[0], &Dims::from_slice(&[length]));
-            let slice = Op::Slice {
-                start: Dims::from_slice(&[start]),
-                step: SmallVec::from_elem(1, 1),
-            };
-            let dtype = g.dtype(row);
-            Ok(g.emit(slice, &[row], dtype, Dims::from_slice(&[each])))
+            let start = each.checked_mul(rank).ok_or("the weight is too long")?;
+            let row = g.reshape(ids[0], &Dims::from_slice(&[Size::fixed(shard.whole)]));
+            let (dtype, own) = (g.dtype(row), Dims::from_slice(&[each]));
+            if shard.elements * i64::from(shard.ranks) == shard.whole {
+                let slice = Op::Slice {
+                    start: Dims::from_slice(&[start]),
+                    step: SmallVec::from_elem(1, 1),
+                };
+                return Ok(g.emit(slice, &[row], dtype, own));
+            }
+            // Padding has the value of the last element. Its new value is dropped.
+            let last = i32::try_from(shard.whole - 1).map_err(|_| "the weight is too long")?;
+            let strides = Dims::from_slice(&[Size::ONE]);
+            let mut number = |op| g.emit(op, &[], DType::I32, Dims::new());
+            let start = number(Op::Size(start));
+            let last = number(Op::Const(Value::I32(last)));
+            let place = g.emit(Op::Index(strides), &[], DType::I32, own.clone());
+            let (start, last) = (g.broadcast(start, &own), g.broadcast(last, &own));
+            let place = g.add(place, start);
+            let place = g.scalar(ScalarOp::Min, &[place, last]);
+            Ok(g.emit(Op::Gather { axis: 0 }, &[row, place], dtype, own))
         })
     }
 
@@ -112,6 +159,7 @@ impl Trace {
                 ));
             }
             let row = gathered(g, ids[0], shard.ranks as usize);
+            let row = narrowed(g, row, 0, shard.whole);
             Ok(g.reshape(row, &dims))
         })
     }
@@ -139,15 +187,18 @@ impl Building {
                 gradient,
                 elements,
             };
-            if elements * 4 >= LARGE && elements % ranks as i64 == 0 {
+            let is_sharded = spread.strategy == Strategy::ShardedState;
+            if elements * 4 >= LARGE && (is_sharded || elements % ranks as i64 == 0) {
                 self.origin_of(at, variable);
                 let g = &mut self.graph;
                 let row = row_of(g, &sent);
+                let row = joined(g, SmallVec::from_slice(&[row]), elements, ranks);
                 let own = sum_of_part(g, row, ranks);
-                let sum = if spread.strategy == Strategy::ShardedState {
+                let sum = if is_sharded {
                     let shard = Shard {
                         ranks: ranks as u32,
-                        elements: elements / ranks as i64,
+                        elements: (elements as u64).div_ceil(ranks as u64) as i64,
+                        whole: elements,
                     };
                     Summed::Shard(own, shard)
                 } else {
@@ -174,18 +225,9 @@ impl Building {
         let Some(first) = bucket.first() else { return };
         self.origin_of(at, first.variable);
         let g = &mut self.graph;
-        let mut rows: SmallVec<[NodeId; 8]> = bucket.iter().map(|sent| row_of(g, sent)).collect();
-        let elements: i64 = bucket.iter().map(|sent| sent.elements).sum();
-        let length = (elements as u64).next_multiple_of(ranks as u64) as i64;
-        if length > elements {
-            let padding = Dims::from_slice(&[Size::fixed(length - elements)]);
-            rows.push(g.full(0.0, DType::F32, &padding));
-        }
-        let joined = Dims::from_slice(&[Size::fixed(length)]);
-        let whole = match rows[..] {
-            [one] => one,
-            _ => g.emit(Op::Concat { axis: 0 }, &rows, DType::F32, joined),
-        };
+        let rows = bucket.iter().map(|sent| row_of(g, sent)).collect();
+        let elements = bucket.iter().map(|sent| sent.elements).sum();
+        let whole = joined(g, rows, elements, ranks);
         let own = sum_of_part(g, whole, ranks);
         let sum = gathered(g, own, ranks);
         let mut start = 0;
@@ -216,21 +258,39 @@ fn row_of(g: &mut Graph, sent: &Sent) -> NodeId {
     g.reshape(sent.gradient, &row)
 }
 
+/// Rows of `elements` elements as one, padded with zeros to a length that the ranks divide.
+fn joined(g: &mut Graph, mut rows: SmallVec<[NodeId; 8]>, elements: i64, ranks: usize) -> NodeId {
+    let length = (elements as u64).next_multiple_of(ranks as u64) as i64;
+    if length > elements {
+        let padding = Dims::from_slice(&[Size::fixed(length - elements)]);
+        rows.push(g.full(0.0, DType::F32, &padding));
+    }
+    let dims = Dims::from_slice(&[Size::fixed(length)]);
+    match rows[..] {
+        [one] => one,
+        _ => g.emit(Op::Concat { axis: 0 }, &rows, DType::F32, dims),
+    }
+}
+
 /// The gradient that begins at a place of a row, in its own shape.
 fn part(g: &mut Graph, row: NodeId, start: i64, sent: &Sent) -> NodeId {
     let dims = g.dims(sent.gradient).clone();
-    let own = Dims::from_slice(&[Size::fixed(sent.elements)]);
-    let part = if g.dims(row) == &own {
-        row
-    } else {
-        let slice = Op::Slice {
-            start: Dims::from_slice(&[Size::fixed(start)]),
-            step: SmallVec::from_elem(1, 1),
-        };
-        let dtype = g.dtype(row);
-        g.emit(slice, &[row], dtype, own)
-    };
+    let part = narrowed(g, row, start, sent.elements);
     g.reshape(part, &dims)
+}
+
+/// The elements of a row from a place on.
+fn narrowed(g: &mut Graph, row: NodeId, start: i64, elements: i64) -> NodeId {
+    let own = Dims::from_slice(&[Size::fixed(elements)]);
+    if g.dims(row) == &own {
+        return row;
+    }
+    let slice = Op::Slice {
+        start: Dims::from_slice(&[Size::fixed(start)]),
+        step: SmallVec::from_elem(1, 1),
+    };
+    let dtype = g.dtype(row);
+    g.emit(slice, &[row], dtype, own)
 }
 
 /// The sum over all ranks of this rank's part of a row: each rank adds up one part of all rows.

@@ -22,11 +22,12 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         ["train", strategy, grains, steps, file] => train(strategy, grains, steps, file),
-        ["model", name, strategy, grains, steps, file] => {
-            model(name, strategy, grains, steps, file)
+        ["model", name, batch, strategy, grains, steps, file] => {
+            model(name, batch, [strategy, grains, steps, file])
         }
+        ["mistake"] => mistake(),
         _ => Err(Error::Value(
-            "train STRATEGY GRAINS STEPS FILE, or model NAME …".into(),
+            "train STRATEGY GRAINS STEPS FILE, model NAME BATCH …, or mistake".into(),
         )),
     };
     match done {
@@ -100,32 +101,35 @@ fn join(strategy: &str, grains: &str) -> Result<World> {
     Ok(world.with_strategy(strategy))
 }
 
-/// Trains a built-in model of images on its rows of batches of 8, writes the file of all weights and
-/// state, and says how many bytes it has sent in its steps by messages and in all.
-fn model(name: &str, strategy: &str, grains: &str, steps: &str, file: &str) -> Result<()> {
-    let world = join(strategy, grains)?;
+/// Trains a built-in model on its rows of batches, writes the file of all weights and state, and says
+/// how many bytes it has sent in its steps by messages and in all.
+fn model(name: &str, batch: &str, [strategy, grains, steps, file]: [&str; 4]) -> Result<()> {
+    let (world, batch) = (join(strategy, grains)?, number(batch)?);
     let model = Model::parse(name)?;
     let params = Params::seeded(3);
     let network = model.build(&params);
     let session = Session::new(Device::Cpu, params)?.with_threads(1);
     let mut session = session.on(world.clone())?;
     let trace = Trace::training();
-    let rows = world.share(8);
-    let mut dims = vec![rows.len()];
-    dims.extend(model.example());
-    let x = trace.input("x", F32, dims.as_slice());
-    let labels = trace.input("labels", I32, (rows.len(),));
-    let parts = world.grains_per_rank();
-    let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+    let (rows, parts) = (world.share(batch), world.grains_per_rank());
+    let length: Dim = if batch.is_multiple_of(world.grains()) {
+        rows.len().into()
+    } else {
+        let most = parts * batch.div_ceil(world.grains());
+        Dim::bounded("batch", most as u32)
+    };
+    let (x, labels) = network.inputs(&trace, length);
+    let (x, labels) = (x.shares(parts), labels.shares(parts));
     let loss = trace.minimize_in_parts(parts, AdamW::new(1e-3), |i| {
         x[i].apply(&network).cross_entropy(labels[i])
     });
     let step = session.compile(&trace, [loss])?;
     let before = [world.message_bytes(), world.sent_bytes()];
     for seed in 0..number(steps)? as u64 {
-        let (examples, labels) = model.batch(8, seed);
+        let (examples, labels) = model.batch(batch, seed);
         let (examples, labels) = (examples.rows(rows.clone()), rows_of(&labels, rows.clone()));
-        session.run(&step, (&examples, &labels))?;
+        let loss = session.run(&step, (&examples, &labels))?[0].item();
+        assert!(loss.is_finite(), "{loss}");
     }
     let after = [world.message_bytes(), world.sent_bytes()];
     assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
@@ -135,6 +139,20 @@ fn model(name: &str, strategy: &str, grains: &str, steps: &str, file: &str) -> R
         after[1] - before[1]
     );
     session.save(file)
+}
+
+/// Compiles a program that has a mistake on rank 1.
+fn mistake() -> Result<()> {
+    let world = World::join()?;
+    let params = Params::seeded(3);
+    let layer = Linear::new(&params.root() / "layer", 4, 3);
+    let mut session = Session::new(Device::Cpu, params)?.on(world.clone())?;
+    let trace = Trace::training();
+    let inputs = if world.rank() == 1 { 5 } else { 4 };
+    let loss = trace.input("x", F32, (2, inputs));
+    let loss = loss.apply(&layer).square().mean();
+    trace.minimize(loss, AdamW::new(1e-3));
+    session.compile(&trace, [loss]).map(drop)
 }
 
 /// Trains, and writes the file of all weights and state.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use slabwise::weights::File;
+
 /// A library of MPI, with the launcher that belongs to it.
 struct Mpi {
     name: &'static str,
@@ -95,6 +97,13 @@ impl Mpi {
     }
 }
 
+/// Runs the test program in a world of one.
+fn run_alone(arguments: &[&str]) {
+    let output = Command::new(RANK).args(arguments).output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", text(&output));
+}
+
 fn text(output: &Output) -> String {
     let streams = [&output.stdout, &output.stderr];
     streams.map(|bytes| String::from_utf8_lossy(bytes)).concat()
@@ -115,11 +124,8 @@ fn a_built_in_model_has_the_bits_of_one_process_by_memory_and_by_messages() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("weights.safetensors");
     let name = file.to_str().expect("a name");
-    let arguments = |strategy| ["model", "cnn", strategy, "4", "2", name];
-    let mut command = Command::new(RANK);
-    let output = command.args(arguments("replicated")).output();
-    let output = output.expect("it starts");
-    assert!(output.status.success(), "{}", text(&output));
+    let arguments = |strategy| ["model", "cnn", "8", strategy, "4", "2", name];
+    run_alone(&arguments("replicated"));
     let alone = data(&file);
     for strategy in ["replicated", "sharded"] {
         for is_near in [true, false] {
@@ -139,6 +145,59 @@ fn a_built_in_model_has_the_bits_of_one_process_by_memory_and_by_messages() {
     }
 }
 
+/// The weights and states in a file, without running statistics, which are those of rank 0's rows.
+fn learned(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let file = File::open(path).expect("the file is there");
+    let learned = file.tensors().filter(|one| !one.name.contains("running"));
+    learned
+        .map(|one| (one.name.to_string(), one.bytes.to_vec()))
+        .collect()
+}
+
+#[test]
+fn built_in_models_have_the_bits_of_one_process_in_worlds_of_processes() {
+    let Some(mpi) = all().into_iter().next() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("weights.safetensors");
+    let name = file.to_str().expect("a name");
+    for model in [
+        "mlp:inputs=144,hidden1=128,hidden2=24",
+        "cnn:size=12,width=4,hidden=256",
+        "resnet20:size=8,width=12,blocks1=1,blocks2=1,blocks3=1",
+        "gpt:layers=1,width=64,heads=2,length=8,vocabulary=96",
+    ] {
+        // Of 10 rows, two grains have three and two have two.
+        for batch in ["8", "10"] {
+            let arguments = |strategy| ["model", model, batch, strategy, "4", "4", name];
+            run_alone(&arguments("replicated"));
+            let alone = learned(&file);
+            assert!(alone.len() > 12, "weights and two states of each");
+            for (ranks, strategy) in [(2, "replicated"), (2, "sharded"), (4, "sharded")] {
+                std::fs::remove_file(&file).expect("it was there");
+                let output = mpi.run(ranks, &arguments(strategy));
+                assert!(output.status.success(), "{model}: {}", text(&output));
+                let told = format!("{model}, {batch} rows on {ranks} ranks, {strategy}");
+                assert!(learned(&file) == alone, "{told}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_of_one_process_in_a_compilation_is_told_to_all() {
+    let Some(mpi) = all().into_iter().next() else {
+        return;
+    };
+    let output = mpi.run(3, &["mistake"]);
+    let told = text(&output);
+    assert!(!output.status.success(), "{told}");
+    let count = |part: &str| told.matches(part).count();
+    let shared = "error: rank 1 of 3 has failed to compile \"train\"";
+    assert_eq!((count(shared), count("[2, 5]")), (2, 3), "{told}");
+}
+
 #[test]
 fn processes_have_the_bits_of_one() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -148,8 +207,7 @@ fn processes_have_the_bits_of_one() {
     for mpi in all() {
         let alone = expected.get_or_insert_with(|| {
             let train = ["train", "replicated", "4", "3", name];
-            let output = Command::new(RANK).args(train).output().expect("it starts");
-            assert!(output.status.success(), "{}", text(&output));
+            run_alone(&train);
             data(&file)
         });
         for (ranks, strategy) in [(2, "replicated"), (4, "sharded")] {

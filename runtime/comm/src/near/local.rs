@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::area::{Area, Place};
-use super::{Fate, Near, Sight};
+use super::{Fate, Near, Posted, Sight};
 use crate::engine::{Engine, Job, Stop};
 
 /// The areas of all ranks. Addresses are the same for all.
@@ -20,15 +20,8 @@ impl Sight for Threads {
         Place::Address(start.expose_provenance())
     }
 
-    fn with_bytes(
-        &self,
-        _rank: usize,
-        _seq: u64,
-        place: Place,
-        _end: usize,
-        read: &mut dyn FnMut(*const u8),
-    ) -> Result<(), String> {
-        match place {
+    fn with_bytes(&self, bytes: Posted, read: &mut dyn FnMut(*const u8)) -> Result<(), String> {
+        match bytes.place {
             Place::Address(start) => read(std::ptr::with_exposed_provenance(start)),
             _ => unreachable!("threads post addresses"),
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::area::{ARENAS_MAX, Area, Place};
 use super::segment::{Address, MACHINE, Segment, View, machine};
-use super::{Near, Sight};
+use super::{Near, Posted, Sight};
 use crate::engine::IN_FLIGHT_MAX;
 
 /// The most bytes that are copied behind the area, where peers see them wherever they were.
@@ -178,14 +178,13 @@ impl Sight for Processes {
         found.unwrap_or(Place::Elsewhere)
     }
 
-    fn with_bytes(
-        &self,
-        rank: usize,
-        seq: u64,
-        place: Place,
-        end: usize,
-        read: &mut dyn FnMut(*const u8),
-    ) -> Result<(), String> {
+    fn with_bytes(&self, bytes: Posted, read: &mut dyn FnMut(*const u8)) -> Result<(), String> {
+        let Posted {
+            rank,
+            seq,
+            place,
+            end,
+        } = bytes;
         let peer = self.peers[rank].as_ref().ok_or("it is not near")?;
         match place {
             Place::Inline if end <= INLINE => read(Self::inline(peer.window.start(), seq)),
