@@ -219,6 +219,70 @@ fn block_edges() {
     }
 }
 
+/// Products of so few rows that no operand is packed, among them a vector, several k-blocks, and
+/// several blocks of columns.
+#[test]
+fn few_rows_of_any_strides() {
+    let (mut random, teams) = (Random(37), teams());
+    let shapes = [
+        (1, 1100, 64),
+        (1, 40, 1100),
+        (2, 17, 33),
+        (4, 10, 256),
+        (5, 600, 31),
+        (16, 33, 700),
+        (16, 130, 64),
+        (300, 1, 520),
+    ];
+    for (m, n, k) in shapes {
+        for round in 0..3 {
+            let batch = &[2][..usize::from(round == 1)];
+            let (a, a_len) = layout(&mut random, batch, m, k);
+            let (b, b_len) = layout(&mut random, batch, k, n);
+            let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
+            let spec = plain(&dims, k, a, b);
+            let args = [
+                random.floats(a_len),
+                random.floats(b_len),
+                vec![f32::NAN; dims.iter().product()],
+            ];
+            for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
+                check(&spec, &dims, k, &args, &results[2], 7, isa);
+            }
+        }
+    }
+}
+
+/// Rows that are multiplied without packing have the bits of the same rows among many.
+#[test]
+fn few_rows_have_the_bits_of_many() {
+    let (mut random, teams) = (Random(41), teams());
+    for (n, k, b) in [
+        (70, 1200, [70, 1]),
+        (10, 64, [10, 1]),
+        (45, 600, [1, 600]),
+        (1, 900, [1, 1]),
+    ] {
+        let (left, right) = (random.floats(50 * k), random.floats(n * k));
+        let rows = |m: usize| {
+            let spec = plain(
+                &[m, n],
+                k,
+                operand(0, &[k as i64, 1]),
+                operand(0, &b.map(|stride: usize| stride as i64)),
+            );
+            let args = [left.clone(), right.clone(), vec![f32::NAN; m * n]];
+            run_all(&spec, &Env::default(), &Env::default(), &teams, &args)
+        };
+        let many = rows(50);
+        for m in [1, 3, 16] {
+            for ((isa, few), (_, many)) in rows(m).iter().zip(&many) {
+                assert!(few[2] == many[2][..m * n], "{isa} {m} of 50 × {n}, k {k}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_long_sum_into_a_small_result() {
     let (mut random, teams) = (Random(13), teams());

@@ -8,12 +8,14 @@
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
 //! product, but loops over the tile's rows ([`depthwise`]). 3×3 kernels with enough channels are
-//! computed with fewer multiplications ([`winograd`]). The idea of lowering inside the packing
+//! computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
+//! product with the transposed weights, and neither operand is packed ([`few`]). The idea of lowering inside the packing
 //! is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the addressing by offsets that of the
 //! indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
+mod few;
 mod image;
 mod pieces;
 mod tile;
@@ -21,9 +23,9 @@ mod weight_grad;
 mod winograd;
 mod winograd_weight;
 
-use super::gemm::Limits;
 use super::gemm::drive::{Resources, Space};
 use super::gemm::micro::Micro;
+use super::gemm::{Limits, SHORT, workers};
 use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
@@ -43,6 +45,8 @@ pub(crate) struct Conv2d {
     depthwise: bool,
     /// Whether [`winograd`] computes it.
     winograd: bool,
+    /// Whether [`few`] computes it.
+    few: bool,
     prologue: Option<Box<Prologue>>,
 }
 
@@ -57,6 +61,7 @@ impl Conv2d {
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
         let winograd = winograd::applies(body, &sizes, micro);
+        let few = !depthwise && !winograd && few::applies(body, &sizes);
         let strides = weight_strides(body, bound);
         let indirect = columns::always_indirect(&sizes, strides);
         let prologue = Prologue::new(body, bound, config)?;
@@ -76,7 +81,9 @@ impl Conv2d {
             _ if winograd => winograd::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
-        let (limits, space) = Limits::within(most, |limits| {
+        let threads = workers([few::work(&sizes), 1, 1, 1], config);
+        let most = most.saturating_mul(config.threads.max(1) / threads);
+        let space = |limits: &Limits| {
             let buffer = prologue
                 .as_ref()
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
@@ -85,13 +92,20 @@ impl Conv2d {
                 ConvKind::WeightGrad if winograd => winograd_weight::space(&sizes, micro, buffer),
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
                 _ if winograd => winograd::space(&sizes, micro, limits, buffer),
+                _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };
             Space {
                 scratch: space.scratch + code.scratch_bytes(),
                 ..space
             }
-        });
+        };
+        let (mut limits, mut parts) = Limits::within(most, space);
+        // Packed panels of few positions take more memory than the operands.
+        if limits.is_fastest() && body.kind != ConvKind::WeightGrad && columns::is_small(&sizes) {
+            (limits, parts) = (&SHORT, space(&SHORT));
+        }
+        let space = parts;
         let prologue = prologue.map(|prologue| Box::new(prologue.with_buffer(elements(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError::unsupported(format!(
@@ -102,11 +116,12 @@ impl Conv2d {
         Ok(Conv2d {
             code,
             micro,
-            threads: config.threads.max(1),
+            threads,
             limits,
             space,
             depthwise,
             winograd,
+            few,
             prologue,
         })
     }
@@ -155,6 +170,7 @@ impl Conv2d {
                 ConvKind::WeightGrad if self.winograd => winograd_weight::run(&call),
                 ConvKind::WeightGrad => weight_grad::run(&call),
                 _ if self.winograd => winograd::run(&call),
+                _ if self.few => few::run(&call),
                 _ => columns::run(&call),
             }
         }

@@ -5,6 +5,7 @@ pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
 mod simd;
+pub(super) mod small;
 pub(super) mod winograd;
 
 use std::ops::Range;
@@ -14,7 +15,9 @@ use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
-use drive::{Blocking, Carry, KBlocks, MicroPanel, Product, Resources, Space, drive_some};
+use drive::{
+    Blocking, Carry, KBlocks, MicroPanel, Product, Resources, SERIAL_WORK, Space, drive_some,
+};
 use micro::{Left, Micro, Right};
 use pack::Source;
 
@@ -99,6 +102,12 @@ static LIMITS: [Limits; 5] = [
     },
 ];
 
+/// As the fastest limits, with sub-blocks of a contracted axis that is at most a k-block.
+pub(super) static SHORT: Limits = Limits {
+    kc: KC / 4,
+    ..LIMITS[0]
+};
+
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
 /// Fewest k-blocks in a split.
@@ -112,6 +121,8 @@ pub(crate) struct Matmul {
     micro: &'static Micro,
     threads: usize,
     limits: &'static Limits,
+    /// Whether [`small`] computes it.
+    small: bool,
     space: Space,
 }
 
@@ -142,8 +153,11 @@ impl Matmul {
         let groups = spec.dims[..rank - 2]
             .iter()
             .fold(1usize, |p, &d| p.saturating_mul(size(d)));
-        let space = |limits: &Limits| {
-            let of = |m, n| {
+        let space = |small: bool, limits: &Limits| {
+            let of = |m: usize, n: usize| {
+                if small {
+                    return small::space([m, n, k[0]], micro);
+                }
                 space(
                     m,
                     n,
@@ -164,12 +178,26 @@ impl Matmul {
                 ..space
             }
         };
-        let (limits, space) = Limits::within(most, space);
+        let threads = workers([groups, m, n, k[1]], config);
+        let most = most.saturating_mul(config.threads.max(1) / threads);
+        let (limits, packed) = Limits::within(most, |limits| space(false, limits));
+        let shape = match spec.dims[rank - 1].is(1) {
+            true => [1, m],
+            false => [m, n],
+        };
+        let unpacked = space(true, &LIMITS[0]);
+        let short = packed.part() > unpacked.part() && !limits.is_fastest();
+        let small = small(spec, body, [m, n, k[0]]) && (small::is_fast(shape, micro) || short);
+        let (limits, space) = match small {
+            true => (&LIMITS[0], unpacked),
+            false => (limits, packed),
+        };
         Ok(Matmul {
             code,
             micro,
-            threads: config.threads.max(1),
+            threads,
             limits,
+            small,
             space,
         })
     }
@@ -245,6 +273,25 @@ impl Matmul {
             team: launch.team,
         };
         let k_blocks = KBlocks::new(k, even(k, KC, 1), self.limits.kc);
+        let threads = self.threads.min(launch.team.threads());
+        if self.small {
+            let product = Strided {
+                spec,
+                env,
+                a,
+                b,
+                transposed,
+                sizes: [groups, m, n, k],
+                nc: small::columns([groups, m, n, k], threads, self.micro),
+                k_blocks,
+                slice: 0..k,
+                micro: self.micro,
+                code: self.code.bind(spec, launch),
+            };
+            // SAFETY: `space` covers sizes up to the bound; operands are valid by the contract of
+            // `run`.
+            return unsafe { small::run(&product, &resources) };
+        }
         let folded = launch.part.filter(|part| part.micro_batching.folds);
         let slice = folded.map_or(0..k, |part| {
             let steps = body
@@ -269,7 +316,7 @@ impl Matmul {
             [m, n, slice.len()],
             groups,
             splits,
-            self.threads.min(launch.team.threads()),
+            threads,
             self.micro,
             self.limits,
         );
@@ -289,6 +336,30 @@ impl Matmul {
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
         unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
+    }
+}
+
+/// Whether [`small`] computes a product of up to `[m, n, k]`. A contracted axis that varies may be
+/// cut into slices, whose sums it does not continue.
+fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool {
+    let stride = |operand: &Operand, axis: usize| operand.strides[axis].as_fixed();
+    let rank = spec.dims.len();
+    let m = if spec.dims[rank - 1].is(1) { 1 } else { m };
+    let strides = [&body.a, &body.b].map(|o| [stride(o, rank - 2), stride(o, rank - 1)]);
+    let [[Some(a), Some(b)], [Some(c), Some(d)]] = strides else {
+        return false;
+    };
+    body.k.as_fixed().is_some() && small::applies([m, n, k], [a, b, c, d])
+}
+
+/// The workers of a product of up to so many multiply-adds, which need a part of the workspace each:
+/// one if the work is not worth sharing.
+pub(super) fn workers(sizes: [usize; 4], config: &Config) -> usize {
+    let work = sizes.into_iter().fold(1, usize::saturating_mul);
+    if work < SERIAL_WORK {
+        1
+    } else {
+        config.threads.max(1)
     }
 }
 
@@ -402,6 +473,10 @@ impl Limits {
         let fits = all.clone().find(|(_, space)| space.part() <= most);
         fits.or_else(|| all.min_by_key(|(_, space)| space.part()))
             .expect("there are limits")
+    }
+
+    pub fn is_fastest(&self) -> bool {
+        std::ptr::eq(self, &LIMITS[0])
     }
 
     /// Whether a left operand of `rows` rows and `steps` steps stays packed.

@@ -370,6 +370,79 @@ fn shapes_that_cross_blocks() {
     }
 }
 
+/// Convolutions of so few positions that no operand is packed: along one axis or two, with padding
+/// and without, of several k-blocks, groups, blocks of channels and images.
+#[test]
+fn few_positions() {
+    let (mut random, teams) = (Random(43), teams());
+    let line = |n, ci, co, length, k, stride| Shape {
+        hw: [1, length],
+        k: [1, k],
+        stride: [1, stride],
+        pad: [0, 0],
+        ..Shape::simple(n, ci, co, 0, 0, 0)
+    };
+    let shapes = [
+        line(1, 1, 258, 640, 256, 128),
+        line(3, 1, 20, 320, 128, 64),
+        Shape {
+            pad: [0, 1],
+            ..line(1, 129, 128, 4, 3, 1)
+        },
+        Shape {
+            pad: [0, 1],
+            ..line(1, 300, 150, 4, 3, 2)
+        },
+        line(8, 64, 64, 1, 1, 1),
+        line(2, 900, 33, 3, 1, 1),
+        Shape {
+            groups: 3,
+            dilation: [2, 1],
+            ..Shape::simple(2, 12, 51, 4, 3, 1)
+        },
+        Shape {
+            cut: [1, 1],
+            ..Shape::simple(2, 7, 130, 5, 2, 0)
+        },
+        // More taps than a k-block has steps, with padding.
+        Shape {
+            k: [21, 25],
+            ..Shape::simple(1, 3, 5, 24, 0, 1)
+        },
+    ];
+    for shape in shapes {
+        check(&mut random, shape, ConvKind::Forward, true, &teams);
+        check(&mut random, shape, ConvKind::Forward, false, &teams);
+    }
+}
+
+/// An image has the bits that it has among many, where weights are the left operand.
+#[test]
+fn few_positions_have_the_bits_of_many() {
+    let (mut random, teams) = (Random(47), teams());
+    for (ci, co, hw, k, pad) in [(200, 70, 3, 2, 1), (40, 20, 5, 5, 0), (600, 9, 2, 1, 0)] {
+        let of = |n| Shape::simple(n, ci, co, hw, k, pad);
+        let [image, weight, _] = of(40).spaces(ConvKind::Forward);
+        let (images, weights) = (
+            random.floats(image.iter().product()),
+            random.floats(weight.iter().product()),
+        );
+        let run = |n: usize| {
+            let shape = of(n);
+            let spaces = shape.spaces(ConvKind::Forward);
+            let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
+            let spec = shape.spec(ConvKind::Forward, a, b, out);
+            let [a, _, out] = spaces.map(|space| space.iter().product());
+            let args = [images[..a].to_vec(), weights.clone(), vec![f32::NAN; out]];
+            run_all(&spec, &Env::default(), &Env::default(), &teams, &args)
+        };
+        for ((isa, few), (_, many)) in run(1).iter().zip(&run(40)) {
+            let few = &few[2];
+            assert!(few[..] == many[2][..few.len()], "{isa} {ci} {co} {hw} {k}");
+        }
+    }
+}
+
 /// A batch below the bound runs, and gives the bits of a kernel prepared for just that batch.
 #[test]
 fn batches_below_the_bound() {

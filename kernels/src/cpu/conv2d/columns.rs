@@ -86,8 +86,13 @@ pub(super) fn always_indirect(sizes: &Sizes, strides: [isize; 4]) -> bool {
     positions < PACKED_COLUMNS && reach_fits(counts, strides)
 }
 
+/// Whether a product has few positions, and sums of no more terms than a k-block has steps.
+pub(super) fn is_small(sizes: &Sizes) -> bool {
+    positions(sizes) <= 4 * LANES && sizes.source * sizes.taps() <= KC
+}
+
 /// Output positions of a phase, of all images.
-fn positions(sizes: &Sizes) -> usize {
+pub(super) fn positions(sizes: &Sizes) -> usize {
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     sizes.images.saturating_mul(height).saturating_mul(length)
 }

@@ -119,6 +119,11 @@ impl Axis {
         (self.reaches(tap) - first) as usize
     }
 
+    /// Whether every output position reads elements of the source alone, and no zeros beside them.
+    pub fn is_unpadded(&self) -> bool {
+        self.pad == 0 && self.extent(self.out) <= self.source
+    }
+
     /// Positions that `out` output positions read.
     fn extent(&self, out: usize) -> usize {
         let last = if self.backward.is_some() {

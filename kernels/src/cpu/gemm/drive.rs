@@ -22,7 +22,7 @@ use crate::cpu::Team;
 const ALIGN: usize = 64;
 
 /// Multiply-adds that are not worth a second thread: about two microseconds.
-const SERIAL_WORK: usize = 1 << 16;
+pub(in super::super) const SERIAL_WORK: usize = 1 << 16;
 
 /// The operands and results of one kind of product.
 ///

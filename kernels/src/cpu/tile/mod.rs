@@ -36,6 +36,12 @@ pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
 /// Axes of a launch: one more than of a spec, for spaces without rows or columns.
 pub(crate) const AXES: usize = MAX_AXES + 1;
 
+/// Lanes of a register for loops without reductions over `points` points: those of a whole tile, or
+/// fewer if the registers would take more memory than the operands. Then the loop has several tiles.
+fn lanes(points: usize) -> usize {
+    (points / 4).next_multiple_of(VECTOR).clamp(TILE / 8, TILE)
+}
+
 /// The compiled `code` of a spec.
 pub(crate) struct TileCode {
     program: Program,
@@ -70,7 +76,12 @@ impl TileCode {
             .dims
             .iter()
             .fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
-        let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
+        let most = if spec.reduced > 0 {
+            TILE
+        } else {
+            lanes(points)
+        };
+        let program = compile::compile(spec, config, most.min(points.clamp(1, MAX_ROWS) * VECTOR))?;
         let accesses = spec.operands.len() + spec.indices.len();
         let read = (0..spec.operands.len())
             .filter(|&k| spec.reads(k as u16))

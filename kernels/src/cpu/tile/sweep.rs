@@ -1,7 +1,7 @@
 //! The loop over the tiles of a block without reductions.
 
+use super::VECTOR;
 use super::exec::{Machine, Tile};
-use super::{MAX_ROWS, TILE, VECTOR};
 
 impl Machine<'_> {
     /// Computes and stores `rows × cols` points at the cursors, in tiles of at most `wide` columns.
@@ -11,13 +11,12 @@ impl Machine<'_> {
     /// # Safety
     /// The points must be part of the space, and no other thread may touch them.
     pub unsafe fn sweep(&self, rows: usize, cols: usize, wide: usize) {
-        let wide = wide.min(cols);
-        let high = (TILE / wide.next_multiple_of(VECTOR))
-            .min(MAX_ROWS)
-            .min(rows);
+        let lanes = self.bound.code.register();
+        let wide = wide.min(cols).min(lanes);
+        let high = (lanes / wide.next_multiple_of(VECTOR)).min(rows);
         let hoisted = self.hoisted();
         let strip = if hoisted.is_some() {
-            MAX_ROWS / high * high
+            lanes / VECTOR / high * high
         } else {
             rows
         };

@@ -1,0 +1,238 @@
+//! Products of few rows: the left operand is read in place, and the right one in place or a few
+//! steps at a time from the worker's stack, so that the workspace holds little more than sums.
+//!
+//! Packing pays where a panel is used several times. In a product of few rows each element of the
+//! right operand is used once, and packing the left one takes as long as multiplying it with a few
+//! columns. The sums are those of [`super::drive`]: the same k-blocks, over each of which an
+//! element is one sequence of multiply-adds, so that no bit depends on which of both runs.
+
+use super::drive::{Product, Resources, SERIAL_WORK, Slot, Space};
+use super::micro::{Before, Left, Micro, Right};
+use super::pack::Source;
+use super::{KC, SPLIT_K_BLOCKS, Strided, even, wanted};
+
+/// Most rows of a product that is computed here, and of a block of it.
+pub(in super::super) const ROWS: usize = 40;
+/// Most rows of a matrix product that is computed here.
+const MATRIX_ROWS: usize = 16;
+/// Most k-blocks: a longer contracted axis may be split.
+const K_BLOCKS: usize = 2 * SPLIT_K_BLOCKS - 1;
+/// Steps of the contracted axis that are packed at a time.
+const STEPS: usize = 64;
+/// Columns of the widest micro-panel of any instruction set.
+const WIDTH: usize = 32;
+/// Most elements of a block of the result, if it has more than one micro-panel.
+const ACC: usize = 2 << 10;
+/// Elements between neighbours along an axis, of which [`KC`] have offsets in `i32`, are fewer.
+const REACH: i64 = 1 << 21;
+
+/// A stride that offsets are computed from.
+pub(in super::super) fn fits(stride: i64) -> bool {
+    (0..REACH).contains(&stride)
+}
+
+/// A block of the result under way.
+pub(in super::super) struct Block<'a> {
+    pub micro: &'static Micro,
+    /// Offsets of the rows of the left operand.
+    pub rows: &'a [i32],
+    pub columns: usize,
+    /// Elements between two rows of the sums, a multiple of the vector's lanes.
+    pub stride: usize,
+}
+
+impl Block<'_> {
+    /// `acc[i·stride + j] = Σₖ left(i, k) · right(k, j)` for k below `depth`, after the previous
+    /// values if `begun`. `left(first, steps)` writes offsets of the steps of the contracted axis
+    /// from `first` on and returns an address: element (i, first + s) of the left operand is
+    /// `rows[i] + steps[s]` after it. Element (k, j) of the right one is as in [`Source`].
+    ///
+    /// # Safety
+    /// The operands may be read at these places, and `acc` has room for the rows.
+    pub unsafe fn add(
+        &self,
+        mut left: impl FnMut(usize, &mut [i32]) -> *const f32,
+        right: Source,
+        depth: usize,
+        acc: *mut f32,
+        begun: bool,
+    ) {
+        let mut panel = [const { std::mem::MaybeUninit::<f32>::uninit() }; STEPS * WIDTH];
+        let (to, height) = (panel.as_mut_ptr().cast::<f32>(), self.micro.mr);
+        let mut offsets = [0; KC];
+        for first in (0..depth).step_by(KC) {
+            let count = KC.min(depth - first);
+            let base = left(first, &mut offsets[..count]);
+            let mut column = 0;
+            while column < self.columns {
+                let width = self.micro.width(self.columns - column);
+                let columns = width.min(self.columns - column);
+                let in_place = right.stride == 1 && columns == width && self.rows.len() <= height;
+                let most = if in_place { count } else { STEPS };
+                for step in (0..count).step_by(most) {
+                    let steps = most.min(count - step);
+                    let before = match begun || first + step > 0 {
+                        true => Before::Sums,
+                        false => Before::Nothing,
+                    };
+                    let from = Source {
+                        at: right.at.wrapping_offset(
+                            column as isize * right.stride + (first + step) as isize * right.step,
+                        ),
+                        ..right
+                    };
+                    // SAFETY: the columns and steps lie inside the operands, the panel has room for
+                    // them, and the sums for whole vectors.
+                    unsafe {
+                        let right = if in_place {
+                            Right::packed(from.at, from.step as usize)
+                        } else {
+                            (self.micro.pack)(from, columns, steps, to, width);
+                            Right::packed(to, width)
+                        };
+                        for row in (0..self.rows.len()).step_by(height) {
+                            let rows = height.min(self.rows.len() - row);
+                            let left = Left {
+                                base,
+                                rows: self.rows.as_ptr().add(row),
+                                steps: offsets.as_ptr().add(step),
+                            };
+                            self.micro.kernel(true, rows, &right, width)(
+                                steps,
+                                left,
+                                right,
+                                acc.add(row * self.stride + column),
+                                self.stride,
+                                before,
+                            );
+                        }
+                    }
+                }
+                column += columns;
+            }
+        }
+        if depth == 0 && !begun {
+            // SAFETY: the sums are the caller's.
+            unsafe { acc.write_bytes(0, self.rows.len() * self.stride) };
+        }
+    }
+
+    /// Adds the sums of a k-block to those of the k-blocks before.
+    ///
+    /// # Safety
+    /// Both have room for the rows.
+    pub unsafe fn join(&self, total: *mut f32, k_block: *const f32) {
+        for row in 0..self.rows.len() {
+            for at in (0..self.columns).map(|column| row * self.stride + column) {
+                // SAFETY: the caller's promise.
+                unsafe { *total.add(at) += *k_block.add(at) };
+            }
+        }
+    }
+}
+
+/// Whether a product of up to `[m, n, k]` with these strides of both operands along their last two
+/// axes can be computed here.
+pub(super) fn applies([m, _, k]: [usize; 3], strides: [i64; 4]) -> bool {
+    m <= MATRIX_ROWS && k.div_ceil(KC) <= K_BLOCKS && strides.into_iter().all(fits)
+}
+
+/// Whether that takes no longer than with packed operands: for one row, and for few columns.
+pub(super) fn is_fast([m, n]: [usize; 2], micro: &Micro) -> bool {
+    m == 1 || n <= micro.nr()
+}
+
+/// The buffers for sizes up to these.
+pub(super) fn space([m, n, k]: [usize; 3], micro: &Micro) -> Space {
+    let acc = m
+        .saturating_mul(n.next_multiple_of(micro.lanes))
+        .min(ACC.max(m * micro.nr()));
+    Space {
+        acc,
+        k_block: if k > KC { acc } else { 0 },
+        ..Space::default()
+    }
+}
+
+/// NC: no more than the space has room for, and little enough that every thread has a block.
+pub(super) fn columns([groups, m, n, k]: [usize; 4], threads: usize, micro: &Micro) -> usize {
+    let width = micro.nr();
+    let columns = even(n, (ACC / m.max(1) / width * width).max(width), width)
+        .min(n.next_multiple_of(micro.lanes));
+    let work = groups.saturating_mul(m).saturating_mul(n).saturating_mul(k);
+    if threads > 1 && work >= SERIAL_WORK && groups * n.div_ceil(columns) < wanted(threads) {
+        let parts = wanted(threads).div_ceil(groups.max(1));
+        columns.min(even(n, n.div_ceil(parts), width))
+    } else {
+        columns
+    }
+}
+
+/// Computes a product of few rows.
+///
+/// # Safety
+/// The workspace has the bytes of [`space`]; the product's operands may be read and its results
+/// written.
+pub(super) unsafe fn run(product: &Strided, resources: &Resources) {
+    let [groups, m, n, k] = product.sizes;
+    if groups == 0 || m == 0 || n == 0 {
+        return;
+    }
+    let column_blocks = n.div_ceil(product.nc);
+    let work = groups.saturating_mul(m).saturating_mul(n).saturating_mul(k);
+    let (rank, micro) = (product.spec.dims.len(), product.micro);
+    let mut rows = [0; MATRIX_ROWS];
+    for (i, row) in rows[..m].iter_mut().enumerate() {
+        *row = (i as isize * product.a.strides[0]) as i32;
+    }
+    let (step, [right_step, stride]) = (product.a.strides[1], product.b.strides);
+    let task = |number: usize, slot: &Slot, _: &mut usize| {
+        let (group, column_block) = (number / column_blocks, number % column_blocks);
+        let origin = product.origin(group);
+        let (batch, columns) = (&origin[..rank - 2], product.columns(column_block));
+        let block = Block {
+            micro,
+            rows: &rows[..m],
+            columns: columns.len(),
+            stride: product.nc.next_multiple_of(micro.lanes),
+        };
+        // SAFETY: this block of the result is the task's own; operands are valid by the contract of
+        // `run`, and the space has room for `m` rows of `nc` columns.
+        unsafe {
+            for k_block in 0..product.k_blocks.count().max(1) {
+                let depth = product.k_blocks.range(k_block);
+                let sums = if k_block == 0 { slot.acc } else { slot.k_block };
+                let right = Source {
+                    at: product.b.at(batch, depth.start, columns.start, product.env),
+                    stride,
+                    step: right_step,
+                };
+                block.add(
+                    |first, steps| {
+                        for (i, offset) in steps.iter_mut().enumerate() {
+                            *offset = (i as isize * step) as i32;
+                        }
+                        product.a.at(batch, 0, depth.start + first, product.env)
+                    },
+                    right,
+                    depth.len(),
+                    sums,
+                    false,
+                );
+                if k_block > 0 {
+                    block.join(slot.acc, sums);
+                }
+            }
+            product.finish(
+                group,
+                0..m,
+                column_block,
+                slot.acc,
+                block.stride,
+                slot.scratch,
+            );
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { resources.tasks(groups * column_blocks, work < SERIAL_WORK, task) };
+}
