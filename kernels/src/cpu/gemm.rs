@@ -321,7 +321,7 @@ fn blocking(
             splits,
         };
     }
-    let mut mc = even(m, limits.mc, 1);
+    let mut mc = limits.rows(m, micro);
     let resident = limits.resident(mc, k);
     let acc = limits.acc[usize::from(!resident)];
     let mut nc = even(n, (acc / mc / width * width).max(width), width);
@@ -402,6 +402,15 @@ impl Limits {
         let fits = all.clone().find(|(_, space)| space.part() <= most);
         fits.or_else(|| all.min_by_key(|(_, space)| space.part()))
             .expect("there are limits")
+    }
+
+    /// Rows of each block of a product but the last: whole left panels, if there are several blocks.
+    fn rows(&self, rows: usize, micro: &Micro) -> usize {
+        if rows <= self.mc {
+            rows.max(1)
+        } else {
+            even(rows, self.mc / micro.mr * micro.mr, micro.mr)
+        }
     }
 
     /// Whether a left operand of `rows` rows and `steps` steps stays packed.
