@@ -392,7 +392,7 @@ fn blocking(
             splits,
         };
     }
-    let mut mc = even(m, limits.mc, 1);
+    let mut mc = limits.rows(m, micro);
     let resident = limits.resident(mc, k);
     let acc = limits.acc[usize::from(!resident)];
     let mut nc = even(n, (acc / mc / width * width).max(width), width);
@@ -477,6 +477,15 @@ impl Limits {
 
     pub fn is_fastest(&self) -> bool {
         std::ptr::eq(self, &LIMITS[0])
+    }
+
+    /// Rows of each block of a product but the last: whole left panels, if there are several blocks.
+    fn rows(&self, rows: usize, micro: &Micro) -> usize {
+        if rows <= self.mc {
+            rows.max(1)
+        } else {
+            even(rows, self.mc / micro.mr * micro.mr, micro.mr)
+        }
     }
 
     /// Whether a left operand of `rows` rows and `steps` steps stays packed.

@@ -41,8 +41,33 @@ pub(super) unsafe fn pack<S: Simd>(
     unsafe {
         let whole = count / S::LANES * S::LANES;
         if from.stride == 1 {
+            let row = |k: usize| (from.at.offset(k as isize * from.step), to.add(k * width));
+            if width == count && count < S::LANES {
+                // Lanes after a step are those of the next ones, stored later, as far as there are
+                // any.
+                let over = (depth + 1).saturating_sub(S::LANES.div_ceil(width));
+                for k in 0..depth {
+                    let (from, to) = row(k);
+                    let v = S::load_mask(from, (1 << count) - 1);
+                    if k < over {
+                        S::store(to, v);
+                    } else {
+                        S::store_first(to, v, count);
+                    }
+                }
+                return;
+            }
+            if width == whole && width == 2 * S::LANES {
+                for k in 0..depth {
+                    let (from, to) = row(k);
+                    let (low, high) = (S::load(from), S::load(from.add(S::LANES)));
+                    S::store(to, low);
+                    S::store(to.add(S::LANES), high);
+                }
+                return;
+            }
             for k in 0..depth {
-                let (from, to) = (from.at.offset(k as isize * from.step), to.add(k * width));
+                let (from, to) = row(k);
                 for i in (0..whole).step_by(S::LANES) {
                     S::store(to.add(i), S::load(from.add(i)));
                 }
@@ -70,6 +95,11 @@ pub(super) unsafe fn pack<S: Simd>(
         }
         // A cache line of each row at a time: rows far apart may push each other out of the cache.
         let blocks = if from.step == 1 { depth / 8 } else { 0 };
+        // Steps of a narrow panel after which a vector's lanes are those of later steps.
+        let over = match width == count && count < 8 {
+            true => (depth + 1).saturating_sub(8usize.div_ceil(width)),
+            false => 0,
+        };
         for first in (0..blocks).step_by(2) {
             for i in (0..count).step_by(8) {
                 for k in first..(first + 2).min(blocks) {
@@ -80,6 +110,7 @@ pub(super) unsafe fn pack<S: Simd>(
                         (count - i).min(8),
                         to.add(8 * k * width + i),
                         width,
+                        8 * (k + 1) <= over,
                     );
                 }
             }
@@ -255,6 +286,71 @@ unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
         } else {
             for i in 0..count {
                 *to.add(i) = *from.offset(i as isize * stride);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::micro::Micro;
+    use super::*;
+    use crate::cpu::Isa;
+
+    /// Every layout, tail and width puts the elements and zeros in their places and leaves the
+    /// elements around the panel alone.
+    #[test]
+    fn panels_hold_their_elements_and_nothing_else_changes() {
+        const GUARD: usize = 40;
+        for isa in Isa::available() {
+            let micro = Micro::of(isa);
+            let widths = (1..=micro.mr)
+                .map(|count| (count, count))
+                .chain((1..=micro.nr()).map(|count| (count, micro.width(count))));
+            for (count, width) in widths {
+                for depth in [0, 1, 2, 7, 8, 9, 16, 23, 40] {
+                    let (count_step, depth_step) = (count as isize, depth.max(1) as isize);
+                    for (stride, step) in [
+                        (1, count_step),
+                        (1, count_step + 3),
+                        (1, 0),
+                        (depth_step, 1),
+                        (depth_step + 5, 1),
+                        (0, 1),
+                        (2 * depth_step + 1, 2),
+                    ] {
+                        let last = (count as isize - 1) * stride + (depth_step - 1) * step;
+                        let from: Vec<f32> = (1..=last + 1).map(|x| x as f32).collect();
+                        let mut to = vec![-1.0; depth * width + 2 * GUARD];
+                        let source = Source {
+                            at: from.as_ptr(),
+                            stride,
+                            step,
+                        };
+                        // SAFETY: the last element is the source's last one, and the buffer takes
+                        // the panel between its guards.
+                        unsafe {
+                            (micro.pack)(source, count, depth, to.as_mut_ptr().add(GUARD), width)
+                        };
+                        for (at, &x) in to.iter().enumerate() {
+                            let panel = at.checked_sub(GUARD).filter(|&at| at < depth * width);
+                            let expected = panel.map_or(-1.0, |at| {
+                                let (k, i) = (at / width, at % width);
+                                let element = i as isize * stride + k as isize * step;
+                                if i < count {
+                                    from[element as usize]
+                                } else {
+                                    0.0
+                                }
+                            });
+                            assert!(
+                                x == expected,
+                                "{isa}: {count} of {width}, depth {depth}, strides {stride} and \
+                                 {step}: {x} at {at} in place of {expected}"
+                            );
+                        }
+                    }
+                }
             }
         }
     }

@@ -27,13 +27,15 @@ pub(super) trait Simd: Copy {
     unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;
     /// Lanewise or: joins vectors whose nonzero lanes differ.
     unsafe fn or(a: Self::V, b: Self::V) -> Self::V;
-    /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8.
+    /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8. If
+    /// `over`, anything may be stored for the i from `rows` to 8, in the order of j.
     unsafe fn transpose(
         from: *const f32,
         from_stride: isize,
         rows: usize,
         to: *mut f32,
         to_stride: usize,
+        over: bool,
     );
     /// Stores the first `count` lanes, fewer than all.
     unsafe fn store_first(to: *mut f32, v: Self::V, count: usize);
@@ -117,6 +119,7 @@ impl Simd for Portable {
         rows: usize,
         to: *mut f32,
         to_stride: usize,
+        _over: bool,
     ) {
         for i in 0..rows {
             for j in 0..8 {
@@ -258,10 +261,17 @@ mod x86 {
             rows: usize,
             to: *mut f32,
             to_stride: usize,
+            over: bool,
         ) {
             // SAFETY: callers enable AVX2 and give readable and writable blocks of these shapes.
             unsafe {
                 let columns = transposed(from, from_stride, rows);
+                if over || rows == 8 {
+                    for (j, column) in columns.into_iter().enumerate() {
+                        _mm256_storeu_ps(to.add(j * to_stride), column);
+                    }
+                    return;
+                }
                 for (j, column) in columns.into_iter().enumerate() {
                     store_first(to.add(j * to_stride), column, rows);
                 }
@@ -409,6 +419,7 @@ mod x86 {
             rows: usize,
             to: *mut f32,
             to_stride: usize,
+            _over: bool,
         ) {
             // SAFETY: callers enable AVX-512 and give readable and writable blocks of these shapes;
             // the mask keeps to `rows`.
