@@ -44,8 +44,9 @@ pub enum Strategy {
     Replicated,
     /// Every rank holds all weights, and an equal part of the optimizer's state of each weight of
     /// 64 KiB and more (ZeRO stage 1; Rajbhandari, Rasley, Ruwase & He 2020). Where the number of
-    /// ranks does not divide that of the weight's elements, the last parts are padded. It sends as many bytes as the replicated step, and
-    /// has the same bits. For [elementwise](crate::optim::Optimizer::is_elementwise) optimizers.
+    /// ranks does not divide that of the weight's elements, the last parts are padded. It sends as
+    /// many bytes as the replicated step, and has the same bits. For
+    /// [elementwise](crate::optim::Optimizer::is_elementwise) optimizers.
     ShardedState,
 }
 
