@@ -309,8 +309,8 @@ fn gradients_go_back_to_where_elements_came_from() {
 /// A small detector: a score for each of many places, and a loss over those that a mask selects.
 fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> {
     let root = params.root();
-    let hidden = slabwise::nn::Linear::new(&root / "hidden", 4, 8);
-    let head = slabwise::nn::Linear::new(&root / "head", 8, 1);
+    let hidden = slabwise::nn::Linear::new(&root / "hidden", 4, 32);
+    let head = slabwise::nn::Linear::new(&root / "head", 32, 1);
     let trace = Trace::training().named(if padded { "padded" } else { "selected" });
     let x = trace.input("x", F32, (Dim::bounded("places", 200), 4));
     let target = trace.input("target", F32, (Dim::bounded("places", 200),));

@@ -177,7 +177,7 @@ impl Few<'_> {
             columns: 0..axes[1].out,
         };
         let channels = match self.in_place {
-            true => sizes.source,
+            true => sizes.source.max(1),
             false => (TILE / self::channel(sizes).max(1)).clamp(1, sizes.source.max(1)),
         };
         let shape = Shape::new(axes, channels, axes[0].out, axes[1].out);
