@@ -18,7 +18,7 @@ use crate::value::{Known, Value};
 /// Most levels of graphs and functions inside of each other.
 const DEEPEST: usize = 64;
 /// Most nodes that loops and functions may be unrolled into.
-const MOST_NODES: usize = 1_000_000;
+const MOST_NODES: usize = 500_000;
 
 /// Values by name; `None` for results of nodes that were refused.
 #[derive(Default)]
