@@ -309,13 +309,15 @@ fn gradients_go_back_to_where_elements_came_from() {
 /// A small detector: a score for each of many places, and a loss over those that a mask selects.
 fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> {
     let root = params.root();
-    let hidden = slabwise::nn::Linear::new(&root / "hidden", 4, 32);
+    let first = slabwise::nn::Linear::new(&root / "first", 4, 32);
+    let second = slabwise::nn::Linear::new(&root / "second", 32, 32);
     let head = slabwise::nn::Linear::new(&root / "head", 32, 1);
     let trace = Trace::training().named(if padded { "padded" } else { "selected" });
     let x = trace.input("x", F32, (Dim::bounded("places", 200), 4));
     let target = trace.input("target", F32, (Dim::bounded("places", 200),));
     let is_real = trace.input("is_real", Bool, (Dim::bounded("places", 200),));
-    let score = x.apply(&hidden).tanh().apply(&head).squeeze(1);
+    let hidden = x.apply(&first).tanh().apply(&second).tanh();
+    let score = hidden.apply(&head).squeeze(1);
     let weight = is_real.cast(F32);
     let count = weight.sum();
     let loss = if padded {
@@ -354,7 +356,7 @@ fn a_masked_loss_trains_as_a_padded_one() {
         for step in 0..30 {
             let places = 40 + step * 37 % 150;
             let x = Array2::from_shape_fn((places, 4), |_| rng.float(-1.0, 1.0) as f32);
-            let target = Array1::from_shape_fn(places, |i| x[(i, 0)] * x[(i, 1)]);
+            let target = Array1::from_shape_fn(places, |i| x[(i, 0)] * x[(i, 1)] + 1.0);
             let is_real = Array1::from_shape_fn(places, |_| u8::from(rng.one_in(3)));
             let [loss] = session.run(&program, (x, target, is_real)).expect("runs");
             losses.push(loss.item());
