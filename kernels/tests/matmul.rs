@@ -115,6 +115,28 @@ fn layout(random: &mut Random, batch: &[usize], rows: usize, columns: usize) -> 
     (operand(offset, &strides), (offset + total) as usize)
 }
 
+/// Every `step`-th element of products of operands in random layouts against the oracle.
+fn check_layouts(
+    random: &mut Random,
+    teams: &[Team],
+    batch: &[usize],
+    [m, n, k]: [usize; 3],
+    step: usize,
+) {
+    let (a, a_len) = layout(random, batch, m, k);
+    let (b, b_len) = layout(random, batch, k, n);
+    let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
+    let spec = plain(&dims, k, a, b);
+    let args = [
+        random.floats(a_len),
+        random.floats(b_len),
+        vec![f32::NAN; dims.iter().product()],
+    ];
+    for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), teams, &args) {
+        check(&spec, &dims, k, &args, &results[2], step, isa);
+    }
+}
+
 /// Operands of another type are refused before an address is made: their regions would be too
 /// small.
 #[test]
@@ -170,18 +192,7 @@ fn random_shapes_and_strides() {
             random.int(1, most),
             random.int(0, most),
         );
-        let (a, a_len) = layout(&mut random, &batch, m, k);
-        let (b, b_len) = layout(&mut random, &batch, k, n);
-        let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
-        let spec = plain(&dims, k, a, b);
-        let args = [
-            random.floats(a_len),
-            random.floats(b_len),
-            vec![f32::NAN; dims.iter().product()],
-        ];
-        for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
-            check(&spec, &dims, k, &args, &results[2], 1, isa);
-        }
+        check_layouts(&mut random, &teams, &batch, [m, n, k], 1);
     }
 }
 
@@ -238,18 +249,7 @@ fn few_rows_of_any_strides() {
     for (m, n, k) in shapes {
         for round in 0..3 {
             let batch = &[2][..usize::from(round == 1)];
-            let (a, a_len) = layout(&mut random, batch, m, k);
-            let (b, b_len) = layout(&mut random, batch, k, n);
-            let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
-            let spec = plain(&dims, k, a, b);
-            let args = [
-                random.floats(a_len),
-                random.floats(b_len),
-                vec![f32::NAN; dims.iter().product()],
-            ];
-            for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
-                check(&spec, &dims, k, &args, &results[2], 7, isa);
-            }
+            check_layouts(&mut random, &teams, batch, [m, n, k], 7);
         }
     }
 }

@@ -247,9 +247,13 @@ impl Session {
         trace: &Trace,
         outputs: &[Tensor<'_>],
     ) -> Result<Program<N>> {
-        let exchanges = trace.is_training() || trace.with_graph(Graph::has_collectives);
         // Outside of the closure, whose line mistakes would name.
         let graph = self.finished(trace, outputs);
+        // After a mistake the exchanges of a training step may not have been recorded.
+        let exchanges = match &graph {
+            Ok(graph) => graph.has_collectives(),
+            Err(_) => trace.is_training(),
+        };
         let mut program = self.compile_with_ranks(trace.name(), exchanges, |session| {
             session.compile_outputs(trace.name(), &graph?)
         })?;

@@ -58,7 +58,7 @@ fn in_place(body: &spec::Conv2d, sizes: &Sizes) -> bool {
     let reach = strides
         .zip(counts)
         .try_fold(0i64, |reach, (stride, count)| {
-            reach.checked_add(stride?.checked_mul(count as i64)?)
+            reach.checked_add(stride?.checked_abs()?.checked_mul(count as i64)?)
         });
     sizes.axes.iter().all(Axis::is_unpadded)
         && reach.is_some_and(|reach| i32::try_from(reach).is_ok())
