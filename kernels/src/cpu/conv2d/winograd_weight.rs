@@ -29,6 +29,9 @@ const SPLIT_PARTS: usize = 2;
 const SUMS_MAX: usize = 256 << 10;
 /// Source channels whose gradients are finished together.
 const FINISHED: usize = 8;
+/// Most tiles of a chunk, and elements of its transformed image, which stays in the second cache.
+const CHUNK: usize = 64;
+const TRANSFORMED: usize = 32 << 10;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
@@ -54,15 +57,27 @@ fn splits(sizes: &Sizes, micro: &Micro) -> usize {
         .max(1)
 }
 
-/// Positions of the result's gradient in a row of tiles.
-fn positions(micro: &Micro) -> usize {
-    RESULTS * micro.lanes
+/// Most tiles of a chunk, in whole vectors.
+fn chunk(sizes: &Sizes, micro: &Micro) -> usize {
+    let most = CHUNK.min(TRANSFORMED / (POINTS * sizes.source));
+    let most = most.min(parts(sizes).most().next_multiple_of(micro.lanes));
+    (most / micro.lanes).max(1) * micro.lanes
+}
+
+/// Positions of the result's gradient in a row of a chunk's tiles.
+fn positions(sizes: &Sizes, micro: &Micro) -> usize {
+    RESULTS * chunk(sizes, micro).min(parts(sizes).size()[2])
+}
+
+/// Elements of a vector of transformed tiles of all source channels.
+fn vector(sizes: &Sizes, micro: &Micro) -> usize {
+    POINTS * point(sizes.source * micro.lanes)
 }
 
 /// The images, rows and columns of tiles that a chunk of a part may reach.
 fn windows(sizes: &Sizes, micro: &Micro) -> [[usize; 3]; 2] {
     let [images, rows, columns] = parts(sizes).size();
-    let reach = |size: usize, most: usize| ((micro.lanes - 1) / size + 2).min(most);
+    let reach = |size: usize, most: usize| ((chunk(sizes, micro) - 1) / size + 2).min(most);
     [
         [1, reach(columns, rows), columns],
         [reach(rows * columns, images), rows, columns],
@@ -108,21 +123,21 @@ fn window(part: &Part, tiles: Range<usize>) -> (Part, Range<usize>) {
 
 /// Elements of both tables of a left panel.
 fn tables(sizes: &Sizes, micro: &Micro) -> usize {
-    sizes.source.next_multiple_of(TABLE) + micro.lanes.next_multiple_of(TABLE)
+    sizes.source.next_multiple_of(TABLE) + chunk(sizes, micro).next_multiple_of(TABLE)
 }
 
 /// The buffers, with `prologue_buffer` elements for a prologue.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, prologue_buffer: usize) -> Space {
-    let (tiles, depth) = (micro.lanes, sizes.source);
+    let (tiles, depth) = (chunk(sizes, micro), sizes.source);
     let columns = micro.width(sizes.other);
     let finished = 9 * FINISHED.min(depth) * padded(sizes, micro);
     Space {
-        left: tables(sizes, micro) + POINTS * point(depth * tiles),
+        left: tables(sizes, micro) + tiles / micro.lanes * vector(sizes, micro),
         right: tile(sizes, micro)
             .next_multiple_of(TABLE)
             .saturating_add(prologue_buffer),
         micro_panel: POINTS * point(tiles * columns),
-        k_block: RESULTS * positions(micro) * columns,
+        k_block: RESULTS * positions(sizes, micro) * columns,
         acc: finished,
         // The transposed block, in front of the epilogue's scratch memory.
         scratch: (4 * finished).next_multiple_of(64),
@@ -146,6 +161,9 @@ struct WeightGrad<'a> {
     gradient: Source,
     parts: Parts,
     splits: usize,
+    /// Most tiles of a chunk, and elements of a vector of transformed ones.
+    chunk: usize,
+    vector: usize,
     /// The parts of this slice.
     now: Range<usize>,
     /// The sums of all splits: for each point and source channel one for each output channel.
@@ -176,6 +194,8 @@ pub(super) unsafe fn run(call: &Call) {
         gradient: part_source(call, &body.b, body.sources()),
         parts,
         splits: splits(sizes, micro),
+        chunk: chunk(sizes, micro),
+        vector: vector(sizes, micro),
         now: launch.part.map_or(0..parts.count(), |part| {
             before(part.examples.start)..before(part.examples.end)
         }),
@@ -218,7 +238,7 @@ impl WeightGrad<'_> {
     unsafe fn split(&self, split: usize, panels: Range<usize>, slot: &Slot) {
         let Call { sizes, kernel, .. } = *self.call;
         let micro = kernel.micro;
-        let (depth, padded) = (sizes.source, padded(sizes, micro));
+        let (depth, padded, chunk) = (sizes.source, padded(sizes, micro), self.chunk);
         let count = self.parts.count();
         let span = count * split / self.splits..count * (split + 1) / self.splits;
         // SAFETY: buffers have the sizes of `space`, and these sums are this task's.
@@ -235,17 +255,13 @@ impl WeightGrad<'_> {
                     before = Before::Nothing;
                 }
                 let part = self.parts.get(part);
-                for first in (0..part.len()).step_by(micro.lanes) {
-                    let tiles = first..(first + micro.lanes).min(part.len());
-                    let lanes = micro.width(tiles.len());
+                for first in (0..part.len()).step_by(chunk) {
+                    let tiles = first..(first + chunk).min(part.len());
                     let (part, tiles) = window(&part, tiles);
                     let (high, wide) = (part.rows.len(), part.columns.len());
                     let shape = Shape::new(&self.axes, depth, high, wide);
                     let end = slot.right.add(kernel.space.right);
                     self.image.fill(0..depth, &part, &shape, slot.right, end);
-                    for row in 0..depth {
-                        *rows.add(row) = (row * lanes) as i32;
-                    }
                     self.transform_image(&part, &shape, tiles.clone(), slot);
                     for panel in panels.clone() {
                         let channels =
@@ -261,7 +277,7 @@ impl WeightGrad<'_> {
                                 let left = Left {
                                     base: slot
                                         .left
-                                        .add(self.transformed() + e * point(depth * lanes)),
+                                        .add(self.transformed() + e * point(depth * micro.lanes)),
                                     rows: rows.add(row),
                                     steps,
                                 };
@@ -282,43 +298,53 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// The tables of the rows and, filled, of the steps of left panels.
-    unsafe fn tables(&self, slot: &Slot) -> (*mut i32, *const i32) {
+    /// The tables of the rows and of the steps of left panels.
+    unsafe fn tables(&self, slot: &Slot) -> (*const i32, *const i32) {
+        let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
         let rows = slot.left.cast::<i32>();
-        let steps = rows.wrapping_add(self.call.sizes.source.next_multiple_of(TABLE));
-        for step in 0..self.call.kernel.micro.lanes {
-            // SAFETY: `space` has room for both.
-            unsafe { *steps.add(step) = step as i32 };
+        let steps = rows.wrapping_add(sizes.source.next_multiple_of(TABLE));
+        // SAFETY: `space` has room for both.
+        unsafe {
+            for row in 0..sizes.source {
+                *rows.add(row) = (row * micro.lanes) as i32;
+            }
+            for step in 0..self.chunk {
+                let (v, lane) = (step / micro.lanes, step % micro.lanes);
+                *steps.add(step) = (v * self.vector + lane) as i32;
+            }
         }
         (rows, steps)
     }
 
     /// Elements before the transformed image.
     fn transformed(&self) -> usize {
-        tables(self.call.sizes, self.call.kernel.micro)
+        self.call.sizes.source.next_multiple_of(TABLE) + self.chunk.next_multiple_of(TABLE)
     }
 
     /// Transforms some tiles of the image.
     unsafe fn transform_image(&self, part: &Part, shape: &Shape, tiles: Range<usize>, slot: &Slot) {
-        let (micro, depth) = (self.call.kernel.micro, self.call.sizes.source);
-        let lanes = micro.width(tiles.len());
-        let pieces = pieces(shape, &self.axes, part, tiles.start, tiles.len(), micro);
+        let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
         let mut taps = [0; POINTS];
         for (e, tap) in taps.iter_mut().enumerate() {
             *tap = shape.tap(&self.axes, e / 4, e % 4) as i32;
         }
-        let tiles = Tiles {
-            at: slot.right,
-            channels: depth,
-            channel: shape.channel,
-            taps,
-            pieces: pieces.all(),
-            vectors: pieces.ends(lanes / micro.lanes),
-            to: slot.left.wrapping_add(self.transformed()),
-            point: point(depth * lanes),
-        };
-        // SAFETY: the part is in the slot's tile, and `space` has room for the transformed one.
-        unsafe { (micro.transform_tiles)(&tiles) };
+        for (v, first) in tiles.clone().step_by(micro.lanes).enumerate() {
+            let count = (tiles.end - first).min(micro.lanes);
+            let pieces = pieces(shape, &self.axes, part, first, count, micro);
+            let before = self.transformed() + v * self.vector;
+            let tiles = Tiles {
+                at: slot.right,
+                channels: sizes.source,
+                channel: shape.channel,
+                taps,
+                pieces: pieces.all(),
+                vectors: pieces.ends(1),
+                to: slot.left.wrapping_add(before),
+                point: point(sizes.source * micro.lanes),
+            };
+            // SAFETY: the part is in the slot's tile, and `space` has room for the transformed one.
+            unsafe { (micro.transform_tiles)(&tiles) };
+        }
     }
 
     /// Transforms the result's gradient of some tiles and output channels.
@@ -334,7 +360,7 @@ impl WeightGrad<'_> {
         let width = micro.width(channels.len());
         let (rows, columns) = (part.rows.len(), part.columns.len());
         let out = [sizes.axes[0].out, sizes.axes[1].out];
-        let pitch = positions(micro) * width;
+        let pitch = RESULTS * self.chunk.min(columns) * width;
         let mut tile = tiles.start;
         while tile < tiles.end {
             let at = [

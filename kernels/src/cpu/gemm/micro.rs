@@ -121,7 +121,8 @@ trait LeftAccess: Copy {
     const IN_ORDER: bool;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
-    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32;
+    /// The distances of the rows from it.
+    unsafe fn rows<const R: usize>(left: &Left) -> [isize; R];
 }
 
 #[derive(Clone, Copy)]
@@ -139,9 +140,8 @@ impl LeftAccess for Packed {
         unsafe { left.base.add(step * R) }
     }
     #[inline(always)]
-    unsafe fn row(_left: &Left, at: *const f32, row: usize) -> *const f32 {
-        // SAFETY: as above.
-        unsafe { at.add(row) }
+    unsafe fn rows<const R: usize>(_left: &Left) -> [isize; R] {
+        std::array::from_fn(|row| row as isize)
     }
 }
 
@@ -154,9 +154,9 @@ impl LeftAccess for Indirect {
         unsafe { left.base.offset(*left.steps.add(step) as isize) }
     }
     #[inline(always)]
-    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32 {
+    unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
         // SAFETY: as above.
-        unsafe { at.offset(*left.rows.add(row) as isize) }
+        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize })
     }
 }
 
@@ -211,14 +211,15 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
                 }
             }
         }
+        let rows = W::rows::<R>(&left);
         let mut b = [S::zero(); C];
         for step in 0..depth {
             for (c, b) in b.iter_mut().enumerate() {
                 *b = S::load(F::vector::<S>(&right, step, c));
             }
             let at = W::step::<R>(&left, step);
-            for (r, sum) in sum.iter_mut().enumerate() {
-                let a = S::splat(W::row(&left, at, r));
+            for (sum, row) in sum.iter_mut().zip(rows) {
+                let a = S::splat(at.offset(row));
                 for (sum, b) in sum.iter_mut().zip(b) {
                     *sum = S::fma(a, b, *sum);
                 }

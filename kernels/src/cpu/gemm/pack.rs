@@ -200,23 +200,23 @@ pub(in super::super) type Fill = unsafe fn(lines: &Lines);
 
 #[inline(always)]
 pub(super) unsafe fn fill<S: Simd>(lines: &Lines) {
-    let at = |index: [usize; 3]| {
-        let offsets = (0..3).map(|k| {
-            (
-                index[k] as isize * lines.from_strides[k],
-                index[k] * lines.to_strides[k],
-            )
-        });
-        let (from, to) = offsets.fold((0, 0), |(f, t), (df, dt)| (f + df, t + dt));
-        (lines.from.wrapping_offset(from), lines.to.wrapping_add(to))
-    };
+    let [from_i, from_j, from_k] = lines.from_strides;
+    let [to_i, to_j, to_k] = lines.to_strides;
     for i in 0..lines.counts[0] {
+        let (from, to) = (
+            lines.from.wrapping_offset(i as isize * from_i),
+            lines.to.wrapping_add(i * to_i),
+        );
         for j in 0..lines.counts[1] {
-            for k in 0..lines.counts[2] {
-                let (from, to) = at([i, j, k]);
+            let (mut from, mut to) = (
+                from.wrapping_offset(j as isize * from_j),
+                to.wrapping_add(j * to_j),
+            );
+            for _ in 0..lines.counts[2] {
                 // SAFETY: the caller enables S's instruction set and gives lines that may be
                 // written and elements that may be read.
                 unsafe { line::<S>(lines, from, to) };
+                (from, to) = (from.wrapping_offset(from_k), to.wrapping_add(to_k));
             }
         }
     }
@@ -231,63 +231,70 @@ unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
         length,
         ..
     } = *lines;
-    // SAFETY: as above. A vector at the end of a line is stored in part, and lanes outside of the
-    // elements are not read.
+    // SAFETY: as above.
     unsafe {
-        if stride == 1 || count == 0 {
-            let lanes = |from: isize| {
-                if from <= 0 {
-                    0
-                } else {
-                    u32::MAX >> (32 - from.min(32))
-                }
-            };
-            let mut i = 0;
-            while i < length {
-                let before = first as isize - i as isize;
-                let mask = lanes(before + count as isize) & !lanes(before);
-                let v = S::load_mask(
-                    from.wrapping_offset(-before),
-                    mask & lanes(S::LANES as isize),
-                );
-                if length - i < S::LANES {
-                    S::store_first(to.add(i), v, length - i);
-                } else {
-                    S::store(to.add(i), v);
-                }
-                i += S::LANES;
-            }
-            return;
-        }
-        for i in (0..first).chain(first + count..length) {
-            *to.add(i) = 0.0;
-        }
+        zeros::<S>(to, first);
+        zeros::<S>(to.add(first + count), length - first - count);
         let to = to.add(first);
-        if stride == 2 {
-            for i in (0..count).step_by(S::LANES) {
-                // The elements from this one to the last, and the gaps between them.
-                let (from, left) = (from.add(2 * i), 2 * (count - i) - 1);
-                let lanes = |left: usize| {
-                    let left = left.min(S::LANES) as u32;
-                    ((1u64 << left) - 1) as u32
-                };
-                let low = S::load_mask(from, lanes(left));
-                let high = S::load_mask(
-                    from.wrapping_add(S::LANES),
-                    lanes(left.saturating_sub(S::LANES)),
-                );
-                let v = S::evens(low, high);
-                if count - i < S::LANES {
-                    S::store_first(to.add(i), v, count - i);
-                } else {
-                    S::store(to.add(i), v);
+        match stride {
+            1 => vectors::<S>(count, |i, lanes| match lanes {
+                Some(lanes) => S::store_first(
+                    to.add(i),
+                    S::load_mask(from.add(i), (1 << lanes) - 1),
+                    lanes,
+                ),
+                None => S::store(to.add(i), S::load(from.add(i))),
+            }),
+            2 => vectors::<S>(count, |i, lanes| {
+                let count = lanes.unwrap_or(S::LANES);
+                // The elements and the gaps between them; behind the last may be the end of memory.
+                let (from, read) = (from.add(2 * i), 2 * count - 1);
+                let high = from.wrapping_add(S::LANES);
+                if lanes.is_none() {
+                    let high = S::load_mask(high, (1 << (S::LANES - 1)) - 1);
+                    return S::store(to.add(i), S::evens(S::load(from), high));
+                }
+                let mask = |lanes: usize| ((1u64 << lanes.min(S::LANES)) - 1) as u32;
+                let low = S::load_mask(from, mask(read));
+                let high = S::load_mask(high, mask(read.saturating_sub(S::LANES)));
+                S::store_first(to.add(i), S::evens(low, high), count);
+            }),
+            _ => {
+                for i in 0..count {
+                    *to.add(i) = *from.offset(i as isize * stride);
                 }
             }
-        } else {
-            for i in 0..count {
-                *to.add(i) = *from.offset(i as isize * stride);
-            }
         }
+    }
+}
+
+/// Visits `count` elements by whole vectors, of which the last may reach back into the one before,
+/// or, if they are fewer than a vector's, by their number.
+#[inline(always)]
+unsafe fn vectors<S: Simd>(count: usize, mut visit: impl FnMut(usize, Option<usize>)) {
+    if count < S::LANES {
+        if count > 0 {
+            visit(0, Some(count));
+        }
+        return;
+    }
+    let mut i = 0;
+    while i + S::LANES < count {
+        visit(i, None);
+        i += S::LANES;
+    }
+    visit(count - S::LANES, None);
+}
+
+/// Writes `count` zeros.
+#[inline(always)]
+unsafe fn zeros<S: Simd>(to: *mut f32, count: usize) {
+    // SAFETY: the caller enables S's instruction set and gives elements that may be written.
+    unsafe {
+        vectors::<S>(count, |i, lanes| match lanes {
+            Some(lanes) => S::store_first(to.add(i), S::zero(), lanes),
+            None => S::store(to.add(i), S::zero()),
+        });
     }
 }
 
