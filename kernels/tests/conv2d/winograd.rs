@@ -8,10 +8,24 @@ use slabwise_kernels::spec::ConvKind;
 
 const PRODUCTS: [ConvKind; 2] = [ConvKind::Forward, ConvKind::InputGrad];
 
-/// Shapes at the limits of the filtering: the fewest channels and rows, odd results, no and much
-/// padding, several panels and blocks, rows longer than a block.
+/// Shapes at the limits of the filtering, of 3×3 and 5×5 kernels: the fewest channels and rows, odd
+/// results, no and much padding, several panels and blocks, rows longer than a block.
 fn shapes() -> Vec<Shape> {
     vec![
+        Shape::simple(3, 8, 9, 8, 5, 2),
+        Shape::simple(2, 32, 64, 14, 5, 2),
+        Shape::simple(2, 17, 30, 13, 5, 0),
+        Shape::simple(1, 8, 8, 9, 5, 4),
+        Shape {
+            hw: [9, 70],
+            ..Shape::simple(1, 20, 33, 0, 5, 2)
+        },
+        Shape {
+            hw: [12, 90],
+            pad: [0, 3],
+            cut: [0, 2],
+            ..Shape::simple(1, 9, 20, 0, 5, 0)
+        },
         Shape::simple(3, 8, 9, 8, 3, 1),
         Shape::simple(2, 16, 16, 13, 3, 1),
         Shape::simple(2, 17, 30, 11, 3, 0),
@@ -34,12 +48,18 @@ fn shapes() -> Vec<Shape> {
     ]
 }
 
-/// Roundings of an element besides those of its sum over channels: of the transforms of the image,
-/// the weights and the products.
-const ROUNDINGS: usize = 14;
+/// The roundings of an element besides those of its sum over channels, which are those of the
+/// transforms of the image, the weights and the products, and the largest coefficient of a product
+/// of an element of the image and a weight in a result, in magnitude: of kernels of so many taps.
+fn constants(taps: usize) -> (usize, f64) {
+    match taps {
+        3 => (14, 4.0),
+        _ => (30, 256.0 / 9.0),
+    }
+}
 
-/// For each result the sum over channels of the magnitudes of its tile's 4×4 elements times those
-/// of the 9 weights. A result's coefficients of these products are at most 4.
+/// For each result the sum over channels of the magnitudes of its tile's elements times those of
+/// the weights.
 fn tile_magnitudes(
     shape: &Shape,
     kind: ConvKind,
@@ -47,13 +67,14 @@ fn tile_magnitudes(
     b: &dyn Fn([usize; 4]) -> f64,
 ) -> Vec<f64> {
     let [image, _, [n, rows, high, wide]] = shape.spaces(kind);
+    let (taps, points) = (shape.k[0], shape.k[0] + 1);
     let weight = |row: usize, channel: usize, tap: usize| match kind {
-        ConvKind::InputGrad => b([channel, row, tap / 3, tap % 3]),
-        _ => b([row, channel, tap / 3, tap % 3]),
+        ConvKind::InputGrad => b([channel, row, tap / taps, tap % taps]),
+        _ => b([row, channel, tap / taps, tap % taps]),
     };
-    // The input gradient reads from two positions before a position and its padding on.
+    // The input gradient reads from its taps before a position and its padding on.
     let pad = shape.pad.map(|pad| match kind {
-        ConvKind::InputGrad => 2 - pad as isize,
+        ConvKind::InputGrad => taps as isize - 1 - pad as isize,
         _ => pad as isize,
     });
     let sum_of_tile = |n: usize, channel: usize, tile: [usize; 2]| -> f64 {
@@ -62,15 +83,22 @@ fn tile_magnitudes(
                 .ok()
                 .filter(|&at| at < image[2 + axis])
         };
-        (0..16)
-            .filter_map(|e| Some(a([n, channel, element(e / 4, 0)?, element(e % 4, 1)?]).abs()))
+        (0..points * points)
+            .filter_map(|e| {
+                let at = [n, channel, element(e / points, 0)?, element(e % points, 1)?];
+                Some(a(at).abs())
+            })
             .sum()
     };
     let mut all = Vec::new();
     for n in 0..n {
         for row in 0..rows {
             let weights: Vec<f64> = (0..image[1])
-                .map(|channel| (0..9).map(|tap| weight(row, channel, tap).abs()).sum())
+                .map(|channel| {
+                    (0..taps * taps)
+                        .map(|tap| weight(row, channel, tap).abs())
+                        .sum()
+                })
                 .collect();
             for (h, w) in (0..high).flat_map(|h| (0..wide).map(move |w| (h, w))) {
                 let terms = weights
@@ -118,6 +146,7 @@ fn check(
     let mut spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
     conv(&mut spec).exact = exact;
     let channels = spaces[0][1];
+    let (roundings, coefficient) = constants(shape.k[0]);
     let unit = f64::from(f32::EPSILON) / 2.0;
     let mut largest = 0.0f64;
     for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams(), &args) {
@@ -131,7 +160,7 @@ fn check(
             ];
             let actual = results[2][at(&out, point)];
             let error = (f64::from(actual) - sum).abs();
-            let bound = (channels + ROUNDINGS) as f64 * unit * 4.0 * magnitude;
+            let bound = (channels + roundings) as f64 * unit * coefficient * magnitude;
             assert!(
                 error <= bound,
                 "{isa} {kind:?} {shape:?} at {point:?}: {actual} is not {sum} ± {bound}"
@@ -188,8 +217,10 @@ fn weight_gradients_are_sums() {
         }
     }
     // Several splits.
-    let shape = Shape::simple(40, 8, 17, 12, 3, 1);
-    super::check(&mut random, shape, ConvKind::WeightGrad, true, &teams);
+    for (k, pad) in [(3, 1), (5, 2)] {
+        let shape = Shape::simple(40, 8, 17, 12, k, pad);
+        super::check(&mut random, shape, ConvKind::WeightGrad, true, &teams);
+    }
 }
 
 /// Both algorithms differ, so that the switch is seen to work.

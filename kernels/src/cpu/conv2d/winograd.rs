@@ -1,10 +1,10 @@
-//! The forward product and the input gradient of 3×3 kernels by Winograd's minimal filtering, which
-//! multiplies 2.25 times less often than [`columns`](super::columns).
+//! The forward product and the input gradient of 3×3 and 5×5 kernels by Winograd's minimal
+//! filtering, which multiplies 2.25 and 2.78 times less often than [`columns`](super::columns).
 //!
 //! The shape decides whether it is used, so that a layer has the same bits on every number of
 //! threads, in every batch and with every workspace. The weights are transformed once for all
 //! workers. A worker copies a part of the image to a tile, as for the other products, transforms
-//! some of its 4×4 tiles at a time, and multiplies them with one panel of output channels after
+//! some of its small tiles at a time, and multiplies them with one panel of output channels after
 //! another; the products of a panel are still in the cache when they are transformed to results.
 //!
 //! The error of a result against its exact sum is at most `(c + 14)·2⁻²²` times the sum, over the c
@@ -21,17 +21,15 @@ use super::tile::{Axis, Part, Parts, Shape};
 use super::{Call, Sizes, source, winograd_weight};
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
-use crate::cpu::gemm::winograd::{Kernels, POINTS, Products, Run, Tiles};
+use crate::cpu::gemm::winograd::{ELEMENTS_MAX, Filtering, Kernels, Products, Run, Tiles};
 use crate::cpu::gemm::{Limits, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::{self, ConvKind};
 
-/// Rows and columns of results of a tile.
-pub(super) const RESULTS: usize = 2;
 /// Fewest channels on either side: with fewer, the transforms cost more than they save.
 const CHANNELS_MIN: usize = 8;
-/// Most products of channels, whose transformed weights take 1 MiB, and most output channels.
-const WEIGHTS_MAX: usize = 128 * 128;
+/// Most elements of the transformed weights, which take 1 MiB, and most output channels.
+const WEIGHTS_MAX: usize = 256 << 10;
 const ROWS_MAX: usize = 256;
 /// Fewest rows and columns of results of an image.
 const OUT_MIN: usize = 8;
@@ -43,23 +41,37 @@ const RUNS: usize = 32;
 /// Whether a convolution is computed by this module, or [`winograd_weight`].
 pub(super) fn applies(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> bool {
     let [rows, depth] = [sizes.other, sizes.source];
-    let plain = body.k == [3; 2] && body.stride == [1; 2] && body.dilation == [1; 2];
+    let Some(filtering) = Filtering::of(body.k) else {
+        return false;
+    };
     !body.exact
-        && plain
+        && body.stride == [1; 2]
+        && body.dilation == [1; 2]
         && sizes.fixed
         && sizes.groups == 1
         && rows.min(depth) >= CHANNELS_MIN
         && rows <= ROWS_MAX
-        && rows * depth <= WEIGHTS_MAX
+        && filtering.elements() * rows * depth <= WEIGHTS_MAX
         && sizes.axes.iter().all(|axis| axis.out >= OUT_MIN)
         && (body.kind != ConvKind::WeightGrad || winograd_weight::fits(sizes, micro))
 }
 
-/// The tiles of an axis as the positions of a convolution with 4 elements and a stride of 2.
+/// The filtering of a convolution to which one [applies].
+pub(super) fn filtering(sizes: &Sizes) -> Filtering {
+    let Some(filtering) = Filtering::of(sizes.axes.map(|axis| axis.taps)) else {
+        unreachable!("checked by applies")
+    };
+    filtering
+}
+
+/// The tiles of an axis as the positions of a convolution whose taps are the elements of a tile and
+/// whose stride is the number of its results.
 pub(super) fn axes(sizes: &Sizes) -> [Axis; 2] {
+    let filtering = filtering(sizes);
     sizes.axes.map(|axis| {
-        let tiles = axis.out.div_ceil(RESULTS);
-        let mut of_tiles = Axis::forward(axis.source, tiles, [RESULTS + 2, RESULTS, 1, 0]);
+        let tiles = axis.out.div_ceil(filtering.results);
+        let geometry = [filtering.points(), filtering.results, 1, 0];
+        let mut of_tiles = Axis::forward(axis.source, tiles, geometry);
         of_tiles.pad = axis.pad;
         of_tiles
     })
@@ -67,8 +79,8 @@ pub(super) fn axes(sizes: &Sizes) -> [Axis; 2] {
 
 /// Most tiles of a block.
 fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let width = micro.nr();
-    (limits.acc[0] / sizes.other / (RESULTS * RESULTS) / width * width).max(width)
+    let (width, results) = (micro.nr(), filtering(sizes).results);
+    (limits.acc[0] / sizes.other / (results * results) / width * width).max(width)
 }
 
 /// Most elements of a channel of a part of the image.
@@ -79,10 +91,23 @@ pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> 
     Shape::of_channel(&axes, rows, columns).min(limits.tile.max(least))
 }
 
-/// The distance of the elements of transformed tiles, so that the 16 elements that are written or
-/// read together are in different sets of the cache: `elements`, and a cache line.
+/// The distance of the elements of transformed tiles, so that those that are written or read
+/// together are in different sets of the cache: `elements`, and a cache line.
 pub(super) fn point(elements: usize) -> usize {
     elements + LINE
+}
+
+/// The offsets of a tile's elements from its first in a part of the image of this shape.
+pub(super) fn tile_taps(
+    filtering: Filtering,
+    shape: &Shape,
+    axes: &[Axis; 2],
+) -> [i32; ELEMENTS_MAX] {
+    let (mut taps, points) = ([0; ELEMENTS_MAX], filtering.points());
+    for (e, tap) in taps.iter_mut().take(filtering.elements()).enumerate() {
+        *tap = shape.tap(axes, e / points, e % points) as i32;
+    }
+    taps
 }
 
 /// The buffers for sizes up to these, with `prologue_buffer` elements for a prologue.
@@ -93,6 +118,7 @@ pub(super) fn space(
     prologue_buffer: usize,
 ) -> Space {
     let (axes, width, depth) = (axes(sizes), micro.nr(), sizes.source);
+    let (results, points) = (filtering(sizes).results, filtering(sizes).elements());
     let [height, length] = [axes[0].out, axes[1].out];
     let of = |rows, columns, images| Shape::new(&axes, depth, rows, columns).elements(images);
     let tile = limits
@@ -101,16 +127,14 @@ pub(super) fn space(
         .min(of(height, length, sizes.images));
     let tiles = sizes.images.saturating_mul(height).saturating_mul(length);
     Space {
-        right: tile
-            .next_multiple_of(POINTS)
-            .saturating_add(prologue_buffer),
-        micro_panel: POINTS * point(depth * width),
-        k_block: POINTS * point(micro.mr.min(sizes.other) * width),
+        right: tile.next_multiple_of(LINE).saturating_add(prologue_buffer),
+        micro_panel: points * point(depth * width),
+        k_block: points * point(micro.mr.min(sizes.other) * width),
         acc: sizes
             .other
-            .saturating_mul(RESULTS * RESULTS)
+            .saturating_mul(results * results)
             .saturating_mul(tiles.min(most(sizes, micro, limits))),
-        partial: POINTS * depth * sizes.other,
+        partial: points * depth * sizes.other,
         ..Space::default()
     }
 }
@@ -118,6 +142,7 @@ pub(super) fn space(
 /// One run.
 struct Winograd<'a> {
     call: &'a Call<'a>,
+    filtering: Filtering,
     axes: [Axis; 2],
     image: Image<'a>,
     parts: Parts,
@@ -164,6 +189,7 @@ pub(super) unsafe fn run(call: &Call) {
     let resources = call.resources();
     let product = Winograd {
         call,
+        filtering: filtering(sizes),
         axes,
         image: Image::new(call, &axes, source(&body.a, launch.args[0], launch.env)),
         parts: blocks,
@@ -192,7 +218,7 @@ impl Winograd<'_> {
 
     /// The transformed weights of a panel.
     fn weights(&self, panel: usize) -> *mut f32 {
-        let before = POINTS * self.call.sizes.source * self.rows(panel).start;
+        let before = self.filtering.elements() * self.call.sizes.source * self.rows(panel).start;
         self.weights.wrapping_add(before)
     }
 
@@ -205,11 +231,11 @@ impl Winograd<'_> {
         );
         let (at, [row, channel, kernel_row, kernel_column]) = weight_strides(call, &weight, 0);
         // By their distance from the first element of the image that a result reads.
-        let mut taps = [0; 9];
-        for tap in 0..9 {
-            let [i, j] = [tap / 3, tap % 3];
+        let (mut taps, size) = (<[isize; _]>::default(), self.filtering.taps);
+        for tap in 0..size * size {
+            let [i, j] = [tap / size, tap % size];
             let [down, right] = [call.sizes.axes[0].offset(i), call.sizes.axes[1].offset(j)];
-            taps[3 * down + right] = i as isize * kernel_row + j as isize * kernel_column;
+            taps[size * down + right] = i as isize * kernel_row + j as isize * kernel_column;
         }
         let kernels = Kernels {
             at: at.wrapping_offset(rows.start as isize * row),
@@ -221,24 +247,24 @@ impl Winograd<'_> {
             to: self.weights(panel),
         };
         // SAFETY: these are elements of the weight, and the panel is this worker's.
-        unsafe { (call.kernel.micro.transform_kernels)(&kernels) };
+        unsafe { (call.kernel.micro.transforms(self.filtering).kernels)(&kernels) };
     }
 
     /// Computes the results of a part of the tiles.
     unsafe fn block(&self, block: usize, slot: &Slot) {
         let Call { sizes, kernel, .. } = *self.call;
         let (micro, depth, width) = (kernel.micro, sizes.source, kernel.micro.nr());
+        let (transforms, filtering) = (micro.transforms(self.filtering), self.filtering);
+        let elements = filtering.elements();
         let part = self.parts.get(block);
         let shape = Shape::new(&self.axes, depth, part.rows.len(), part.columns.len());
         let results = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
-            RESULTS * range.start..(RESULTS * range.end).min(sizes.axes[axis].out)
+            let end = (filtering.results * range.end).min(sizes.axes[axis].out);
+            filtering.results * range.start..end
         });
         let [high, wide] = [results[0].len(), results[1].len()];
         let stride = part.images.len() * high * wide;
-        let mut taps = [0; POINTS];
-        for (point, tap) in taps.iter_mut().enumerate() {
-            *tap = shape.tap(&self.axes, point / 4, point % 4) as i32;
-        }
+        let taps = tile_taps(filtering, &shape, &self.axes);
         // SAFETY: buffers have the sizes of `space`.
         unsafe {
             let end = slot.right.add(kernel.space.right);
@@ -257,12 +283,12 @@ impl Winograd<'_> {
                     to: slot.micro_panel,
                     point: point(depth * width),
                 };
-                (micro.transform_tiles)(&tiles);
+                (transforms.tiles)(&tiles);
                 let mut runs = [Run::default(); RUNS];
                 let runs = self.runs(&part, first..first + count, [high, wide], &mut runs);
                 for panel in 0..sizes.other.div_ceil(self.panel) {
                     let rows = self.rows(panel);
-                    for e in 0..POINTS {
+                    for e in 0..elements {
                         let left = Left {
                             base: self.weights(panel).add(e * depth * rows.len()),
                             rows: std::ptr::null(),
@@ -290,7 +316,7 @@ impl Winograd<'_> {
                         row: stride,
                         pitch: wide,
                     };
-                    (micro.transform_products)(&products);
+                    (transforms.products)(&products);
                 }
             }
             let positions = high * wide;
@@ -325,7 +351,8 @@ impl Winograd<'_> {
         [high, wide]: [usize; 2],
         to: &'a mut [Run; RUNS],
     ) -> &'a [Run] {
-        let (lanes, columns, rows) = (
+        let (results, lanes, columns, rows) = (
+            self.filtering.results,
             self.call.kernel.micro.lanes,
             part.columns.len(),
             part.rows.len(),
@@ -341,9 +368,9 @@ impl Winograd<'_> {
             to[count] = Run {
                 vector: at / lanes,
                 lane: at % lanes,
-                offset: (image * high + RESULTS * row) * wide + RESULTS * column,
-                columns: (RESULTS * length).min(wide - RESULTS * column),
-                rows: RESULTS.min(high - RESULTS * row),
+                offset: (image * high + results * row) * wide + results * column,
+                columns: (results * length).min(wide - results * column),
+                rows: results.min(high - results * row),
             };
             (tile, count) = (tile + length, count + 1);
         }

@@ -1,4 +1,4 @@
-//! The weight gradient of 3×3 kernels by Winograd's minimal filtering: with the transforms of
+//! The weight gradient of 3×3 and 5×5 kernels by Winograd's minimal filtering: with the transforms of
 //! [`winograd`](super::winograd), the gradient is `Gᵀ·(Σ (A·y·Aᵀ) ∘ (Bᵀ·d·B))·G`, summed over the
 //! tiles d of the image and the 2×2 elements y of the result's gradient that they reach.
 //!
@@ -12,13 +12,13 @@ use std::ops::Range;
 use super::image::Image;
 use super::pieces::pieces;
 use super::tile::{Axis, Part, Parts, Shape, Source};
-use super::winograd::{RESULTS, axes, point};
+use super::winograd::{axes, filtering, point, tile_taps};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
 use crate::cpu::gemm::pack;
-use crate::cpu::gemm::winograd::{Gradients, POINTS, Sums, Tiles};
+use crate::cpu::gemm::winograd::{Filtering, Gradients, Sums, Tiles};
 use crate::cpu::tile::Bound;
 
 /// Most tiles of a part of the batch.
@@ -47,7 +47,7 @@ fn padded(sizes: &Sizes, micro: &Micro) -> usize {
 
 /// Elements of the sums of a split.
 fn sums(sizes: &Sizes, micro: &Micro) -> usize {
-    POINTS * sizes.source * padded(sizes, micro)
+    filtering(sizes).elements() * sizes.source * padded(sizes, micro)
 }
 
 fn splits(sizes: &Sizes, micro: &Micro) -> usize {
@@ -59,19 +59,19 @@ fn splits(sizes: &Sizes, micro: &Micro) -> usize {
 
 /// Most tiles of a chunk, in whole vectors.
 fn chunk(sizes: &Sizes, micro: &Micro) -> usize {
-    let most = CHUNK.min(TRANSFORMED / (POINTS * sizes.source));
+    let most = CHUNK.min(TRANSFORMED / (filtering(sizes).elements() * sizes.source));
     let most = most.min(parts(sizes).most().next_multiple_of(micro.lanes));
     (most / micro.lanes).max(1) * micro.lanes
 }
 
 /// Positions of the result's gradient in a row of a chunk's tiles.
 fn positions(sizes: &Sizes, micro: &Micro) -> usize {
-    RESULTS * chunk(sizes, micro).min(parts(sizes).size()[2])
+    filtering(sizes).results * chunk(sizes, micro).min(parts(sizes).size()[2])
 }
 
 /// Elements of a vector of transformed tiles of all source channels.
 fn vector(sizes: &Sizes, micro: &Micro) -> usize {
-    POINTS * point(sizes.source * micro.lanes)
+    filtering(sizes).elements() * point(sizes.source * micro.lanes)
 }
 
 /// The images, rows and columns of tiles that a chunk of a part may reach.
@@ -130,14 +130,15 @@ fn tables(sizes: &Sizes, micro: &Micro) -> usize {
 pub(super) fn space(sizes: &Sizes, micro: &Micro, prologue_buffer: usize) -> Space {
     let (tiles, depth) = (chunk(sizes, micro), sizes.source);
     let columns = micro.width(sizes.other);
-    let finished = 9 * FINISHED.min(depth) * padded(sizes, micro);
+    let filtering = filtering(sizes);
+    let finished = filtering.taps.pow(2) * FINISHED.min(depth) * padded(sizes, micro);
     Space {
         left: tables(sizes, micro) + tiles / micro.lanes * vector(sizes, micro),
         right: tile(sizes, micro)
             .next_multiple_of(TABLE)
             .saturating_add(prologue_buffer),
-        micro_panel: POINTS * point(tiles * columns),
-        k_block: RESULTS * positions(sizes, micro) * columns,
+        micro_panel: filtering.elements() * point(tiles * columns),
+        k_block: filtering.results * positions(sizes, micro) * columns,
         acc: finished,
         // The transposed block, in front of the epilogue's scratch memory.
         scratch: (4 * finished).next_multiple_of(64),
@@ -156,6 +157,7 @@ pub(super) fn micro_batch_limits(sizes: &Sizes, micro: &Micro) -> MicroBatchLimi
 /// One run.
 struct WeightGrad<'a> {
     call: &'a Call<'a>,
+    filtering: Filtering,
     axes: [Axis; 2],
     image: Image<'a>,
     gradient: Source,
@@ -189,6 +191,7 @@ pub(super) unsafe fn run(call: &Call) {
     let before = |examples: usize| parts.before(examples * call.per_example());
     let product = WeightGrad {
         call,
+        filtering: filtering(sizes),
         axes,
         image: Image::new(call, &axes, part_source(call, &body.a, 0)),
         gradient: part_source(call, &body.b, body.sources()),
@@ -269,7 +272,7 @@ impl WeightGrad<'_> {
                         let width = micro.width(channels.len());
                         let sums = self.sums(split).add(channels.start);
                         self.transform_gradient(&part, tiles.clone(), channels, slot);
-                        for e in 0..POINTS {
+                        for e in 0..self.filtering.elements() {
                             let gradient = slot.micro_panel.add(e * point(tiles.len() * width));
                             let right = Right::packed(gradient, width);
                             for row in (0..depth).step_by(height) {
@@ -324,10 +327,7 @@ impl WeightGrad<'_> {
     /// Transforms some tiles of the image.
     unsafe fn transform_image(&self, part: &Part, shape: &Shape, tiles: Range<usize>, slot: &Slot) {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
-        let mut taps = [0; POINTS];
-        for (e, tap) in taps.iter_mut().enumerate() {
-            *tap = shape.tap(&self.axes, e / 4, e % 4) as i32;
-        }
+        let taps = tile_taps(self.filtering, shape, &self.axes);
         for (v, first) in tiles.clone().step_by(micro.lanes).enumerate() {
             let count = (tiles.end - first).min(micro.lanes);
             let pieces = pieces(shape, &self.axes, part, first, count, micro);
@@ -343,7 +343,7 @@ impl WeightGrad<'_> {
                 point: point(sizes.source * micro.lanes),
             };
             // SAFETY: the part is in the slot's tile, and `space` has room for the transformed one.
-            unsafe { (micro.transform_tiles)(&tiles) };
+            unsafe { (micro.transforms(self.filtering).tiles)(&tiles) };
         }
     }
 
@@ -357,10 +357,10 @@ impl WeightGrad<'_> {
     ) {
         let Call { sizes, kernel, .. } = *self.call;
         let (micro, [image, channel, row, step]) = (kernel.micro, self.gradient.strides);
-        let width = micro.width(channels.len());
+        let (width, results) = (micro.width(channels.len()), self.filtering.results);
         let (rows, columns) = (part.rows.len(), part.columns.len());
         let out = [sizes.axes[0].out, sizes.axes[1].out];
-        let pitch = RESULTS * self.chunk.min(columns) * width;
+        let pitch = results * self.chunk.min(columns) * width;
         let mut tile = tiles.start;
         while tile < tiles.end {
             let at = [
@@ -369,12 +369,12 @@ impl WeightGrad<'_> {
                 part.columns.start + tile % columns,
             ];
             let count = (columns - tile % columns).min(tiles.end - tile);
-            let [down, right] = [RESULTS * at[1], RESULTS * at[2]];
-            let length = (RESULTS * count).min(out[1] - right);
+            let [down, right] = [results * at[1], results * at[2]];
+            let length = (results * count).min(out[1] - right);
             // SAFETY: these channels and positions lie inside the gradient, and `space` has room
             // for two rows of them and for the transformed tiles.
             unsafe {
-                for i in 0..RESULTS {
+                for i in 0..results {
                     let to = slot.k_block.add(i * pitch);
                     let length = if down + i < out[0] { length } else { 0 };
                     let offset = at[0] as isize * image
@@ -387,10 +387,10 @@ impl WeightGrad<'_> {
                         step,
                     };
                     (micro.pack)(from, channels.len(), length, to, width);
-                    let rest = (RESULTS * count - length) * width;
+                    let rest = (results * count - length) * width;
                     std::slice::from_raw_parts_mut(to.add(length * width), rest).fill(0.0);
                 }
-                (micro.transform_gradients)(&Gradients {
+                (micro.transforms(self.filtering).gradients)(&Gradients {
                     at: slot.k_block,
                     pitch,
                     tiles: count,
@@ -408,7 +408,8 @@ impl WeightGrad<'_> {
         let Call { sizes, kernel, .. } = *self.call;
         let (micro, padded) = (kernel.micro, padded(sizes, kernel.micro));
         let channels = block * FINISHED..((block + 1) * FINISHED).min(sizes.source);
-        let (rows, columns) = (9 * channels.len(), sizes.other);
+        let taps = self.filtering.taps.pow(2);
+        let (rows, columns) = (taps * channels.len(), sizes.other);
         let from = pack::Source {
             at: slot.acc,
             stride: padded as isize,
@@ -419,13 +420,13 @@ impl WeightGrad<'_> {
         // memory, which begins with room for a block.
         unsafe {
             for (i, channel) in channels.clone().enumerate() {
-                (micro.transform_sums)(&Sums {
+                (micro.transforms(self.filtering).sums)(&Sums {
                     at: self.sums(0).add(channel * padded),
                     splits: self.splits,
                     split: sums(sizes, micro),
                     point: sizes.source * padded,
                     columns: padded,
-                    to: slot.acc.add(9 * i * padded),
+                    to: slot.acc.add(taps * i * padded),
                 });
             }
             (micro.pack)(from, rows, columns, transposed, rows);

@@ -101,11 +101,8 @@ pub(in super::super) struct Micro {
     pub fill: pack::Fill,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
-    pub transform_tiles: winograd::TransformTiles,
-    pub transform_kernels: winograd::TransformKernels,
-    pub transform_products: winograd::TransformProducts,
-    pub transform_gradients: winograd::TransformGradients,
-    pub transform_sums: winograd::TransformSums,
+    /// For kernels of three and of five taps an axis.
+    transforms: [winograd::Transforms; 2],
     /// A loop of [`PEAK_SUMS`] independent fused multiply-adds of vectors, so many times.
     pub peak: unsafe fn(rounds: usize) -> f32,
 }
@@ -309,29 +306,29 @@ macro_rules! micro {
                 unsafe { planes::correlate::<$simd>(planes) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_tiles(tiles: &winograd::Tiles) {
+            unsafe fn transform_tiles<const P: usize>(tiles: &winograd::Tiles) {
                 // SAFETY: as above.
-                unsafe { winograd::tiles::<$simd>(tiles) }
+                unsafe { winograd::tiles::<$simd, P>(tiles) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_kernels(kernels: &winograd::Kernels) {
+            unsafe fn transform_kernels<const P: usize, const R: usize>(kernels: &winograd::Kernels) {
                 // SAFETY: as above.
-                unsafe { winograd::kernels::<$simd>(kernels) }
+                unsafe { winograd::kernels::<$simd, P, R>(kernels) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_products(products: &winograd::Products) {
+            unsafe fn transform_products<const P: usize>(products: &winograd::Products) {
                 // SAFETY: as above.
-                unsafe { winograd::products::<$simd>(products) }
+                unsafe { winograd::products::<$simd, P, 2>(products) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_gradients(gradients: &winograd::Gradients) {
+            unsafe fn transform_gradients<const P: usize>(gradients: &winograd::Gradients) {
                 // SAFETY: as above.
-                unsafe { winograd::gradients::<$simd>(gradients) }
+                unsafe { winograd::gradients::<$simd, P, 2>(gradients) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_sums(sums: &winograd::Sums) {
+            unsafe fn transform_sums<const P: usize, const R: usize>(sums: &winograd::Sums) {
                 // SAFETY: as above.
-                unsafe { winograd::sums::<$simd>(sums) }
+                unsafe { winograd::sums::<$simd, P, R>(sums) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn peak(rounds: usize) -> f32 {
@@ -349,11 +346,22 @@ macro_rules! micro {
                 fill,
                 convolve,
                 correlate,
-                transform_tiles,
-                transform_kernels,
-                transform_products,
-                transform_gradients,
-                transform_sums,
+                transforms: [
+                    winograd::Transforms {
+                        tiles: transform_tiles::<4>,
+                        kernels: transform_kernels::<4, 3>,
+                        products: transform_products::<4>,
+                        gradients: transform_gradients::<4>,
+                        sums: transform_sums::<4, 3>,
+                    },
+                    winograd::Transforms {
+                        tiles: transform_tiles::<6>,
+                        kernels: transform_kernels::<6, 5>,
+                        products: transform_products::<6>,
+                        gradients: transform_gradients::<6>,
+                        sums: transform_sums::<6, 5>,
+                    },
+                ],
                 peak,
             }
         };
@@ -376,6 +384,11 @@ impl Micro {
             Isa::Avx2 => &AVX2,
             _ => &PORTABLE,
         }
+    }
+
+    /// The transforms of a filtering.
+    pub fn transforms(&self, filtering: winograd::Filtering) -> &winograd::Transforms {
+        &self.transforms[usize::from(filtering.taps == 5)]
     }
 
     /// Columns of the widest block.

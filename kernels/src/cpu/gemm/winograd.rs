@@ -1,16 +1,32 @@
-//! The transforms of convolutions by Winograd's minimal filtering F(2×2, 3×3): 2×2 neighbouring
-//! results of a 3×3 kernel from 4×4 elements of the image, with 16 multiplications instead of 36
-//! (Winograd, 1980; Lavin and Gray, 2016).
+//! The transforms of convolutions by Winograd's minimal filtering F(m×m, r×r): m×m neighbouring
+//! results of an r×r kernel from a tile of p×p elements of the image, p = m + r − 1, with p²
+//! multiplications instead of m²·r² (Winograd, 1980; Lavin and Gray, 2016).
 //!
 //! With the matrices Bᵀ, G and Aᵀ below, the results Y of a tile d and a kernel g are `Aᵀ·((G·g·Gᵀ)
 //! ∘ (Bᵀ·d·B))·A`, where ∘ multiplies element by element. Sums over channels are taken between the
-//! transforms, as 16 matrix products, one for each of the 16 elements.
+//! transforms, as p² matrix products, one for each of the elements. The matrices follow from p − 1
+//! points at which polynomials are evaluated, and the point at infinity (Toom and Cook).
+//!
+//! F(2×2, 3×3), from the points 0, 1, −1:
 //!
 //! ```text
 //!      1  0 −1  0         1  0  0
 //! Bᵀ   0  1  1  0    G    ½  ½  ½    Aᵀ   1  1  1  0
 //!      0 −1  1  0         ½ −½  ½         0  1 −1 −1
 //!      0  1  0 −1         0  0  1
+//! ```
+//!
+//! F(2×2, 5×5), from the points 0, ±a, ±b with a = 1/√2 and b = √2: as they are each other's
+//! inverses, the coefficients stay small, and the error is a third of that with 1 and 2.
+//!
+//! ```text
+//!      1   0  −5/2   0   1  0
+//!      0 −2a   −2    a   1  0         G: the rows 1 0 0 0 0 and 0 0 0 0 1, and between them
+//! Bᵀ   0  2a   −2   −a   1  0         for x = ±a (n = −3/2) and ±b (n = 6)
+//!      0 −b/2  −½    b   1  0           1/n · (1 x x² x³ x⁴)
+//!      0  b/2  −½   −b   1  0
+//!      0   1    0  −5/2  0  1         Aᵀ   1  1  1  1  1  0
+//!                                          0  a −a  b −b  1
 //! ```
 
 // Loops over indices, because iterators over vectors are not inlined into functions of another
@@ -20,11 +36,56 @@
 use super::pack::Piece;
 use super::simd::Simd;
 
-/// Elements of a transformed tile.
-pub(in super::super) const POINTS: usize = 16;
+/// Most elements of an axis of a tile, and most taps of an axis of a kernel.
+const POINTS_MAX: usize = 6;
+const TAPS_MAX: usize = 5;
+/// Most elements of a tile.
+pub(in super::super) const ELEMENTS_MAX: usize = POINTS_MAX * POINTS_MAX;
+
+/// The inner points of tiles of six elements.
+const A: f32 = std::f32::consts::FRAC_1_SQRT_2;
+const B: f32 = std::f32::consts::SQRT_2;
 
 /// Most lanes of a vector.
 const LANES: usize = 16;
+
+/// The sizes of F(m×m, r×r).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Filtering {
+    /// Results of an axis of a tile.
+    pub results: usize,
+    /// Taps of an axis of a kernel.
+    pub taps: usize,
+}
+
+impl Filtering {
+    /// The filtering of kernels with so many taps in each axis, if there is one.
+    pub fn of(taps: [usize; 2]) -> Option<Filtering> {
+        [[3; 2], [5; 2]].contains(&taps).then_some(Filtering {
+            results: 2,
+            taps: taps[0],
+        })
+    }
+
+    /// Elements of an axis of a tile.
+    pub fn points(self) -> usize {
+        self.results + self.taps - 1
+    }
+
+    /// Elements of a tile.
+    pub fn elements(self) -> usize {
+        self.points() * self.points()
+    }
+}
+
+/// The transforms of a filtering.
+pub(in super::super) struct Transforms {
+    pub tiles: TransformTiles,
+    pub kernels: TransformKernels,
+    pub products: TransformProducts,
+    pub gradients: TransformGradients,
+    pub sums: TransformSums,
+}
 
 /// Tiles of all channels of a part of an image, to be transformed: element e of channel c of the
 /// tile in lane l of vector v is read at `at + c·channel + taps[e]` by the vector's pieces, and
@@ -33,7 +94,7 @@ pub(in super::super) struct Tiles<'a> {
     pub at: *const f32,
     pub channels: usize,
     pub channel: usize,
-    pub taps: [i32; POINTS],
+    pub taps: [i32; ELEMENTS_MAX],
     pub pieces: &'a [Piece],
     /// As for [`super::pack::Gather`].
     pub vectors: &'a [u16],
@@ -53,7 +114,7 @@ pub(in super::super) struct Kernels {
     pub row: isize,
     pub channels: usize,
     pub channel: isize,
-    pub taps: [isize; 9],
+    pub taps: [isize; TAPS_MAX * TAPS_MAX],
     pub to: *mut f32,
 }
 
@@ -68,13 +129,13 @@ pub(in super::super) struct Run {
     pub lane: usize,
     /// Elements from a channel's first result to the first of the tiles.
     pub offset: usize,
-    /// Results in a row of all these tiles, and rows of results, 1 or 2.
+    /// Results in a row of all these tiles, and rows of results.
     pub columns: usize,
     pub rows: usize,
 }
 
 /// Products of `rows` channels, to be transformed into results: element e of channel r at `at +
-/// e·point + r·width`, a channel's results at `to + r·row`, and two rows of results `pitch` apart.
+/// e·point + r·width`, a channel's results at `to + r·row`, and rows of results `pitch` apart.
 pub(in super::super) struct Products<'a> {
     pub at: *const f32,
     pub point: usize,
@@ -90,7 +151,7 @@ pub(in super::super) struct Products<'a> {
 pub(in super::super) type TransformProducts = unsafe fn(products: &Products);
 
 #[inline(always)]
-pub(super) unsafe fn tiles<S: Simd>(tiles: &Tiles) {
+pub(super) unsafe fn tiles<S: Simd, const P: usize>(tiles: &Tiles) {
     for (v, ends) in tiles.vectors.windows(2).enumerate() {
         let some = |at: *const f32, piece: Piece| {
             // SAFETY: the caller enables S's instruction set and gives pieces whose lanes are
@@ -101,13 +162,13 @@ pub(super) unsafe fn tiles<S: Simd>(tiles: &Tiles) {
         unsafe {
             match tiles.pieces[usize::from(ends[0])..usize::from(ends[1])] {
                 [one] if one.lanes.count_ones() as usize == S::LANES => {
-                    columns::<S>(tiles, v, |at| {
+                    columns::<S, P>(tiles, v, |at| {
                         S::load(at.wrapping_offset(one.offset as isize))
                     });
                 }
-                [one] => columns::<S>(tiles, v, |at| some(at, one)),
-                [one, two] => columns::<S>(tiles, v, |at| S::or(some(at, one), some(at, two))),
-                ref many => columns::<S>(tiles, v, |at| {
+                [one] => columns::<S, P>(tiles, v, |at| some(at, one)),
+                [one, two] => columns::<S, P>(tiles, v, |at| S::or(some(at, one), some(at, two))),
+                ref many => columns::<S, P>(tiles, v, |at| {
                     let mut joined = S::zero();
                     for &piece in many {
                         joined = S::or(joined, some(at, piece));
@@ -121,45 +182,74 @@ pub(super) unsafe fn tiles<S: Simd>(tiles: &Tiles) {
 
 /// One vector of tiles, of all channels.
 #[inline(always)]
-unsafe fn columns<S: Simd>(tiles: &Tiles, v: usize, load: impl Fn(*const f32) -> S::V) {
+unsafe fn columns<S: Simd, const P: usize>(
+    tiles: &Tiles,
+    v: usize,
+    load: impl Fn(*const f32) -> S::V,
+) {
     let width = (tiles.vectors.len() - 1) * S::LANES;
     for channel in 0..tiles.channels {
         let at = tiles.at.wrapping_add(channel * tiles.channel);
         let to = tiles.to.wrapping_add(channel * width + v * S::LANES);
         // SAFETY: the caller enables S's instruction set and gives room for every vector.
         unsafe {
-            let mut rows = [[S::zero(); 4]; 4];
-            for i in 0..4 {
-                let at = |j: usize| at.wrapping_offset(tiles.taps[4 * i + j] as isize);
-                rows[i] = of_tile::<S>([load(at(0)), load(at(1)), load(at(2)), load(at(3))]);
+            let mut rows = [[S::zero(); P]; P];
+            for i in 0..P {
+                let mut row = [S::zero(); P];
+                for j in 0..P {
+                    row[j] = load(at.wrapping_offset(tiles.taps[P * i + j] as isize));
+                }
+                rows[i] = of_tile::<S, P>(row);
             }
-            for j in 0..4 {
-                let column = of_tile::<S>([rows[0][j], rows[1][j], rows[2][j], rows[3][j]]);
-                for i in 0..4 {
-                    S::store(to.wrapping_add((4 * i + j) * tiles.point), column[i]);
+            for j in 0..P {
+                let mut column = [S::zero(); P];
+                for i in 0..P {
+                    column[i] = rows[i][j];
+                }
+                let column = of_tile::<S, P>(column);
+                for i in 0..P {
+                    S::store(to.wrapping_add((P * i + j) * tiles.point), column[i]);
                 }
             }
         }
     }
 }
 
+/// `x·a + b` with a constant.
+#[inline(always)]
+unsafe fn scaled<S: Simd>(a: S::V, x: f32, b: S::V) -> S::V {
+    // SAFETY: the caller enables S's instruction set.
+    unsafe { S::fma(a, S::splat(&x), b) }
+}
+
 /// `Bᵀ·d`.
 #[inline(always)]
-unsafe fn of_tile<S: Simd>(d: [S::V; 4]) -> [S::V; 4] {
+unsafe fn of_tile<S: Simd, const P: usize>(d: [S::V; P]) -> [S::V; P] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        [
-            S::sub(d[0], d[2]),
-            S::add(d[1], d[2]),
-            S::sub(d[2], d[1]),
-            S::sub(d[1], d[3]),
-        ]
+        let mut to = [S::zero(); P];
+        if P == 4 {
+            to[0] = S::sub(d[0], d[2]);
+            to[1] = S::add(d[1], d[2]);
+            to[2] = S::sub(d[2], d[1]);
+            to[3] = S::sub(d[1], d[3]);
+        } else {
+            to[0] = scaled::<S>(d[2], -2.5, S::add(d[0], d[4]));
+            let (even, odd) = (scaled::<S>(d[2], -2.0, d[4]), scaled::<S>(d[1], -2.0, d[3]));
+            to[1] = scaled::<S>(odd, A, even);
+            to[2] = scaled::<S>(odd, -A, even);
+            let (even, odd) = (scaled::<S>(d[2], -0.5, d[4]), scaled::<S>(d[1], -0.5, d[3]));
+            to[3] = scaled::<S>(odd, B, even);
+            to[4] = scaled::<S>(odd, -B, even);
+            to[5] = scaled::<S>(d[3], -2.5, S::add(d[1], d[5]));
+        }
+        to
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn kernels<S: Simd>(kernels: &Kernels) {
-    let mut loaded = [[0.0f32; LANES]; 9];
+pub(super) unsafe fn kernels<S: Simd, const P: usize, const R: usize>(kernels: &Kernels) {
+    let mut loaded = [[[0.0f32; LANES]; R]; R];
     for channel in 0..kernels.channels {
         let at = kernels
             .at
@@ -167,23 +257,29 @@ pub(super) unsafe fn kernels<S: Simd>(kernels: &Kernels) {
         // SAFETY: the caller enables S's instruction set and gives kernels that may be read, and
         // room for the transformed ones.
         unsafe {
-            for (taps, tap) in loaded.iter_mut().zip(kernels.taps) {
-                for (row, value) in taps.iter_mut().enumerate().take(kernels.rows) {
-                    *value = *at.wrapping_offset(row as isize * kernels.row + tap);
+            for i in 0..R {
+                for j in 0..R {
+                    let tap = at.wrapping_offset(kernels.taps[R * i + j]);
+                    for row in 0..kernels.rows {
+                        loaded[i][j][row] = *tap.wrapping_offset(row as isize * kernels.row);
+                    }
                 }
             }
-            let mut columns = [[S::zero(); 3]; 4];
-            for j in 0..3 {
-                let at = |i: usize| loaded[3 * i + j].as_ptr();
-                let g = of_kernel::<S>([S::load(at(0)), S::load(at(1)), S::load(at(2))]);
-                for i in 0..4 {
+            let mut columns = [[S::zero(); R]; P];
+            for j in 0..R {
+                let mut g = [S::zero(); R];
+                for i in 0..R {
+                    g[i] = S::load(loaded[i][j].as_ptr());
+                }
+                let g = of_kernel::<S, P, R>(g);
+                for i in 0..P {
                     columns[i][j] = g[i];
                 }
             }
-            for i in 0..4 {
-                let row = of_kernel::<S>(columns[i]);
-                for j in 0..4 {
-                    let step = (4 * i + j) * kernels.channels + channel;
+            for i in 0..P {
+                let row = of_kernel::<S, P, R>(columns[i]);
+                for j in 0..P {
+                    let step = (P * i + j) * kernels.channels + channel;
                     let to = kernels.to.add(step * kernels.rows);
                     if kernels.rows == S::LANES {
                         S::store(to, row[j]);
@@ -198,22 +294,32 @@ pub(super) unsafe fn kernels<S: Simd>(kernels: &Kernels) {
 
 /// `G·g`.
 #[inline(always)]
-unsafe fn of_kernel<S: Simd>(g: [S::V; 3]) -> [S::V; 4] {
+unsafe fn of_kernel<S: Simd, const P: usize, const R: usize>(g: [S::V; R]) -> [S::V; P] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        let [half, less] = [S::splat(&0.5), S::splat(&-0.5)];
-        let outer = S::fma(S::add(g[0], g[2]), half, S::zero());
-        [
-            g[0],
-            S::fma(g[1], half, outer),
-            S::fma(g[1], less, outer),
-            g[2],
-        ]
+        let (mut to, zero) = ([S::zero(); P], S::zero());
+        (to[0], to[P - 1]) = (g[0], g[R - 1]);
+        if P == 4 {
+            let outer = scaled::<S>(S::add(g[0], g[2]), 0.5, zero);
+            to[1] = scaled::<S>(g[1], 0.5, outer);
+            to[2] = scaled::<S>(g[1], -0.5, outer);
+        } else {
+            let points = [(A, 0.5, -2.0 / 3.0), (B, 2.0, 1.0 / 6.0)];
+            for k in 0..2 {
+                let (x, square, scale) = points[k];
+                let even = scaled::<S>(scaled::<S>(g[4], square, g[2]), square, g[0]);
+                let odd = scaled::<S>(g[3], square, g[1]);
+                let even = scaled::<S>(even, scale, zero);
+                to[1 + 2 * k] = scaled::<S>(odd, x * scale, even);
+                to[2 + 2 * k] = scaled::<S>(odd, -x * scale, even);
+            }
+        }
+        to
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn products<S: Simd>(products: &Products) {
+pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products: &Products) {
     for r in 0..products.rows {
         let to = products.to.wrapping_add(r * products.row);
         let mut runs = products.runs;
@@ -225,25 +331,24 @@ pub(super) unsafe fn products<S: Simd>(products: &Products) {
             // SAFETY: the caller enables S's instruction set and gives products that may be read,
             // and room for the results of every run.
             unsafe {
-                let mut rows = [[S::zero(); 4]; 2];
-                for j in 0..4 {
-                    let at = |i: usize| at.wrapping_add((4 * i + j) * products.point);
-                    let m = [
-                        S::load(at(0)),
-                        S::load(at(1)),
-                        S::load(at(2)),
-                        S::load(at(3)),
-                    ];
-                    let m = of_products::<S>(m);
-                    (rows[0][j], rows[1][j]) = (m[0], m[1]);
+                let mut rows = [[S::zero(); P]; M];
+                for j in 0..P {
+                    let mut m = [S::zero(); P];
+                    for i in 0..P {
+                        m[i] = S::load(at.wrapping_add((P * i + j) * products.point));
+                    }
+                    let m = of_products::<S, P, M>(m);
+                    for i in 0..M {
+                        rows[i][j] = m[i];
+                    }
                 }
-                let mut results = [[S::zero(); 2]; 2];
-                for i in 0..2 {
-                    let m = of_products::<S>(rows[i]);
+                let mut results = [[S::zero(); 2]; M];
+                for i in 0..M {
+                    let m = of_products::<S, P, M>(rows[i]);
                     results[i] = S::interleave(m[0], m[1]);
                 }
                 if let [run] = now
-                    && run.columns == 2 * S::LANES
+                    && run.columns == M * S::LANES
                 {
                     for i in 0..run.rows {
                         let to = to.wrapping_add(run.offset + i * products.pitch);
@@ -253,11 +358,11 @@ pub(super) unsafe fn products<S: Simd>(products: &Products) {
                     continue;
                 }
                 let mut line = [0.0f32; 2 * LANES];
-                for i in 0..2 {
+                for i in 0..M {
                     S::store(line.as_mut_ptr(), results[i][0]);
                     S::store(line.as_mut_ptr().add(S::LANES), results[i][1]);
                     for run in now.iter().filter(|run| i < run.rows) {
-                        let from = line.as_ptr().add(2 * run.lane);
+                        let from = line.as_ptr().add(M * run.lane);
                         let to = to.wrapping_add(run.offset + i * products.pitch);
                         for first in (0..run.columns).step_by(S::LANES) {
                             let count = (run.columns - first).min(S::LANES);
@@ -272,18 +377,26 @@ pub(super) unsafe fn products<S: Simd>(products: &Products) {
 
 /// `Aᵀ·m`.
 #[inline(always)]
-unsafe fn of_products<S: Simd>(m: [S::V; 4]) -> [S::V; 2] {
+unsafe fn of_products<S: Simd, const P: usize, const M: usize>(m: [S::V; P]) -> [S::V; M] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        [
-            S::add(S::add(m[0], m[1]), m[2]),
-            S::sub(S::sub(m[1], m[2]), m[3]),
-        ]
+        let mut to = [S::zero(); M];
+        if P == 4 {
+            to[0] = S::add(S::add(m[0], m[1]), m[2]);
+            to[1] = S::sub(S::sub(m[1], m[2]), m[3]);
+        } else {
+            let inner = S::add(S::add(m[1], m[2]), S::add(m[3], m[4]));
+            to[0] = S::add(m[0], inner);
+            let odd = scaled::<S>(S::sub(m[1], m[2]), A, m[5]);
+            to[1] = scaled::<S>(S::sub(m[3], m[4]), B, odd);
+        }
+        to
     }
 }
 
-/// Gradients of results, to be transformed: two rows of `2·tiles` positions, `width` channels each,
-/// at `at` and `at + pitch`; element e of tile t is written to `to + e·point + t·width`.
+/// Gradients of results, to be transformed: for each row of results of a tile a row of so many
+/// positions for each of `tiles` tiles, `width` channels each, from `at` on and `pitch` apart;
+/// element e of tile t is written to `to + e·point + t·width`.
 pub(in super::super) struct Gradients {
     pub at: *const f32,
     pub pitch: usize,
@@ -312,22 +425,30 @@ pub(in super::super) struct Sums {
 pub(in super::super) type TransformSums = unsafe fn(sums: &Sums);
 
 #[inline(always)]
-pub(super) unsafe fn gradients<S: Simd>(gradients: &Gradients) {
+pub(super) unsafe fn gradients<S: Simd, const P: usize, const M: usize>(gradients: &Gradients) {
     for tile in 0..gradients.tiles {
         for lane in (0..gradients.width).step_by(S::LANES) {
-            let at = gradients.at.wrapping_add(2 * tile * gradients.width + lane);
+            let at = gradients.at.wrapping_add(M * tile * gradients.width + lane);
             let to = gradients.to.wrapping_add(tile * gradients.width + lane);
             // SAFETY: the caller enables S's instruction set, gives gradients that may be read, and
             // room for the transformed ones.
             unsafe {
-                let at =
-                    |i: usize, j: usize| at.wrapping_add(i * gradients.pitch + j * gradients.width);
-                let left = of_gradient::<S>(S::load(at(0, 0)), S::load(at(1, 0)));
-                let right = of_gradient::<S>(S::load(at(0, 1)), S::load(at(1, 1)));
-                for i in 0..4 {
-                    let row = of_gradient::<S>(left[i], right[i]);
-                    for j in 0..4 {
-                        S::store(to.wrapping_add((4 * i + j) * gradients.point), row[j]);
+                let mut columns = [[S::zero(); M]; P];
+                for j in 0..M {
+                    let mut y = [S::zero(); M];
+                    for i in 0..M {
+                        let offset = i * gradients.pitch + j * gradients.width;
+                        y[i] = S::load(at.wrapping_add(offset));
+                    }
+                    let y = of_gradient::<S, P, M>(y);
+                    for i in 0..P {
+                        columns[i][j] = y[i];
+                    }
+                }
+                for i in 0..P {
+                    let row = of_gradient::<S, P, M>(columns[i]);
+                    for j in 0..P {
+                        S::store(to.wrapping_add((P * i + j) * gradients.point), row[j]);
                     }
                 }
             }
@@ -337,43 +458,51 @@ pub(super) unsafe fn gradients<S: Simd>(gradients: &Gradients) {
 
 /// `A·y`.
 #[inline(always)]
-unsafe fn of_gradient<S: Simd>(first: S::V, second: S::V) -> [S::V; 4] {
+unsafe fn of_gradient<S: Simd, const P: usize, const M: usize>(y: [S::V; M]) -> [S::V; P] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        [
-            first,
-            S::add(first, second),
-            S::sub(first, second),
-            S::sub(S::zero(), second),
-        ]
+        let mut to = [S::zero(); P];
+        to[0] = y[0];
+        if P == 4 {
+            to[1] = S::add(y[0], y[1]);
+            to[2] = S::sub(y[0], y[1]);
+            to[3] = S::sub(S::zero(), y[1]);
+        } else {
+            to[1] = scaled::<S>(y[1], A, y[0]);
+            to[2] = scaled::<S>(y[1], -A, y[0]);
+            to[3] = scaled::<S>(y[1], B, y[0]);
+            to[4] = scaled::<S>(y[1], -B, y[0]);
+            to[5] = y[1];
+        }
+        to
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn sums<S: Simd>(sums: &Sums) {
+pub(super) unsafe fn sums<S: Simd, const P: usize, const R: usize>(sums: &Sums) {
     for lane in (0..sums.columns).step_by(S::LANES) {
         // SAFETY: the caller enables S's instruction set, gives sums that may be read, and room for
         // the gradient.
         unsafe {
-            let mut columns = [[S::zero(); 4]; 3];
-            for j in 0..4 {
-                let mut m = [S::zero(); 4];
-                for i in 0..4 {
-                    let at = sums.at.wrapping_add((4 * i + j) * sums.point + lane);
+            let mut columns = [[S::zero(); P]; R];
+            for j in 0..P {
+                let mut m = [S::zero(); P];
+                for i in 0..P {
+                    let at = sums.at.wrapping_add((P * i + j) * sums.point + lane);
                     m[i] = S::load(at);
                     for split in 1..sums.splits {
                         m[i] = S::add(m[i], S::load(at.wrapping_add(split * sums.split)));
                     }
                 }
-                let m = of_sums::<S>(m);
-                for i in 0..3 {
+                let m = of_sums::<S, P, R>(m);
+                for i in 0..R {
                     columns[i][j] = m[i];
                 }
             }
-            for i in 0..3 {
-                let row = of_sums::<S>(columns[i]);
-                for j in 0..3 {
-                    let to = sums.to.wrapping_add((3 * i + j) * sums.columns + lane);
+            for i in 0..R {
+                let row = of_sums::<S, P, R>(columns[i]);
+                for j in 0..R {
+                    let to = sums.to.wrapping_add((R * i + j) * sums.columns + lane);
                     S::store(to, row[j]);
                 }
             }
@@ -383,15 +512,31 @@ pub(super) unsafe fn sums<S: Simd>(sums: &Sums) {
 
 /// `Gᵀ·m`.
 #[inline(always)]
-unsafe fn of_sums<S: Simd>(m: [S::V; 4]) -> [S::V; 3] {
+unsafe fn of_sums<S: Simd, const P: usize, const R: usize>(m: [S::V; P]) -> [S::V; R] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        let half = S::splat(&0.5);
-        let (sum, difference) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
-        [
-            S::fma(sum, half, m[0]),
-            S::fma(difference, half, S::zero()),
-            S::fma(sum, half, m[3]),
-        ]
+        let mut to = [S::zero(); R];
+        if P == 4 {
+            let (sum, difference) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
+            to[0] = scaled::<S>(sum, 0.5, m[0]);
+            to[1] = scaled::<S>(difference, 0.5, S::zero());
+            to[2] = scaled::<S>(sum, 0.5, m[3]);
+        } else {
+            let (a, b) = (-2.0 / 3.0, 1.0 / 6.0);
+            let (even, odd) = (
+                [S::add(m[1], m[2]), S::add(m[3], m[4])],
+                [S::sub(m[1], m[2]), S::sub(m[3], m[4])],
+            );
+            to[0] = scaled::<S>(even[0], a, scaled::<S>(even[1], b, m[0]));
+            to[1] = scaled::<S>(odd[0], A * a, scaled::<S>(odd[1], B * b, S::zero()));
+            to[2] = scaled::<S>(even[0], 0.5 * a, scaled::<S>(even[1], 2.0 * b, S::zero()));
+            to[3] = scaled::<S>(
+                odd[0],
+                0.5 * A * a,
+                scaled::<S>(odd[1], 2.0 * B * b, S::zero()),
+            );
+            to[4] = scaled::<S>(even[0], 0.25 * a, scaled::<S>(even[1], 4.0 * b, m[5]));
+        }
+        to
     }
 }
