@@ -18,7 +18,7 @@ use slabwise_kernels::memory::Foreign;
 
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
@@ -259,6 +259,34 @@ impl Mpi {
         self.shared.near.get()
     }
 
+    /// Receives bytes of near ranks that cannot be seen in place.
+    fn receive_hidden(&self, seq: u64, job: Job) {
+        self.shared.send_for(Errand {
+            seq,
+            job,
+            sends: Ranks::None,
+            receives: Ranks::Hidden,
+        });
+    }
+
+    /// Reads the bytes that are seen in place.
+    fn receive(
+        &self,
+        near: &Near<Processes>,
+        seq: u64,
+        messages: &[u8],
+    ) -> std::result::Result<(), Stop> {
+        near.receive(seq, messages, self)
+            .map_err(|stop| match stop {
+                // The memory of a rank that has died cannot be mapped any more.
+                Stop::Failed(why) => {
+                    self.shared.fail(why);
+                    self.explain(seq)
+                }
+                other => other,
+            })
+    }
+
     /// Waits until the messages of a movement have arrived.
     fn wait_for_messages(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
         let begun = Instant::now();
@@ -380,24 +408,39 @@ impl Engine for Mpi {
             return self.wait_for_messages(seq, until);
         };
         near.arrive(seq, until, self)?;
-        if let Some(job) = near.hidden(seq) {
-            self.shared.send_for(Errand {
-                seq,
-                job,
-                sends: Ranks::None,
-                receives: Ranks::Hidden,
-            });
-        }
-        near.receive(seq, self).map_err(|stop| match stop {
-            // The memory of a rank that has died cannot be mapped any more.
-            Stop::Failed(why) => {
-                self.shared.fail(why);
-                self.explain(seq)
+        let hidden = near.hidden(seq);
+        let Some(job) = hidden.filter(|job| job.movement == Movement::ReduceScatter) else {
+            if let Some(job) = hidden {
+                self.receive_hidden(seq, job);
             }
-            other => other,
-        })?;
-        self.wait_for_messages(seq, until)?;
+            self.receive(near, seq, &[])?;
+            self.wait_for_messages(seq, until)?;
+            return near.finish(seq, until, self);
+        };
+        // The rare case that a rank sends from memory that cannot be shared: its addends come to
+        // memory beside the plan.
+        let mut messages = vec![0; job.source_len];
+        self.receive_hidden(
+            seq,
+            Job {
+                movement: Movement::AllToAll,
+                destination: messages.as_mut_ptr(),
+                destination_len: messages.len(),
+                ..job
+            },
+        );
+        let received = self.wait_for_messages(seq, until);
+        if received.is_err() {
+            // The library may still write to it.
+            std::mem::forget(messages);
+            return received;
+        }
+        self.receive(near, seq, &messages)?;
         near.finish(seq, until, self)
+    }
+
+    fn sums_in_place(&self) -> bool {
+        self.near().is_some_and(|near| near.is_whole())
     }
 
     fn abandons(&self) -> bool {
