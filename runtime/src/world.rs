@@ -185,6 +185,11 @@ impl World {
         }
     }
 
+    /// The threads that each rank can use while the others do too; `None` in a world of one.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.transport.as_ref().map(|ranks| ranks.world.threads())
+    }
+
     pub(crate) fn transport(&self) -> Option<&dyn Transport> {
         let ranks = self.transport.as_deref();
         ranks.map(|ranks| &ranks.world as &dyn Transport)

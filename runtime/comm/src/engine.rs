@@ -286,6 +286,10 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// The number of threads that each rank can use while all others do too, if each is to have a
+    /// core. The same on all of them.
+    fn threads(&self) -> usize;
+
     /// Whether all ranks read each other's memory in place, so that they can add from there. The
     /// same on all of them.
     fn sums_in_place(&self) -> bool {

@@ -297,6 +297,13 @@ impl World {
         self.0.engine.message_bytes()
     }
 
+    /// The number of threads that each rank can use while all others do too, if each is to have a
+    /// core: ranks that may run on the same cores share them. The same on all ranks, because plans
+    /// depend on it.
+    pub fn threads(&self) -> usize {
+        self.0.engine.threads()
+    }
+
     /// Whether all ranks read each other's memory in place, so that [`Movement::ReduceScatter`] is
     /// possible. The same on all of them.
     pub fn sums_in_place(&self) -> bool {

@@ -195,6 +195,8 @@ pub(crate) struct Mpi {
     pub(super) shared: Arc<Shared>,
     lifeline: OnceLock<Lifeline>,
     patience: Duration,
+    /// The threads of each rank; unset in a world of one.
+    threads: OnceLock<usize>,
 }
 
 impl Mpi {
@@ -240,6 +242,7 @@ impl Mpi {
             shared,
             lifeline,
             patience,
+            threads: OnceLock::new(),
         })
     }
 
@@ -247,6 +250,12 @@ impl Mpi {
     pub(super) fn set_lifeline(&self, lifeline: Lifeline) {
         // It is set once, by `join`.
         let _ = self.lifeline.set(lifeline);
+    }
+
+    /// Sets the threads that each rank can use.
+    pub(super) fn set_threads(&self, threads: usize) {
+        // It is set once, by `join`.
+        let _ = self.threads.set(threads);
     }
 
     /// Lets this rank read the memory of others in place.
@@ -437,6 +446,11 @@ impl Engine for Mpi {
         }
         self.receive(near, seq, &messages)?;
         near.finish(seq, until, self)
+    }
+
+    fn threads(&self) -> usize {
+        let all = || thread::available_parallelism().map_or(1, usize::from);
+        self.threads.get().copied().unwrap_or_else(all)
     }
 
     fn sums_in_place(&self) -> bool {

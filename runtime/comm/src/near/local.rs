@@ -137,6 +137,11 @@ impl Engine for Local {
         false
     }
 
+    fn threads(&self) -> usize {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.near.size).max(1)
+    }
+
     fn sums_in_place(&self) -> bool {
         self.near.is_whole()
     }
