@@ -613,6 +613,22 @@ fn a_rank_that_leaves_is_named() {
         1,
         "{told}"
     );
+    let late = "slabwise: the world ended after this rank had left: rank 1 of 2 has left the world";
+    assert_eq!(count(&told, late), 1, "{told}");
+    assert!(told.contains("rank 1 ended with exit code 1"), "{told}");
+}
+
+#[test]
+fn a_rank_that_others_still_need_does_not_end_with_success() {
+    let Some(library) = library() else { return };
+    // MPICH's launcher ends all ranks when the first ends: once this was the one that had left.
+    for rank in [0, 1, 0, 1, 0, 1] {
+        let output = mpiexec(&library, &library, 2, &format!("leave {rank}"));
+        let told = text(&output);
+        let left = format!("told: rank {rank} of 2 has left the world");
+        assert_eq!(count(&told, &left), 1, "{told}");
+        assert!(!output.status.success(), "{told}");
+    }
 }
 
 #[test]

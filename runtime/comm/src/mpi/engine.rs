@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -165,8 +165,11 @@ impl Shared {
     }
 }
 
+/// Whether the world has ended with an error after this rank had left.
+static HAS_LEFT_EARLY: AtomicBool = AtomicBool::new(false);
+
 /// Makes the end of the process skip the handlers of MPI, which would wait for a lost rank. The
-/// exit code stays.
+/// exit code stays, unless it is that of success and this rank has left others that needed it.
 fn end_without_mpi() {
     unsafe extern "C" {
         fn on_exit(
@@ -177,7 +180,7 @@ fn end_without_mpi() {
     extern "C" fn end(code: c_int, _: *mut libc::c_void) {
         // SAFETY: `_exit` ends the process at once. Rust's own output is flushed before handlers
         // run.
-        unsafe { libc::_exit(code) }
+        unsafe { libc::_exit(code.max(c_int::from(HAS_LEFT_EARLY.load(Ordering::Relaxed)))) }
     }
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -501,6 +504,16 @@ impl Engine for Mpi {
             if !self.shared.state().has_ended {
                 end_without_mpi();
             }
+        }
+        if let Some((rank, why)) = self.shared.state().lost.clone().filter(|_| !is_lost) {
+            // No call is left that could return it. Launchers may end all ranks with this one, so
+            // that others get the time to report.
+            let size = self.size;
+            eprintln!(
+                "slabwise: the world ended after this rank had left: rank {rank} of {size} {why}"
+            );
+            HAS_LEFT_EARLY.store(true, Ordering::Relaxed);
+            thread::sleep(VERDICT);
         }
         if let Some(line) = self.lifeline.get() {
             line.end();
