@@ -1,7 +1,9 @@
 //! The movement of bytes between ranks, as kernels see it.
 //!
-//! A transport moves bytes and computes nothing. Sums over ranks are kernels like any other, so that
-//! the order of their additions is the program's and not the transport's.
+//! A transport moves bytes. Sums over ranks are kernels like any other, so that the order of their
+//! additions is the program's and not the transport's. Ranks that read each other's memory in place
+//! need no copies of the rows that they add: then a movement ends in
+//! [`add_in_tree`](crate::tree_sum::add_in_tree), which adds in the same order.
 //!
 //! A movement is in flight from [`Kernel::start_exchange`](crate::cpu::Kernel::start_exchange) to
 //! [`Memory::finish_exchange`]. Meanwhile other ranks read its source and a thread of the transport

@@ -430,13 +430,16 @@ pub struct NonMaxSuppression {
     pub keep: Operand,
 }
 
-/// Which parts move between ranks. Nothing is added up on the way.
+/// Which parts move between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveOp {
     /// Row r of the source goes to rank r; row r of the result is from rank r.
     AllToAll,
     /// The source goes to every rank; row r of the result is the source of rank r.
     AllGather,
+    /// Row r of every rank's source, added up on rank r [in a tree](crate::tree_sum::add_in_tree),
+    /// of f32. For ranks that read each other's memory in place, because nothing is received.
+    ReduceScatter,
 }
 
 /// See [`Body::Collective`]. Source and result are contiguous. Writes its result itself: there is
@@ -459,6 +462,18 @@ impl Collective {
         match self.op {
             CollectiveOp::AllToAll => dims.clone(),
             CollectiveOp::AllGather => dims.iter().skip(1).copied().collect(),
+            CollectiveOp::ReduceScatter => {
+                let rows = Size::fixed(i64::from(self.ranks));
+                std::iter::once(rows).chain(dims.iter().copied()).collect()
+            }
+        }
+    }
+
+    /// The space of the part that comes from each rank, for a result of this space.
+    pub fn part_space<'a>(&self, dims: &'a Dims) -> &'a [Size] {
+        match self.op {
+            CollectiveOp::AllToAll | CollectiveOp::AllGather => dims.get(1..).unwrap_or_default(),
+            CollectiveOp::ReduceScatter => dims,
         }
     }
 }

@@ -94,6 +94,8 @@ pub struct Session {
 /// The runs of a session: the threads that its kernels use, and the state of the run in progress.
 pub(crate) struct Execution {
     pub team: Team,
+    /// Whether the program or the environment has set the number of threads.
+    has_own_threads: bool,
     /// By transfer, its name if the run has started it.
     tickets: Vec<Ticket>,
     /// The blocks of the last run in the dynamic mode that its outputs lie in.
@@ -135,6 +137,7 @@ impl Session {
             memory: Memory::open(device, id)?,
             execution: Execution {
                 team: Team::new(default_threads()?),
+                has_own_threads: settings::threads()?.is_some(),
                 tickets: Vec::new(),
                 dynamic: Vec::new(),
                 data_dependent: DataDependent::default(),
@@ -163,6 +166,7 @@ impl Session {
     #[must_use]
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.execution.team = Team::new(threads.clamp(1, 1024));
+        self.execution.has_own_threads = true;
         self
     }
 

@@ -1,10 +1,10 @@
 //! Worlds: the ranks that run a program together, each on its own part of a batch.
 //!
 //! Every rank traces, compiles and plans the same program, and all ranks together make the step of
-//! the whole batch. What a rank sends is planned like any other value, the transport moves bytes
-//! and adds nothing, and sums over ranks are kernels that add in a fixed tree. Therefore the bits
-//! of a step follow from the batch and the number of its [grains](World::with_grains), and not from
-//! the number of ranks that share them.
+//! the whole batch. What a rank sends is planned like any other value, and sums over ranks are
+//! added in a fixed tree, by kernels or where peers have the addends. Therefore the bits of a step
+//! follow from the batch and the number of its [grains](World::with_grains), and not from the
+//! number of ranks that share them.
 
 mod tree;
 
@@ -185,6 +185,11 @@ impl World {
         }
     }
 
+    /// The threads that each rank can use while the others do too; `None` in a world of one.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.transport.as_ref().map(|ranks| ranks.world.threads())
+    }
+
     pub(crate) fn transport(&self) -> Option<&dyn Transport> {
         let ranks = self.transport.as_deref();
         ranks.map(|ranks| &ranks.world as &dyn Transport)
@@ -282,6 +287,10 @@ impl World {
             ranks: self.ranks(),
             grains: self.grains(),
             strategy: self.strategy,
+            sums_in_place: self
+                .transport
+                .as_ref()
+                .is_some_and(|ranks| ranks.world.sums_in_place()),
         })
     }
 }
@@ -313,6 +322,8 @@ pub(crate) struct Spread {
     pub ranks: usize,
     pub grains: usize,
     pub strategy: Strategy,
+    /// Whether ranks add gradients where their peers have them, and receive nothing for it.
+    pub sums_in_place: bool,
 }
 
 /// The part of a weight that a rank updates.

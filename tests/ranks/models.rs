@@ -295,13 +295,34 @@ fn sent_by(model: Model, ranks: usize, strategy: Strategy) -> (u64, u64) {
             session.run(&step, (&examples, &labels))?;
             sent.push(world.sent_bytes() - before);
         }
-        assert_eq!(sent[0], sent[1], "{model}");
+        let planned = step.plan().communication().map(|c| c.sent);
+        assert_eq!((sent[0], Some(sent[0])), (sent[1], planned), "{model}");
         assert!(world.control_bytes() > 0, "the ranks agree and meet");
         Ok::<_, slabwise::Error>((sent[0], weights))
     });
     let sent: Vec<(u64, u64)> = sent.into_iter().map(|s| s.expect("it runs")).collect();
     assert!(sent.iter().all(|s| *s == sent[0]), "{model}: {sent:?}");
     sent[0]
+}
+
+#[test]
+fn gradients_are_not_planned_as_received() {
+    let model = Model::parse("mlp").expect("a model");
+    // The largest weight, half of which each of two ranks adds up.
+    let largest = 784 * 512 * 4;
+    let worlds = World::local(2).expect("a world");
+    let planned = on_each(worlds, |world| {
+        let (mut session, network) = session(&world, model)?;
+        let step = network.training(&mut session, 32, model.optimizer())?;
+        let most = step.plan().communication().map_or(0, |c| c.most);
+        Ok::<_, slabwise::Error>((step.plan().slab_bytes(), most))
+    });
+    for planned in planned {
+        let (slab, most) = planned.expect("it compiles");
+        let sent_and_added = largest + largest / 2;
+        assert!((sent_and_added..=slab).contains(&most), "{most}");
+        assert!(slab < sent_and_added + 16_384, "{slab}");
+    }
 }
 
 #[test]

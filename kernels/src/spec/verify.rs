@@ -3,9 +3,9 @@
 
 use super::analysis::contiguous_strides;
 use super::{
-    Body, Collective, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand,
-    Pool2d, Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp, Scatter, SliceAssign,
-    Spec, SpecError, Window,
+    Body, Collective, CollectiveOp, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS,
+    MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp,
+    Scatter, SliceAssign, Spec, SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
 use crate::size::Size;
@@ -265,7 +265,13 @@ impl Spec {
     fn check_collective(&self, collective: &Collective) -> Result<(), SpecError> {
         let (dims, ranks) = (&self.dims, collective.ranks);
         let space = collective.source_space(dims);
-        check_operand("the source", &collective.source, space.len(), &DType::ALL)?;
+        let is_sum = collective.op == CollectiveOp::ReduceScatter;
+        let types = if is_sum {
+            &[DType::F32][..]
+        } else {
+            &DType::ALL
+        };
+        check_operand("the source", &collective.source, space.len(), types)?;
         let dtype = collective.source.dtype;
         check_operand("the result", &collective.result, dims.len(), &[dtype])?;
         let contiguous = |operand: &Operand, dims: &[Size]| {
@@ -274,7 +280,8 @@ impl Spec {
                 axes.into_iter().all(|((dim, a), b)| a == b || dim.is(1))
             })
         };
-        let whole = dims.first().is_some_and(|d| d.is(i64::from(ranks)))
+        let rows = if is_sum { &space } else { dims };
+        let whole = rows.first().is_some_and(|d| d.is(i64::from(ranks)))
             && contiguous(&collective.source, &space)
             && contiguous(&collective.result, dims);
         if ranks > 0 && whole {

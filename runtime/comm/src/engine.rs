@@ -1,4 +1,4 @@
-//! Engines: they move bytes between ranks, and never add.
+//! Engines: they move bytes between ranks, and add only where they read peers' bytes in place.
 
 use std::time::Instant;
 
@@ -12,6 +12,7 @@ use slabwise_kernels::memory::Foreign;
 /// |---|---|---|
 /// | all-to-all | `n * c`: chunk `i` goes to rank `i` | `n * c`: chunk `i` comes from rank `i` |
 /// | all-gather | `c` | `n * c`: chunk `i` comes from rank `i` |
+/// | reduce-scatter | `n * c`: chunk `i` goes to rank `i` | `c`: the sum of a chunk of every rank |
 /// | broadcast | none | `c`, read on the root and written on the others |
 /// | shift | `c`, goes to rank `(rank + by) % n` | `c`, comes from rank `(rank - by) % n` |
 /// | barrier | none | none |
@@ -21,6 +22,11 @@ pub enum Movement {
     AllToAll,
     /// Concatenates the chunks of all ranks on each of them.
     AllGather,
+    /// Adds up chunks of f32 [in a tree](slabwise_kernels::tree_sum::add_in_tree) over the ranks,
+    /// which must read each other's memory in place ([`World::sums_in_place`]).
+    ///
+    /// [`World::sums_in_place`]: crate::World::sums_in_place
+    ReduceScatter,
     /// Copies the root's bytes to all others.
     Broadcast {
         /// The rank whose bytes are copied.
@@ -73,6 +79,10 @@ impl Movement {
                 to: sender * each,
                 len: each,
             }),
+            Movement::ReduceScatter => Some(Chunk {
+                from: receiver * destination,
+                ..whole
+            }),
             Movement::Broadcast { root } => (sender == root && receiver != root).then_some(whole),
             Movement::Shift { by } => {
                 let by = by.rem_euclid(size as isize) as usize;
@@ -92,6 +102,10 @@ impl Movement {
         let is_right = match self {
             Movement::AllToAll => source == destination && source.is_multiple_of(size),
             Movement::AllGather => source.checked_mul(size) == Some(destination),
+            Movement::ReduceScatter => {
+                destination.checked_mul(size) == Some(source)
+                    && destination.is_multiple_of(size_of::<f32>())
+            }
             Movement::Broadcast { root } if root >= size => {
                 return Err(format!("broadcast from rank {root} of {size}"));
             }
@@ -105,6 +119,7 @@ impl Movement {
         let rule = match self {
             Movement::AllToAll => "as many, in equal chunks for each rank",
             Movement::AllGather => "one chunk of the source's length for each rank",
+            Movement::ReduceScatter => "the length of one of equal chunks of f32 for each rank",
             Movement::Broadcast { .. } => "no source, since the root's bytes are its destination",
             Movement::Shift { .. } => "as many",
             Movement::Barrier => "no bytes",
@@ -120,6 +135,7 @@ impl Movement {
         match self {
             Movement::AllToAll => "all-to-all",
             Movement::AllGather => "all-gather",
+            Movement::ReduceScatter => "reduce-scatter",
             Movement::Broadcast { .. } => "broadcast",
             Movement::Shift { .. } => "shift",
             Movement::Barrier => "barrier",
@@ -268,6 +284,16 @@ pub trait Engine: Send + Sync {
     /// be of use, or the system has no such memory.
     fn arena(&self, _bytes: usize) -> Option<Foreign> {
         None
+    }
+
+    /// The number of threads that each rank can use while all others do too, if each is to have a
+    /// core. The same on all of them.
+    fn threads(&self) -> usize;
+
+    /// Whether all ranks read each other's memory in place, so that they can add from there. The
+    /// same on all of them.
+    fn sums_in_place(&self) -> bool {
+        false
     }
 
     /// The bytes that this rank has sent by messages so far, as opposed to those that peers have

@@ -1,6 +1,7 @@
 //! Worlds of processes that MPI has connected.
 
 mod calls;
+mod cores;
 mod engine;
 mod lifeline;
 
@@ -17,6 +18,7 @@ use crate::library::{self, Surroundings};
 use crate::near::Introduction;
 use crate::{Error, Result};
 use calls::Calls;
+use cores::Cores;
 pub(crate) use engine::Mpi;
 use lifeline::{Lifeline, Token};
 
@@ -83,12 +85,20 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     let until = Instant::now() + patience.min(Duration::from_secs(86_400));
     let own = host();
     let mut near = Introduction::new(mpi.rank, near);
-    let card = [&own[..], &near.to_bytes()].concat();
+    let card = [&own[..], &Cores::own().to_bytes(), &near.to_bytes()].concat();
     let mut cards = vec![0; card.len() * mpi.size];
     run(mpi, 0, Movement::AllGather, &card, &mut cards, until)?;
     let cards = cards.chunks_exact(card.len());
     let is_one_machine = cards.clone().all(|card| card[..HOST] == own);
-    let others: Vec<u8> = cards.flat_map(|card| &card[HOST..]).copied().collect();
+    let cores: Vec<_> = cards
+        .clone()
+        .map(|card| (&card[..HOST], Cores::of(&card[HOST..HOST + Cores::BYTES])))
+        .collect();
+    mpi.set_threads(cores::threads(&cores));
+    let others: Vec<u8> = cards
+        .flat_map(|card| &card[HOST + Cores::BYTES..])
+        .copied()
+        .collect();
     let failed = |e: std::io::Error| Error::Join(format!("rank 0 cannot listen: {e}"));
     let mut address = [0; ADDRESS];
     let mut listener = None;

@@ -10,10 +10,13 @@ mod local;
 mod processes;
 mod segment;
 
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::{IN_FLIGHT_MAX, Job, Stop, copy_chunk};
+use slabwise_kernels::tree_sum::add_in_tree;
+
+use crate::engine::{IN_FLIGHT_MAX, Job, Movement, Stop, copy_chunk};
 use area::{Area, Place, movement};
 pub(crate) use local::Local;
 pub(crate) use processes::{Introduction, Processes, SharedArena};
@@ -27,6 +30,11 @@ const NAP: Duration = Duration::from_millis(20);
 pub(crate) fn not_arrived(step: u64, waited: Duration) -> String {
     let seconds = waited.as_secs_f64();
     format!("has not arrived after {seconds:.1} s (it is at step {step})")
+}
+
+/// The failure to see a rank's memory, in words.
+fn unseen(rank: usize, why: &str) -> String {
+    format!("the memory of rank {rank} cannot be seen: {why}")
 }
 
 /// The memory of peers.
@@ -80,16 +88,22 @@ pub(crate) struct Near<S> {
     sight: S,
     rank: usize,
     size: usize,
+    is_whole: bool,
     jobs: Mutex<[Option<Job>; IN_FLIGHT_MAX]>,
+    /// The address of each rank's addends, while they are added.
+    addends: Mutex<Vec<AtomicPtr<u8>>>,
 }
 
 impl<S: Sight> Near<S> {
-    fn over(sight: S, rank: usize, size: usize) -> Near<S> {
+    /// `is_whole` says that all ranks see each other.
+    fn over(sight: S, rank: usize, size: usize, is_whole: bool) -> Near<S> {
         Near {
             sight,
             rank,
             size,
+            is_whole,
             jobs: Mutex::new([None; IN_FLIGHT_MAX]),
+            addends: Mutex::new((0..size).map(|_| AtomicPtr::default()).collect()),
         }
     }
 
@@ -101,6 +115,11 @@ impl<S: Sight> Near<S> {
     /// Whether this rank sees the memory of all others.
     pub fn sees_all(&self) -> bool {
         (0..self.size).all(|rank| self.sight.area(rank).is_some())
+    }
+
+    /// Whether all ranks see each other's memory.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// The other ranks that this one sees, with their areas.
@@ -157,13 +176,76 @@ impl<S: Sight> Near<S> {
         self.peers().any(is_hidden).then(|| self.job(seq))
     }
 
-    /// Copies the bytes of a movement that this rank sees. Its own chunk is one of them.
-    pub fn receive(&self, seq: u64, fate: &impl Fate) -> Result<(), Stop> {
+    /// Copies the bytes of a movement that this rank sees, or adds them up. Its own chunk is one of
+    /// them. The chunks of peers whose bytes it does not see are `messages`, by rank.
+    pub fn receive(&self, seq: u64, messages: &[u8], fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         fate.begin_reading()?;
-        let copied = self.copy(seq, &job);
+        let received = match job.movement {
+            Movement::ReduceScatter => self.add(seq, &job, messages),
+            _ => self.copy(seq, &job),
+        };
         fate.end_reading();
-        copied.map_err(Stop::Failed)
+        received.map_err(Stop::Failed)
+    }
+
+    /// Adds up the chunk of this rank of every rank's bytes, where they are.
+    fn add(&self, seq: u64, job: &Job, messages: &[u8]) -> Result<(), String> {
+        // No code panics while it holds the lock.
+        let addends = self.addends.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = || {
+            let row = |rank: usize| addends[rank].load(Ordering::Relaxed).cast_const();
+            // SAFETY: all ranks have started this movement with equal lengths, so that a chunk of
+            // the destination's length is at each address, which stays valid and unwritten until
+            // this rank has said that it has ended. Nothing else accesses the destination.
+            unsafe { add_in_tree(self.size, &row, job.destination, job.destination_len) };
+        };
+        self.with_addends(0, seq, job, messages, &addends, &mut sum)
+    }
+
+    /// Notes the addresses of the addends of a rank and those after it, and calls `sum` while they
+    /// are valid.
+    fn with_addends(
+        &self,
+        rank: usize,
+        seq: u64,
+        job: &Job,
+        messages: &[u8],
+        addends: &[AtomicPtr<u8>],
+        sum: &mut dyn FnMut(),
+    ) -> Result<(), String> {
+        if rank == self.size {
+            sum();
+            return Ok(());
+        }
+        let len = job.destination_len;
+        let mut rest = Ok(());
+        let mut at = |address: *const u8| {
+            addends[rank].store(address.cast_mut(), Ordering::Relaxed);
+            rest = self.with_addends(rank + 1, seq, job, messages, addends, sum);
+        };
+        let from = self.rank * len;
+        let area = self.sight.area(rank).ok_or("a rank is not near")?;
+        let place = area.posted(seq).place;
+        if rank == self.rank {
+            at(job.source.wrapping_add(from));
+        } else if place == Place::Elsewhere {
+            let message = messages.get(rank * len..(rank + 1) * len);
+            at(message.ok_or("a message is missing")?.as_ptr());
+        } else {
+            let end = from + len;
+            let bytes = Posted {
+                rank,
+                seq,
+                place,
+                end,
+            };
+            let seen = self
+                .sight
+                .with_bytes(bytes, &mut |start| at(start.wrapping_add(from)));
+            seen.map_err(|why| unseen(rank, &why))?;
+        }
+        rest
     }
 
     fn copy(&self, seq: u64, job: &Job) -> Result<(), String> {
@@ -193,7 +275,7 @@ impl<S: Sight> Near<S> {
             };
             self.sight
                 .with_bytes(bytes, &mut read)
-                .map_err(|why| format!("the memory of rank {sender} cannot be seen: {why}"))?;
+                .map_err(|why| unseen(sender, &why))?;
         }
         Ok(())
     }

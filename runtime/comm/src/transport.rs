@@ -7,7 +7,11 @@ use slabwise_kernels::spec::CollectiveOp;
 use crate::{Error, Movement, Ticket, World};
 
 /// The movement of each [`CollectiveOp`].
-const MOVEMENTS: [Movement; 2] = [Movement::AllToAll, Movement::AllGather];
+const MOVEMENTS: [Movement; 3] = [
+    Movement::AllToAll,
+    Movement::AllGather,
+    Movement::ReduceScatter,
+];
 
 impl Transport for World {
     fn ranks(&self) -> usize {

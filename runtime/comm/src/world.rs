@@ -70,6 +70,8 @@ pub enum Kind {
     AllToAll,
     /// Concatenations of chunks.
     AllGather,
+    /// Sums of chunks.
+    ReduceScatter,
     /// Copies from one rank to all others.
     Broadcast,
     /// Cyclic sends.
@@ -80,9 +82,10 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 5] = [
+    pub const ALL: [Kind; 6] = [
         Kind::AllToAll,
         Kind::AllGather,
+        Kind::ReduceScatter,
         Kind::Broadcast,
         Kind::Shift,
         Kind::Control,
@@ -92,6 +95,7 @@ impl Kind {
         match movement {
             Movement::AllToAll => Kind::AllToAll,
             Movement::AllGather => Kind::AllGather,
+            Movement::ReduceScatter => Kind::ReduceScatter,
             Movement::Broadcast { .. } => Kind::Broadcast,
             Movement::Shift { .. } => Kind::Shift,
             Movement::Barrier => Kind::Control,
@@ -293,6 +297,19 @@ impl World {
         self.0.engine.message_bytes()
     }
 
+    /// The number of threads that each rank can use while all others do too, if each is to have a
+    /// core: ranks that may run on the same cores share them. The same on all ranks, because plans
+    /// depend on it.
+    pub fn threads(&self) -> usize {
+        self.0.engine.threads()
+    }
+
+    /// Whether all ranks read each other's memory in place, so that [`Movement::ReduceScatter`] is
+    /// possible. The same on all of them.
+    pub fn sums_in_place(&self) -> bool {
+        self.0.engine.sums_in_place()
+    }
+
     /// Whether the regions of a movement that failed may still be accessed, and must stay valid for
     /// the rest of the process.
     pub fn abandons(&self) -> bool {
@@ -314,6 +331,12 @@ impl World {
             .movement
             .check(self.size(), job.source_len, job.destination_len);
         check.map_err(|why| Error::Size(format!("\"{name}\": {why}")))?;
+        if job.movement == Movement::ReduceScatter && !self.sums_in_place() {
+            return Err(Error::Size(format!(
+                "\"{name}\": a reduce-scatter among ranks that do not read each other's memory in \
+                 place; use all-to-all, and add up"
+            )));
+        }
         let mut sequence = self.sequence();
         if let Some(lost) = &sequence.lost {
             return Err(lost.clone());
@@ -389,6 +412,15 @@ impl World {
     /// If the destination is not as long as all sources together, or a rank is lost.
     pub fn all_gather(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
         self.run(name, Movement::AllGather, source, destination, None)
+    }
+
+    /// Adds up f32 of all ranks: on rank `i` chunk `i` of the sources, in a tree over the ranks.
+    ///
+    /// # Errors
+    /// If the source is not as long as a destination for each rank, the ranks do not read each
+    /// other's memory ([`World::sums_in_place`]), or one is lost.
+    pub fn reduce_scatter(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
+        self.run(name, Movement::ReduceScatter, source, destination, None)
     }
 
     /// Copies the root's bytes to all other ranks.

@@ -140,6 +140,26 @@ fn exchange(world: &World, own: &[u8], all: &mut [u8]) -> Result<(), Error> {
     world.finish(started?, "gradients")
 }
 
+/// Adds up numbers over the ranks, from where they are. All are small integers.
+fn add_in_place(world: &World, own: &mut [u8], round: usize) {
+    let (rank, size) = (world.rank(), world.size());
+    let number = |from: usize, at: usize| ((round + 7 * from + at) % 1000) as f32;
+    for (at, bytes) in own.chunks_exact_mut(4).enumerate() {
+        bytes.copy_from_slice(&number(rank, at).to_le_bytes());
+    }
+    let sum = vec![0; own.len() / size].leak();
+    // SAFETY: the regions are not accessed before the movement has ended; if it fails, the process
+    // ends.
+    let started = unsafe { world.start("sum", Movement::ReduceScatter, &*own, &mut *sum) };
+    let ended = started.and_then(|ticket| world.finish(ticket, "sum"));
+    ended.expect("no loss");
+    let first = rank * sum.len() / 4;
+    for (at, bytes) in sum.chunks_exact(4).enumerate() {
+        let want: f32 = (0..size).map(|from| number(from, first + at)).sum();
+        assert_eq!(bytes, want.to_le_bytes(), "round {round}");
+    }
+}
+
 /// Moves bytes out of arenas that are replaced by larger ones, and checks all of them. Returns
 /// whether there were arenas.
 fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
@@ -179,6 +199,9 @@ fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
         }
         let before = (rank + size - 1) % size;
         assert!(next.iter().all(|b| *b == byte(before, 0)), "round {round}");
+        if world.sums_in_place() {
+            add_in_place(world, own, round);
+        }
     }
     Ok(has_arenas)
 }
@@ -590,6 +613,22 @@ fn a_rank_that_leaves_is_named() {
         1,
         "{told}"
     );
+    let late = "slabwise: the world ended after this rank had left: rank 1 of 2 has left the world";
+    assert_eq!(count(&told, late), 1, "{told}");
+    assert!(told.contains("rank 1 ended with exit code 1"), "{told}");
+}
+
+#[test]
+fn a_rank_that_others_still_need_does_not_end_with_success() {
+    let Some(library) = library() else { return };
+    // MPICH's launcher ends all ranks when the first ends: once this was the one that had left.
+    for rank in [0, 1, 0, 1, 0, 1] {
+        let output = mpiexec(&library, &library, 2, &format!("leave {rank}"));
+        let told = text(&output);
+        let left = format!("told: rank {rank} of 2 has left the world");
+        assert_eq!(count(&told, &left), 1, "{told}");
+        assert!(!output.status.success(), "{told}");
+    }
 }
 
 #[test]

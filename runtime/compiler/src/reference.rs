@@ -200,8 +200,10 @@ pub fn evaluate(
 ) -> Result<Evaluated, Fault> {
     let alone = |op: CollectiveOp, value: &Array| {
         let mut value = value.clone();
-        if op == CollectiveOp::AllGather {
-            value.dims.insert(0, 1);
+        match op {
+            CollectiveOp::AllToAll => {}
+            CollectiveOp::AllGather => value.dims.insert(0, 1),
+            CollectiveOp::ReduceScatter => drop(value.dims.remove(0)),
         }
         value
     };

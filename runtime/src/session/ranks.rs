@@ -9,6 +9,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use slabwise_kernels::cpu::Team;
+
 use super::Session;
 use crate::compile::CompiledPlan;
 use crate::device::Device;
@@ -33,7 +35,8 @@ pub(super) enum Meeting {
 impl Session {
     /// Joins a world, in which the programs of this session run on several ranks. Each rank makes
     /// the same calls: it compiles the same programs, and runs them in the same order, each on its
-    /// own rows of the batch.
+    /// own rows of the batch. Unless their number is set, kernels of a rank use as many threads as
+    /// give a core to each thread of all ranks.
     ///
     /// [`Trace::minimize`](crate::Trace::minimize) then takes the step of the whole batch: each
     /// rank's loss counts by its number of examples, which is the length of the first input, and
@@ -79,6 +82,9 @@ impl Session {
                 "ranks exchange bytes on the CPU only; the session is on {}",
                 self.device
             )));
+        }
+        if let Some(threads) = world.threads().filter(|_| !self.execution.has_own_threads) {
+            self.execution.team = Team::new(threads.clamp(1, 1024));
         }
         self.variables.params.set_spread(world.spread());
         self.world = world;

@@ -193,7 +193,7 @@ impl Building {
                 let g = &mut self.graph;
                 let row = row_of(g, &sent);
                 let row = joined(g, SmallVec::from_slice(&[row]), elements, ranks);
-                let own = sum_of_part(g, row, ranks);
+                let own = sum_of_part(g, row, spread);
                 let sum = if is_sharded {
                     let shard = Shard {
                         ranks: ranks as u32,
@@ -211,24 +211,31 @@ impl Building {
             bytes += elements * 4;
             bucket.push(sent);
             if bytes >= BUCKET {
-                self.send(at, std::mem::take(&mut bucket), ranks, &mut summed);
+                self.send(at, std::mem::take(&mut bucket), spread, &mut summed);
                 bytes = 0;
             }
         }
-        self.send(at, bucket, ranks, &mut summed);
+        self.send(at, bucket, spread, &mut summed);
         summed.sort_unstable_by_key(|(variable, _)| *variable);
         summed
     }
 
     /// Adds up the gradients of a bucket.
-    fn send(&mut self, at: Line, bucket: Vec<Sent>, ranks: usize, summed: &mut Vec<(u32, Summed)>) {
+    fn send(
+        &mut self,
+        at: Line,
+        bucket: Vec<Sent>,
+        spread: Spread,
+        summed: &mut Vec<(u32, Summed)>,
+    ) {
         let Some(first) = bucket.first() else { return };
+        let ranks = spread.ranks;
         self.origin_of(at, first.variable);
         let g = &mut self.graph;
         let rows = bucket.iter().map(|sent| row_of(g, sent)).collect();
         let elements = bucket.iter().map(|sent| sent.elements).sum();
         let whole = joined(g, rows, elements, ranks);
-        let own = sum_of_part(g, whole, ranks);
+        let own = sum_of_part(g, whole, spread);
         let sum = gathered(g, own, ranks);
         let mut start = 0;
         for sent in bucket {
@@ -294,16 +301,21 @@ fn narrowed(g: &mut Graph, row: NodeId, start: i64, elements: i64) -> NodeId {
 }
 
 /// The sum over all ranks of this rank's part of a row: each rank adds up one part of all rows.
-fn sum_of_part(g: &mut Graph, row: NodeId, ranks: usize) -> NodeId {
+fn sum_of_part(g: &mut Graph, row: NodeId, spread: Spread) -> NodeId {
+    let ranks = spread.ranks;
     let (dtype, length) = (g.dtype(row), g.dims(row)[0]);
     let each = length.checked_div(ranks as i64).unwrap_or(Size::ZERO);
     let parts = Dims::from_slice(&[Size::fixed(ranks as i64), each]);
     let own = g.reshape(row, &parts);
-    let exchange = Op::Collective {
-        op: CollectiveOp::AllToAll,
+    let exchange = |op| Op::Collective {
+        op,
         ranks: ranks as u32,
     };
-    let received = g.emit(exchange, &[own], dtype, parts);
+    if spread.sums_in_place {
+        let sum = exchange(CollectiveOp::ReduceScatter);
+        return g.emit(sum, &[own], dtype, Dims::from_slice(&[each]));
+    }
+    let received = g.emit(exchange(CollectiveOp::AllToAll), &[own], dtype, parts);
     sum_of_rows(g, received, ranks)
 }
 

@@ -169,17 +169,19 @@ fn built_in_models_have_the_bits_of_one_process_in_worlds_of_processes() {
         "gpt:layers=1,width=64,heads=2,length=8,vocabulary=96",
     ] {
         // Of 10 rows, two grains have three and two have two.
-        for batch in ["8", "10"] {
-            let arguments = |strategy| ["model", model, batch, strategy, "4", "4", name];
+        for (batch, steps) in [("8", "4"), ("10", "20")] {
+            let arguments = |strategy| ["model", model, batch, strategy, "4", steps, name];
             run_alone(&arguments("replicated"));
             let alone = learned(&file);
             assert!(alone.len() > 12, "weights and two states of each");
-            for (ranks, strategy) in [(2, "replicated"), (2, "sharded"), (4, "sharded")] {
-                std::fs::remove_file(&file).expect("it was there");
-                let output = mpi.run(ranks, &arguments(strategy));
-                assert!(output.status.success(), "{model}: {}", text(&output));
-                let told = format!("{model}, {batch} rows on {ranks} ranks, {strategy}");
-                assert!(learned(&file) == alone, "{told}");
+            for ranks in [2, 4] {
+                for strategy in ["replicated", "sharded"] {
+                    std::fs::remove_file(&file).expect("it was there");
+                    let output = mpi.run(ranks, &arguments(strategy));
+                    assert!(output.status.success(), "{model}: {}", text(&output));
+                    let told = format!("{model}, {batch} rows on {ranks} ranks, {strategy}");
+                    assert!(learned(&file) == alone, "{told}");
+                }
             }
         }
     }

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use slabwise_kernels::memory::Foreign;
 
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Stop};
+use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
 use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
@@ -165,8 +165,11 @@ impl Shared {
     }
 }
 
+/// Whether the world has ended with an error after this rank had left.
+static HAS_LEFT_EARLY: AtomicBool = AtomicBool::new(false);
+
 /// Makes the end of the process skip the handlers of MPI, which would wait for a lost rank. The
-/// exit code stays.
+/// exit code stays, unless it is that of success and this rank has left others that needed it.
 fn end_without_mpi() {
     unsafe extern "C" {
         fn on_exit(
@@ -177,7 +180,7 @@ fn end_without_mpi() {
     extern "C" fn end(code: c_int, _: *mut libc::c_void) {
         // SAFETY: `_exit` ends the process at once. Rust's own output is flushed before handlers
         // run.
-        unsafe { libc::_exit(code) }
+        unsafe { libc::_exit(code.max(c_int::from(HAS_LEFT_EARLY.load(Ordering::Relaxed)))) }
     }
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -195,6 +198,8 @@ pub(crate) struct Mpi {
     pub(super) shared: Arc<Shared>,
     lifeline: OnceLock<Lifeline>,
     patience: Duration,
+    /// The threads of each rank; unset in a world of one.
+    threads: OnceLock<usize>,
 }
 
 impl Mpi {
@@ -240,6 +245,7 @@ impl Mpi {
             shared,
             lifeline,
             patience,
+            threads: OnceLock::new(),
         })
     }
 
@@ -247,6 +253,12 @@ impl Mpi {
     pub(super) fn set_lifeline(&self, lifeline: Lifeline) {
         // It is set once, by `join`.
         let _ = self.lifeline.set(lifeline);
+    }
+
+    /// Sets the threads that each rank can use.
+    pub(super) fn set_threads(&self, threads: usize) {
+        // It is set once, by `join`.
+        let _ = self.threads.set(threads);
     }
 
     /// Lets this rank read the memory of others in place.
@@ -257,6 +269,34 @@ impl Mpi {
 
     fn near(&self) -> Option<&Arc<Near<Processes>>> {
         self.shared.near.get()
+    }
+
+    /// Receives bytes of near ranks that cannot be seen in place.
+    fn receive_hidden(&self, seq: u64, job: Job) {
+        self.shared.send_for(Errand {
+            seq,
+            job,
+            sends: Ranks::None,
+            receives: Ranks::Hidden,
+        });
+    }
+
+    /// Reads the bytes that are seen in place.
+    fn receive(
+        &self,
+        near: &Near<Processes>,
+        seq: u64,
+        messages: &[u8],
+    ) -> std::result::Result<(), Stop> {
+        near.receive(seq, messages, self)
+            .map_err(|stop| match stop {
+                // The memory of a rank that has died cannot be mapped any more.
+                Stop::Failed(why) => {
+                    self.shared.fail(why);
+                    self.explain(seq)
+                }
+                other => other,
+            })
     }
 
     /// Waits until the messages of a movement have arrived.
@@ -380,24 +420,44 @@ impl Engine for Mpi {
             return self.wait_for_messages(seq, until);
         };
         near.arrive(seq, until, self)?;
-        if let Some(job) = near.hidden(seq) {
-            self.shared.send_for(Errand {
-                seq,
-                job,
-                sends: Ranks::None,
-                receives: Ranks::Hidden,
-            });
-        }
-        near.receive(seq, self).map_err(|stop| match stop {
-            // The memory of a rank that has died cannot be mapped any more.
-            Stop::Failed(why) => {
-                self.shared.fail(why);
-                self.explain(seq)
+        let hidden = near.hidden(seq);
+        let Some(job) = hidden.filter(|job| job.movement == Movement::ReduceScatter) else {
+            if let Some(job) = hidden {
+                self.receive_hidden(seq, job);
             }
-            other => other,
-        })?;
-        self.wait_for_messages(seq, until)?;
+            self.receive(near, seq, &[])?;
+            self.wait_for_messages(seq, until)?;
+            return near.finish(seq, until, self);
+        };
+        // The rare case that a rank sends from memory that cannot be shared: its addends come to
+        // memory beside the plan.
+        let mut messages = vec![0; job.source_len];
+        self.receive_hidden(
+            seq,
+            Job {
+                movement: Movement::AllToAll,
+                destination: messages.as_mut_ptr(),
+                destination_len: messages.len(),
+                ..job
+            },
+        );
+        let received = self.wait_for_messages(seq, until);
+        if received.is_err() {
+            // The library may still write to it.
+            std::mem::forget(messages);
+            return received;
+        }
+        self.receive(near, seq, &messages)?;
         near.finish(seq, until, self)
+    }
+
+    fn threads(&self) -> usize {
+        let all = || thread::available_parallelism().map_or(1, usize::from);
+        self.threads.get().copied().unwrap_or_else(all)
+    }
+
+    fn sums_in_place(&self) -> bool {
+        self.near().is_some_and(|near| near.is_whole())
     }
 
     fn abandons(&self) -> bool {
@@ -444,6 +504,16 @@ impl Engine for Mpi {
             if !self.shared.state().has_ended {
                 end_without_mpi();
             }
+        }
+        if let Some((rank, why)) = self.shared.state().lost.clone().filter(|_| !is_lost) {
+            // No call is left that could return it. Launchers may end all ranks with this one, so
+            // that others get the time to report.
+            let size = self.size;
+            eprintln!(
+                "slabwise: the world ended after this rank had left: rank {rank} of {size} {why}"
+            );
+            HAS_LEFT_EARLY.store(true, Ordering::Relaxed);
+            thread::sleep(VERDICT);
         }
         if let Some(line) = self.lifeline.get() {
             line.end();

@@ -92,6 +92,7 @@ pub(super) fn code(movement: Movement) -> u64 {
         Movement::Barrier => 2,
         Movement::Broadcast { root } => 3 | (root as u64) << 3,
         Movement::Shift { by } => 4 | (by as u64) << 3,
+        Movement::ReduceScatter => 5,
     }
 }
 
@@ -104,6 +105,7 @@ pub(super) fn movement(code: u64) -> Movement {
         3 => Movement::Broadcast {
             root: (code >> 3) as usize,
         },
+        5 => Movement::ReduceScatter,
         // The shift back copies the sign.
         _ => Movement::Shift {
             by: (code as i64 >> 3) as isize,
@@ -251,6 +253,7 @@ mod tests {
         for one in [
             Movement::AllToAll,
             Movement::AllGather,
+            Movement::ReduceScatter,
             Movement::Barrier,
             Movement::Broadcast { root: 1023 },
             Movement::Shift { by: 3 },

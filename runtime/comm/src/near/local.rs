@@ -57,7 +57,7 @@ impl Local {
         }));
         (0..size)
             .map(|rank| Local {
-                near: Near::over(Threads(Arc::clone(&areas)), rank, size),
+                near: Near::over(Threads(Arc::clone(&areas)), rank, size, true),
                 rank,
                 hub: Arc::clone(&hub),
             })
@@ -129,12 +129,21 @@ impl Engine for Local {
 
     fn wait(&self, seq: u64, until: Instant) -> Result<(), Stop> {
         self.near.arrive(seq, until, self)?;
-        self.near.receive(seq, self)?;
+        self.near.receive(seq, &[], self)?;
         self.near.finish(seq, until, self)
     }
 
     fn abandons(&self) -> bool {
         false
+    }
+
+    fn threads(&self) -> usize {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.near.size).max(1)
+    }
+
+    fn sums_in_place(&self) -> bool {
+        self.near.is_whole()
     }
 
     fn set_step(&self, step: u64) {

@@ -93,13 +93,15 @@ impl Introduction {
         }
         let is_alone = self.views.iter().all(Option::is_none);
         let own = self.window.filter(|_| !is_alone)?;
+        let sees = |(at, seen): (usize, &u8)| *seen != 0 || at / size == at % size;
+        let is_whole = seen.iter().enumerate().all(sees);
         let sight = Processes {
             rank,
             own,
             peers: self.views,
             arenas: Mutex::new([None; ARENAS_MAX]),
         };
-        Some(Near::over(sight, rank, size))
+        Some(Near::over(sight, rank, size, is_whole))
     }
 }
 

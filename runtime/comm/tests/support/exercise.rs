@@ -29,6 +29,38 @@ fn bytes(round: u64, sender: usize, receiver: usize, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// The addends of a rank in a round, one chunk of `len` numbers for each rank. Their sums are exact.
+fn numbers_of(round: u64, rank: usize, size: usize, len: usize) -> Vec<f32> {
+    let of = |to| bytes(round, rank, to, len).into_iter().map(f32::from);
+    (0..size).flat_map(of).collect()
+}
+
+fn bytes_of(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Adds up numbers over the ranks, which must refuse it if they do not read each other's memory.
+fn add(world: &World, round: u64, len: usize) -> Result<u64> {
+    let (rank, size) = (world.rank(), world.size());
+    let own = bytes_of(&numbers_of(round, rank, size, len));
+    let mut sum = vec![0xaa; 4 * len];
+    let added = world.reduce_scatter("sum", &own, &mut sum);
+    if !world.sums_in_place() {
+        let why = added.expect_err("it is refused").to_string();
+        assert!(why.contains("use all-to-all"), "{why}");
+        return Ok(0);
+    }
+    added?;
+    let mut want = vec![0.0; len];
+    for from in 0..size {
+        let theirs = numbers_of(round, from, size, len);
+        let chunk = theirs[rank * len..].iter();
+        want.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += x);
+    }
+    assert!(sum == bytes_of(&want), "sums of {len}, round {round}");
+    Ok((size as u64 - 1) * 4 * len as u64)
+}
+
 /// Runs random collectives and panics at the first wrong byte or count.
 pub fn exercise(world: &World, seed: u64, rounds: u64, longest: u64) -> Result<()> {
     let (rank, size) = (world.rank(), world.size());
@@ -38,7 +70,7 @@ pub fn exercise(world: &World, seed: u64, rounds: u64, longest: u64) -> Result<(
     let others = size as u64 - 1;
     for round in 0..rounds {
         world.begin_step(round);
-        let kind = numbers.next() % 7;
+        let kind = numbers.next() % 8;
         // Every fourth is empty.
         let len =
             (numbers.next() % longest) as usize * usize::from(!numbers.next().is_multiple_of(4));
@@ -94,6 +126,7 @@ pub fn exercise(world: &World, seed: u64, rounds: u64, longest: u64) -> Result<(
                 sent[Kind::Shift as usize] += if from == rank { 0 } else { len as u64 };
             }
             4 => world.barrier("barrier")?,
+            6 => sent[Kind::ReduceScatter as usize] += add(world, round, len)?,
             5 => {
                 let own = bytes(round, rank, 0, len % 100 + rank);
                 let all = world.gather_values("values", &own)?;

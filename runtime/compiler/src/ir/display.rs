@@ -48,6 +48,7 @@ fn function(spec: &Spec) -> String {
         Body::Collective(collective) => match collective.op {
             CollectiveOp::AllToAll => "all_to_all",
             CollectiveOp::AllGather => "all_gather",
+            CollectiveOp::ReduceScatter => "reduce_scatter",
         },
     };
     let mut names: Vec<String> = Vec::new();

@@ -102,10 +102,10 @@ impl Program {
                 _ => None,
             });
         collectives.fold((1, 0), |(_, sum), (call, collective)| {
-            let each = call.spec.dims.iter().skip(1);
+            let each = collective.part_space(&call.spec.dims).iter();
             let each: u64 = each.map(|d| d.at(&sizes).max(0) as u64).product();
             let part = each * collective.result.dtype.bytes() as u64;
-            // A part of the result comes from each other rank, and as much goes to each.
+            // A part comes from each other rank, and as much goes to each.
             (
                 collective.ranks,
                 sum + u64::from(collective.ranks - 1) * part,

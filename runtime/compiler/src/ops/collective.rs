@@ -1,8 +1,9 @@
 //! The movement of values between ranks. Every rank runs the same program on its own data; a value
 //! of one rank reaches another by these operations alone.
 //!
-//! Nothing is added up on the way. A sum over ranks is an exchange and a reduction of the received
-//! rows, so that the order of its additions is the program's.
+//! A sum over ranks is an exchange and a reduction of the received rows, so that the order of its
+//! additions is the program's. A reduce-scatter is both in one, which adds in the order of a tree
+//! over the ranks and receives nothing, for ranks that read each other's memory.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -33,6 +34,17 @@ pub(super) fn infer(
             let gathered = std::iter::once(rows).chain(given.dims.iter().copied());
             Ok((given.dtype, gathered.collect()))
         }
+        CollectiveOp::ReduceScatter
+            if given.dims.first() == Some(&rows) && given.dtype == DType::F32 =>
+        {
+            Ok((given.dtype, Dims::from_slice(&given.dims[1..])))
+        }
+        CollectiveOp::ReduceScatter => Err(format!(
+            "reduce_scatter of {} {}: it takes f32, with a row for each of {ranks} ranks in the \
+             first axis",
+            given.dtype,
+            symbols.show(given.dims)
+        )),
     }
 }
 
@@ -48,6 +60,12 @@ pub(super) fn gradient(
     if !g.dtype(input).is_float() {
         return SmallVec::from_elem(None, 1);
     }
+    if op == CollectiveOp::ReduceScatter {
+        let dims = g.dims(input).clone();
+        let op = CollectiveOp::AllGather;
+        let gather = Op::Collective { op, ranks };
+        return SmallVec::from_iter([Some(g.emit(gather, &[dy], DType::F32, dims))]);
+    }
     let dims = g.dims(dy).clone();
     let back = Op::Collective {
         op: CollectiveOp::AllToAll,
@@ -55,7 +73,7 @@ pub(super) fn gradient(
     };
     let received = g.emit(back, &[dy], DType::F32, dims);
     SmallVec::from_iter([Some(match op {
-        CollectiveOp::AllToAll => received,
+        CollectiveOp::AllToAll | CollectiveOp::ReduceScatter => received,
         CollectiveOp::AllGather => {
             let sum = g.reduce(ReduceOp::Sum, received, &[0]);
             let own = g.dims(input).clone();

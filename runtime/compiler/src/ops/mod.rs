@@ -186,7 +186,8 @@ pub enum Op {
     /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
     Placeholder,
     /// Moves parts of the operand between the ranks that run this program, each on its own data.
-    /// `AllToAll`: `[ranks, …] → [ranks, …]`. `AllGather`: `[…] → [ranks, …]`.
+    /// `AllToAll`: `[ranks, …] → [ranks, …]`. `AllGather`: `[…] → [ranks, …]`. `ReduceScatter`:
+    /// `[ranks, …] → […]`.
     Collective {
         /// Which parts move.
         op: CollectiveOp,
@@ -299,6 +300,7 @@ impl Op {
             Op::Collective { op, .. } => match op {
                 CollectiveOp::AllToAll => "all_to_all",
                 CollectiveOp::AllGather => "all_gather",
+                CollectiveOp::ReduceScatter => "reduce_scatter",
             },
             Op::Assign(_) => "assign",
         }
