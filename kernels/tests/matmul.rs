@@ -263,6 +263,9 @@ fn few_rows_have_the_bits_of_many() {
         (10, 64, [10, 1]),
         (45, 600, [1, 600]),
         (1, 900, [1, 1]),
+        // Short sums of many columns.
+        (520, 128, [1, 128]),
+        (100, 97, [100, 1]),
     ] {
         let (left, right) = (random.floats(50 * k), random.floats(n * k));
         let rows = |m: usize| {
@@ -276,10 +279,32 @@ fn few_rows_have_the_bits_of_many() {
             run_all(&spec, &Env::default(), &Env::default(), &teams, &args)
         };
         let many = rows(50);
-        for m in [1, 3, 16] {
+        for m in [1, 3, 6, 14, 16] {
             for ((isa, few), (_, many)) in rows(m).iter().zip(&many) {
                 assert!(few[2] == many[2][..m * n], "{isa} {m} of 50 × {n}, k {k}");
             }
+        }
+    }
+}
+
+/// Workspaces of products of few rows hold their sums and no panel.
+#[test]
+fn workspaces_of_few_rows_hold_sums() {
+    for isa in Isa::available() {
+        let config = Config { threads: 1, isa };
+        // Several rows of many columns are packed where panels are narrow.
+        let few = [(1, 512, 700), (3, 512, 128), (4, 64, 64)];
+        for &(m, n, k) in &few[..if isa == Isa::Avx512 { 3 } else { 1 }] {
+            let right = operand(0, &[1, k as i64]);
+            let spec = plain(&[m, n], k, operand(0, &[k as i64, 1]), right);
+            let kernel = Kernel::new(spec, &Env::default(), &config).expect("a valid spec");
+            let blocks = if k > 512 { 2 } else { 1 };
+            let most = (4 * m * n * blocks) as u64 + 4096;
+            let workspace = kernel.workspace();
+            assert!(
+                workspace <= most,
+                "{isa}: {m} × {k} · {k} × {n}: {workspace}"
+            );
         }
     }
 }

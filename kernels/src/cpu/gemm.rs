@@ -182,12 +182,14 @@ impl Matmul {
         let most = most.saturating_mul(config.threads.max(1) / threads);
         let (limits, packed) = Limits::within(most, |limits| space(false, limits));
         let shape = match spec.dims[rank - 1].is(1) {
-            true => [1, m],
-            false => [m, n],
+            true => [1, m, k[1]],
+            false => [m, n, k[1]],
         };
         let unpacked = space(true, &LIMITS[0]);
         let short = packed.part() > unpacked.part() && !limits.is_fastest();
-        let small = small(spec, body, [m, n, k[0]]) && (small::is_fast(shape, micro) || short);
+        let packs = !body.b.strides[rank - 1].is(1);
+        let is_fast = small::is_fast(shape, packs, micro);
+        let small = small(spec, body, [m, n, k[0]]) && (is_fast || short);
         let (limits, space) = match small {
             true => (&LIMITS[0], unpacked),
             false => (limits, packed),

@@ -6,6 +6,7 @@ mod prologue;
 mod winograd;
 
 use common::*;
+use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Operand, Spec, Store};
@@ -413,6 +414,41 @@ fn few_positions() {
     for shape in shapes {
         check(&mut random, shape, ConvKind::Forward, true, &teams);
         check(&mut random, shape, ConvKind::Forward, false, &teams);
+    }
+}
+
+/// A kernel of one element is a matrix: its axes of length 1 may have any stride, and the bits and
+/// the workspace, which holds no panel, are the same.
+#[test]
+fn kernels_of_one_element_have_any_strides() {
+    let (mut random, teams) = (Random(53), teams());
+    for (n, ci, co) in [(1, 128, 1), (3, 128, 1), (4, 600, 33)] {
+        let shape = Shape::simple(n, ci, co, 1, 1, 0);
+        let spaces = shape.spaces(ConvKind::Forward);
+        let lens = spaces.map(|space| space.iter().product::<usize>());
+        let args = [
+            random.floats(lens[0]),
+            random.floats(lens[1]),
+            vec![f32::NAN; lens[2]],
+        ];
+        let mut before: Option<Vec<Vec<f32>>> = None;
+        for steps in [[0, 0], [1, 1], [7, 3]] {
+            let [mut a, mut b, out] = spaces.map(|space| contiguous(&space));
+            (a[2], a[3], b[2], b[3]) = (steps[0], steps[1], steps[0], steps[1]);
+            let [a, b, out] = [a, b, out].map(|strides| operand(0, &strides));
+            let spec = shape.spec(ConvKind::Forward, a, b, out);
+            let ran = run_all(&spec, &Env::default(), &Env::default(), &teams, &args);
+            let results: Vec<Vec<f32>> = ran.iter().map(|(_, args)| args[2].clone()).collect();
+            let same = before.get_or_insert_with(|| results.clone());
+            assert!(*same == results, "{n} × {ci} → {co}, steps {steps:?}");
+            for isa in Isa::available() {
+                let config = Config { threads: 1, isa };
+                let kernel = Kernel::new(spec.clone(), &Env::default(), &config);
+                let workspace = kernel.expect("a valid spec").workspace();
+                let most = (8 * n * co.next_multiple_of(16)) as u64 + 2048;
+                assert!(workspace <= most, "{isa}: {n} × {ci} → {co}: {workspace}");
+            }
+        }
     }
 }
 

@@ -19,8 +19,10 @@ use crate::spec::{self, ConvKind};
 
 /// Most output channels of a block of the result, each of which fills its own tiles.
 const CHANNELS: usize = 64;
-/// Most positions that are computed here, and most if the image is read in place.
+/// Most positions that are computed here, most if the image is read in place, and most of several
+/// positions of an image if the kernel is one element: there packing costs least.
 const POSITIONS: [usize; 2] = [12, ROWS];
+const POINTS: usize = 4;
 /// Elements of a tile above which it has fewer channels.
 const TILE: usize = 256;
 /// Output channels that are passed to the epilogue at a time.
@@ -28,22 +30,41 @@ const FINISHED: usize = 16;
 
 /// Whether a convolution of sizes up to these is computed here.
 pub(super) fn applies(body: &spec::Conv2d, sizes: &Sizes) -> bool {
-    let stride = |axis: usize| body.b.strides[axis].as_fixed();
-    let (Some(row), Some(channel), Some(kernel_row), Some(step)) =
-        (stride(0), stride(1), stride(2), stride(3))
-    else {
-        return false;
-    };
-    let [high, wide] = body.k.map(|k| k as i64);
-    // The contracted axis is one axis of the weight.
-    let flat = (high == 1 || kernel_row == wide * step)
-        && (sizes.source == 1 || channel == high * wide * step);
+    let row = body.b.strides[0].as_fixed();
     body.kind == ConvKind::Forward
         && body.prologue.is_none()
         && sizes.fixed
-        && flat
-        && positions(sizes) <= POSITIONS[usize::from(in_place(body, sizes))]
-        && [row, step].into_iter().all(fits)
+        && positions(sizes) <= most(body, sizes)
+        && [row, step(body, sizes)]
+            .into_iter()
+            .all(|stride| stride.is_some_and(fits))
+}
+
+/// Most positions that are computed here.
+fn most(body: &spec::Conv2d, sizes: &Sizes) -> usize {
+    match sizes.taps() == 1 && sizes.axes[0].out * sizes.axes[1].out > 1 {
+        true => POINTS,
+        false => POSITIONS[usize::from(in_place(body, sizes))],
+    }
+}
+
+/// Elements of the weight between steps of the contracted axis, where channels and kernel elements
+/// are one axis. An axis of one element may have any stride.
+fn step(body: &spec::Conv2d, sizes: &Sizes) -> Option<i64> {
+    let mut flat: Option<(i64, i64)> = None;
+    for (count, stride) in [body.k[1], body.k[0], sizes.source]
+        .into_iter()
+        .zip(body.b.strides.iter().rev())
+        .filter(|(count, _)| *count > 1)
+    {
+        let (count, stride) = (i64::try_from(count).ok()?, stride.as_fixed()?);
+        flat = match flat {
+            None => Some((stride, stride.checked_mul(count)?)),
+            Some((step, whole)) if stride == whole => Some((step, whole.checked_mul(count)?)),
+            Some(_) => return None,
+        };
+    }
+    Some(flat.map_or(0, |(step, _)| step))
 }
 
 /// Whether the image is read in place: no output position reads padding, and offsets are small.
@@ -134,6 +155,7 @@ pub(super) unsafe fn run(call: &Call) {
         image: Image::new(call, &sizes.axes, source),
         in_place: in_place(body, sizes),
         k_blocks: k_blocks(sizes),
+        step: step(body, sizes).map_or(0, |step| step as isize),
         most,
         code: kernel.code.bind(spec, launch),
     };
@@ -157,6 +179,8 @@ struct Few<'a> {
     image: Image<'a>,
     in_place: bool,
     k_blocks: KBlocks,
+    /// See [`step`].
+    step: isize,
     /// Output channels of a block.
     most: usize,
     code: Bound<'a>,
@@ -218,7 +242,7 @@ impl Few<'_> {
             columns: self.most.min(sizes.other - first),
             stride: self.most,
         };
-        let (weight, [out, per_channel, _, step]) = weight_strides(self.call, &self.weight, group);
+        let (weight, [out, per_channel, ..]) = weight_strides(self.call, &self.weight, group);
         let table = slot.left.cast::<i32>();
         // SAFETY: the buffers have the sizes of `space`, and the channels and kernel elements are
         // those of the operands.
@@ -270,7 +294,7 @@ impl Few<'_> {
                                 first as isize * out + some.start as isize * per_channel,
                             ),
                             stride: out,
-                            step,
+                            step: self.step,
                         },
                         some.len() * taps[0] * taps[1],
                         sums,

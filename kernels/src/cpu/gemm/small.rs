@@ -1,4 +1,4 @@
-//! Products of few rows: the left operand is read in place, and the right one in place or a few
+//! Products of few rows: the left operand is read in place, and the right one in place or some
 //! steps at a time from the worker's stack, so that the workspace holds little more than sums.
 //!
 //! Packing pays where a panel is used several times. In a product of few rows each element of the
@@ -17,10 +17,12 @@ pub(in super::super) const ROWS: usize = 40;
 const MATRIX_ROWS: usize = 16;
 /// Most k-blocks: a longer contracted axis may be split.
 const K_BLOCKS: usize = 2 * SPLIT_K_BLOCKS - 1;
-/// Steps of the contracted axis that are packed at a time.
-const STEPS: usize = 64;
+/// Most steps of a contracted axis that is packed at once in every product.
+const STEPS: usize = 128;
 /// Columns of the widest micro-panel of any instruction set.
 const WIDTH: usize = 32;
+/// Elements of the right operand that are packed at a time.
+const PANEL: usize = STEPS * WIDTH;
 /// Most elements of a block of the result, if it has more than one micro-panel.
 const ACC: usize = 2 << 10;
 /// Elements between neighbours along an axis, of which [`KC`] have offsets in `i32`, are fewer.
@@ -57,7 +59,7 @@ impl Block<'_> {
         acc: *mut f32,
         begun: bool,
     ) {
-        let mut panel = [const { std::mem::MaybeUninit::<f32>::uninit() }; STEPS * WIDTH];
+        let mut panel = [const { std::mem::MaybeUninit::<f32>::uninit() }; PANEL];
         let (to, height) = (panel.as_mut_ptr().cast::<f32>(), self.micro.mr);
         let mut offsets = [0; KC];
         for first in (0..depth).step_by(KC) {
@@ -68,7 +70,7 @@ impl Block<'_> {
                 let width = self.micro.width(self.columns - column);
                 let columns = width.min(self.columns - column);
                 let in_place = right.stride == 1 && columns == width && self.rows.len() <= height;
-                let most = if in_place { count } else { STEPS };
+                let most = if in_place { count } else { PANEL / width };
                 for step in (0..count).step_by(most) {
                     let steps = most.min(count - step);
                     let before = match begun || first + step > 0 {
@@ -137,9 +139,12 @@ pub(super) fn applies([m, _, k]: [usize; 3], strides: [i64; 4]) -> bool {
     m <= MATRIX_ROWS && k.div_ceil(KC) <= K_BLOCKS && strides.into_iter().all(fits)
 }
 
-/// Whether that takes no longer than with packed operands: for one row, and for few columns.
-pub(super) fn is_fast([m, n]: [usize; 2], micro: &Micro) -> bool {
-    m == 1 || n <= micro.nr()
+/// Whether that takes no longer than with packed operands: for one row, and for few columns; with
+/// wide vectors, whose packed micro-panels are larger than the result, also for one left panel and
+/// few steps, unless the right operand needs no packing.
+pub(super) fn is_fast([m, n, k]: [usize; 3], packs: bool, micro: &Micro) -> bool {
+    let is_wide = micro.nr() == WIDTH;
+    m == 1 || n <= micro.nr() || (is_wide && packs && m <= micro.mr && k <= STEPS)
 }
 
 /// The buffers for sizes up to these.

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, thread};
 
+use slabwise::Bytes;
 use slabwise::data::HostArray;
 use slabwise::feed::Input;
 use slabwise::prelude::*;
-use slabwise::{Bytes, Isa};
 use slabwise_onnx::check::{CheckOptions, difference, read_array};
 use slabwise_onnx::{Array, OnnxModel};
 
@@ -134,10 +134,6 @@ fn planned(path: &Path, set: &Path) -> [u64; 3] {
     [plan.slab_bytes(), kept, fed.sum()]
 }
 
-/// Runs whose slab is larger than the arena's peak where vectors have sixteen numbers, to whole ones
-/// of which kernels round the workspace up: of a few windows of sound, with small activations.
-const ABOVE_WITH_WIDE_VECTORS: &[&str] = &["silero_opset18/1", "silero_opset18/2"];
-
 /// Further runs whose slab is larger than the peak would be if each request took only the bytes
 /// that it asks for, or on some processors may be.
 const ABOVE_EXACT: &[&str] = &["light_densenet121/0", "light_vgg19/0"];
@@ -178,9 +174,6 @@ fn plans_stay_below_the_arena_of_onnxruntime() {
         } else if slab > exact {
             above_exact.push(run);
         }
-    }
-    if Isa::detect() == Isa::Avx512 {
-        above.retain(|run| !ABOVE_WITH_WIDE_VECTORS.contains(run));
     }
     assert!(above.is_empty(), "runs above its peak: {above:?}");
     above_exact.retain(|run| !ABOVE_EXACT.contains(run));
