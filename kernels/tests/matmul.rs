@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use slabwise_kernels::cpu::{Config, Isa, Kernel};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
