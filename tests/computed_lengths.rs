@@ -1,6 +1,6 @@
 //! Lengths that a run decides, as lengths of other tensors and as numbers.
 
-use ndarray::Array2;
+use ndarray::{Array1, Array2};
 use slabwise::prelude::*;
 
 #[test]
@@ -36,6 +36,57 @@ fn lengths_of_a_run_are_lengths_of_other_tensors() {
         for (result, expected) in results.iter().zip(expected) {
             let result = result.view::<f32>().expect("f32");
             assert_eq!(result.iter().copied().collect::<Vec<_>>(), expected);
+        }
+    }
+}
+
+/// Lengths of inputs that follow from those of others are checked against them, in either order.
+#[test]
+fn inputs_have_lengths_computed_from_those_of_others() {
+    let compile = |session: &mut Session, derived_first: bool| {
+        let trace = Trace::inference();
+        let (n, m) = (Dim::bounded("n", 5), Dim::bounded("m", 4));
+        let twice = trace.ones((n, 2)).reshape([-1i64]).dim(0);
+        let product = trace.ones((n, m)).reshape([-1i64]).dim(0);
+        let given = |derived: bool| match derived {
+            false => trace.input("x", F32, (n, m)).sum(),
+            true => trace.input("pairs", F32, (twice,)).sum(),
+        };
+        let (first, second) = (given(derived_first), given(!derived_first));
+        let all = trace.input("all", F32, (product,)).sum();
+        session
+            .compile(&trace, [first, second, all])
+            .expect("it compiles")
+    };
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let ones = |n: usize| Array1::<f32>::ones(n);
+    let x = Array2::<f32>::ones((3, 4));
+    for derived_first in [false, true] {
+        let program = compile(&mut session, derived_first);
+        let mut run = |pairs: usize, all: usize| {
+            let (pairs, all) = (ones(pairs), ones(all));
+            let results = match derived_first {
+                false => session.run(&program, (&x, &pairs, &all)),
+                true => session.run(&program, (&pairs, &x, &all)),
+            };
+            let sums = results?.map(|sum| sum.item());
+            Ok::<_, slabwise::Error>(sums)
+        };
+        let expected = if derived_first {
+            [6.0, 12.0, 12.0]
+        } else {
+            [12.0, 6.0, 12.0]
+        };
+        assert_eq!(run(6, 12).expect("a run"), expected);
+        for (pairs, all, say) in [
+            (3, 12, "no length of \"n\""),
+            (4, 12, "in another input"),
+            (12, 12, "more than its bound"),
+            (6, 11, "12"),
+            (6, 3, "12"),
+        ] {
+            let error = run(pairs, all).expect_err("another length").to_string();
+            assert!(error.contains(say), "{pairs} and {all}: {error}");
         }
     }
 }

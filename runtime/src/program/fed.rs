@@ -1,7 +1,7 @@
 //! Checks that the values of a run fit a program's inputs, and reads the lengths off them.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 
 use super::{Compiled, InputSlot};
 use crate::buffer::Donated;
@@ -106,9 +106,56 @@ impl Compiled {
                 Extent::Share(share) => share.at(&env),
             };
         }
+        self.check_derived(feed, &env)?;
         let checked = self.check_needed(None, &env);
         checked.map_err(|error| self.without_rows(&env).unwrap_or(error))?;
         Ok(env)
+    }
+
+    /// Checks the lengths of inputs that follow from several others, or from the rank.
+    fn check_derived(&self, feed: &dyn Feed, env: &Env) -> Result<()> {
+        let derived = |dim: Size| {
+            let extents = || dim.symbols().map(|symbol| self.symbols.extent(symbol));
+            let is_late = |extent| matches!(extent, Extent::DataDependent(_));
+            dim.as_fixed().is_none() && self.solvable(dim).is_none() && !extents().any(is_late)
+        };
+        let slots = &self.inputs;
+        if !slots
+            .iter()
+            .any(|slot| slot.dims.iter().any(|&dim| derived(dim)))
+        {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        feed.each(&mut |at, source| {
+            let (slot, given) = (&slots[at], FedShape::of(&source));
+            let other = slot.dims.iter().enumerate().find(|&(axis, &dim)| {
+                let length = dim.usize_at(env);
+                let fed = given.lengths.as_ref().map(|lengths| lengths[axis]);
+                derived(dim) && fed.is_some_and(|fed| fed != length)
+            });
+            let elements = slot.dims.iter().map(|dim| dim.usize_at(env)).product::<usize>();
+            if result.is_ok() && (other.is_some() || elements != given.elements) {
+                let lengths: Lengths = slot.dims.iter().map(|dim| dim.usize_at(env)).collect();
+                result = Err(Error::Input {
+                    name: slot.name.to_string(),
+                    message: format!(
+                        "{} elements were given, {} is expected, which is {lengths:?} beside the other inputs",
+                        given.elements,
+                        self.symbols.show(&slot.dims)
+                    ),
+                });
+            }
+        });
+        result
+    }
+
+    /// The symbol of an input's length, if that follows from it alone and inputs determine it.
+    fn solvable(&self, dim: Size) -> Option<Symbol> {
+        let mut symbols = dim.symbols();
+        let symbol = symbols.next().filter(|_| symbols.next().is_none())?;
+        let extent = self.symbols.extent(symbol);
+        matches!(extent, Extent::Bounded(_) | Extent::Unbounded(_)).then_some(symbol)
     }
 
     /// The error of a rank whose part of the batch is empty.
@@ -220,49 +267,61 @@ impl Compiled {
             ));
         }
         for (&length, &dim) in lengths.iter().zip(&slot.dims) {
-            match (dim.as_fixed(), dim.symbols().next()) {
-                (None, Some(symbol)) => {
-                    let name = self.symbols.name(symbol);
-                    let slot = &mut known[usize::from(symbol.0)];
-                    match self.symbols.extent(symbol) {
-                        Extent::Bounded(bound) if length > bound as usize => {
-                            return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
-                            ));
-                        }
-                        Extent::Unbounded(_) if u32::try_from(length).is_err() => {
-                            return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}; an unbounded dimension is at most {} long",
-                                u32::MAX
-                            ));
-                        }
-                        _ => {}
-                    }
-                    if slot.is_some_and(|known| known as usize != length) {
-                        return fail(format!(
-                            "shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input",
-                            slot.unwrap_or(0)
-                        ));
-                    }
-                    *slot = Some(length as u32);
-                }
-                (n, _) if n == i64::try_from(length).ok() => {}
-                _ => {
+            if let Some(n) = dim.as_fixed() {
+                if i64::try_from(length) != Ok(n) {
                     return fail(format!(
                         "shape {lengths:?} was given, {expected} is expected"
                     ));
                 }
+                continue;
             }
+            // What follows from several lengths is checked when all are known.
+            let Some(symbol) = self.solvable(dim) else {
+                continue;
+            };
+            let (name, (scale, offset)) = (self.symbols.name(symbol), dim.parts());
+            let scaled = i64::try_from(length)
+                .unwrap_or(i64::MAX)
+                .saturating_sub(offset);
+            if scaled < 0 || scaled % scale != 0 {
+                return fail(format!(
+                    "shape {lengths:?} was given, {expected} is expected, and no length of \"{name}\" makes an axis {length} long"
+                ));
+            }
+            let length = (scaled / scale) as usize;
+            match self.symbols.extent(symbol) {
+                Extent::Bounded(bound) if length > bound as usize => {
+                    return fail(format!(
+                        "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
+                    ));
+                }
+                Extent::Unbounded(_) if u32::try_from(length).is_err() => {
+                    return fail(format!(
+                        "shape {lengths:?} was given: \"{name}\" is {length}; an unbounded dimension is at most {} long",
+                        u32::MAX
+                    ));
+                }
+                _ => {}
+            }
+            let slot = &mut known[usize::from(symbol.0)];
+            if slot.is_some_and(|known| known as usize != length) {
+                return fail(format!(
+                    "shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input",
+                    slot.unwrap_or(0)
+                ));
+            }
+            *slot = Some(length as u32);
         }
         Ok(())
     }
 
     /// The shape of a flat slice: the input's own, with its one unknown length computed.
-    fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
+    fn flat(&self, slot: &InputSlot, elements: usize, known: &Known) -> Result<Lengths> {
+        let env = Env(std::array::from_fn(|i| known[i].unwrap_or(0)));
         let fixed = |d: &Size| {
-            d.as_fixed()
-                .and_then(|n| usize::try_from(n).ok())
-                .or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
+            d.symbols()
+                .all(|symbol| known[usize::from(symbol.0)].is_some())
+                .then(|| d.usize_at(&env))
         };
         let rest: usize = slot
             .dims
