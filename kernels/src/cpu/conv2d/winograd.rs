@@ -77,9 +77,18 @@ pub(super) fn axes(sizes: &Sizes) -> [Axis; 2] {
     })
 }
 
+/// Most tiles that are transformed at a time, whole vectors of them.
+fn width(micro: &Micro, limits: &Limits) -> usize {
+    if limits.is_fastest() {
+        micro.nr()
+    } else {
+        micro.lanes
+    }
+}
+
 /// Most tiles of a block.
 fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let (width, results) = (micro.nr(), filtering(sizes).results);
+    let (width, results) = (width(micro, limits), filtering(sizes).results);
     (limits.acc[0] / sizes.other / (results * results) / width * width).max(width)
 }
 
@@ -87,7 +96,7 @@ fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
 pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     let axes = axes(sizes);
     let [rows, columns] = [axes[0].out, axes[1].out];
-    let least = Shape::of_channel(&axes, 1, micro.nr().min(columns));
+    let least = Shape::of_channel(&axes, 1, width(micro, limits).min(columns));
     Shape::of_channel(&axes, rows, columns).min(limits.tile.max(least))
 }
 
@@ -117,7 +126,7 @@ pub(super) fn space(
     limits: &Limits,
     prologue_buffer: usize,
 ) -> Space {
-    let (axes, width, depth) = (axes(sizes), micro.nr(), sizes.source);
+    let (axes, width, depth) = (axes(sizes), width(micro, limits), sizes.source);
     let (results, points) = (filtering(sizes).results, filtering(sizes).elements());
     let [height, length] = [axes[0].out, axes[1].out];
     let of = |rows, columns, images| Shape::new(&axes, depth, rows, columns).elements(images);
@@ -167,7 +176,8 @@ pub(super) unsafe fn run(call: &Call) {
         sizes,
         kernel,
     } = *call;
-    let (micro, axes, width) = (kernel.micro, axes(sizes), kernel.micro.nr());
+    let (micro, axes) = (kernel.micro, axes(sizes));
+    let width = width(micro, kernel.limits);
     let threads = kernel.threads.min(launch.team.threads());
     let tiles = sizes.images * axes[0].out * axes[1].out;
     let parts = |most| {
@@ -253,7 +263,8 @@ impl Winograd<'_> {
     /// Computes the results of a part of the tiles.
     unsafe fn block(&self, block: usize, slot: &Slot) {
         let Call { sizes, kernel, .. } = *self.call;
-        let (micro, depth, width) = (kernel.micro, sizes.source, kernel.micro.nr());
+        let (micro, depth) = (kernel.micro, sizes.source);
+        let width = width(micro, kernel.limits);
         let (transforms, filtering) = (micro.transforms(self.filtering), self.filtering);
         let elements = filtering.elements();
         let part = self.parts.get(block);

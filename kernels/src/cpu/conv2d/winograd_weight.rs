@@ -1,4 +1,4 @@
-//! The weight gradient of 3×3 and 5×5 kernels by Winograd's minimal filtering: with the transforms of
+//! The weight gradient of 3×3 kernels by Winograd's minimal filtering: with the transforms of
 //! [`winograd`](super::winograd), the gradient is `Gᵀ·(Σ (A·y·Aᵀ) ∘ (Bᵀ·d·B))·G`, summed over the
 //! tiles d of the image and the 2×2 elements y of the result's gradient that they reach.
 //!
@@ -390,7 +390,7 @@ impl WeightGrad<'_> {
                     let rest = (results * count - length) * width;
                     std::slice::from_raw_parts_mut(to.add(length * width), rest).fill(0.0);
                 }
-                (micro.transforms(self.filtering).gradients)(&Gradients {
+                (micro.transform_gradients)(&Gradients {
                     at: slot.k_block,
                     pitch,
                     tiles: count,
@@ -420,7 +420,7 @@ impl WeightGrad<'_> {
         // memory, which begins with room for a block.
         unsafe {
             for (i, channel) in channels.clone().enumerate() {
-                (micro.transforms(self.filtering).sums)(&Sums {
+                (micro.transform_sums)(&Sums {
                     at: self.sums(0).add(channel * padded),
                     splits: self.splits,
                     split: sums(sizes, micro),
@@ -444,7 +444,8 @@ impl WeightGrad<'_> {
     }
 }
 
-/// Whether the sums are small enough.
+/// Whether the kernels have three taps an axis (the sums of larger ones take more memory than budgets
+/// spare), and the sums are small enough.
 pub(super) fn fits(sizes: &Sizes, micro: &Micro) -> bool {
-    sums(sizes, micro) <= SUMS_MAX
+    filtering(sizes).taps == 3 && sums(sizes, micro) <= SUMS_MAX
 }

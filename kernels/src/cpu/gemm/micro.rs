@@ -103,6 +103,8 @@ pub(in super::super) struct Micro {
     pub correlate: planes::Correlate,
     /// For kernels of three and of five taps an axis.
     transforms: [winograd::Transforms; 2],
+    pub transform_gradients: winograd::TransformGradients,
+    pub transform_sums: winograd::TransformSums,
     /// A loop of [`PEAK_SUMS`] independent fused multiply-adds of vectors, so many times.
     pub peak: unsafe fn(rounds: usize) -> f32,
 }
@@ -321,14 +323,14 @@ macro_rules! micro {
                 unsafe { winograd::products::<$simd, P, 2>(products) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_gradients<const P: usize>(gradients: &winograd::Gradients) {
+            unsafe fn transform_gradients(gradients: &winograd::Gradients) {
                 // SAFETY: as above.
-                unsafe { winograd::gradients::<$simd, P, 2>(gradients) }
+                unsafe { winograd::gradients::<$simd>(gradients) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_sums<const P: usize, const R: usize>(sums: &winograd::Sums) {
+            unsafe fn transform_sums(sums: &winograd::Sums) {
                 // SAFETY: as above.
-                unsafe { winograd::sums::<$simd, P, R>(sums) }
+                unsafe { winograd::sums::<$simd>(sums) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn peak(rounds: usize) -> f32 {
@@ -351,17 +353,15 @@ macro_rules! micro {
                         tiles: transform_tiles::<4>,
                         kernels: transform_kernels::<4, 3>,
                         products: transform_products::<4>,
-                        gradients: transform_gradients::<4>,
-                        sums: transform_sums::<4, 3>,
                     },
                     winograd::Transforms {
                         tiles: transform_tiles::<6>,
                         kernels: transform_kernels::<6, 5>,
                         products: transform_products::<6>,
-                        gradients: transform_gradients::<6>,
-                        sums: transform_sums::<6, 5>,
                     },
                 ],
+                transform_gradients,
+                transform_sums,
                 peak,
             }
         };

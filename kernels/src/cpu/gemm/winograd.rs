@@ -83,8 +83,6 @@ pub(in super::super) struct Transforms {
     pub tiles: TransformTiles,
     pub kernels: TransformKernels,
     pub products: TransformProducts,
-    pub gradients: TransformGradients,
-    pub sums: TransformSums,
 }
 
 /// Tiles of all channels of a part of an image, to be transformed: element e of channel c of the
@@ -394,9 +392,8 @@ unsafe fn of_products<S: Simd, const P: usize, const M: usize>(m: [S::V; P]) -> 
     }
 }
 
-/// Gradients of results, to be transformed: for each row of results of a tile a row of so many
-/// positions for each of `tiles` tiles, `width` channels each, from `at` on and `pitch` apart;
-/// element e of tile t is written to `to + e·point + t·width`.
+/// Gradients of results of 3×3 kernels, to be transformed: two rows of `2·tiles` positions, `width` channels each,
+/// at `at` and `at + pitch`; element e of tile t is written to `to + e·point + t·width`.
 pub(in super::super) struct Gradients {
     pub at: *const f32,
     pub pitch: usize,
@@ -409,7 +406,7 @@ pub(in super::super) struct Gradients {
 /// Computes `A·y·Aᵀ`.
 pub(in super::super) type TransformGradients = unsafe fn(gradients: &Gradients);
 
-/// Sums over tiles, to be transformed into the gradient of a kernel: element e of split s at `at +
+/// Sums over tiles, to be transformed into the gradient of a 3×3 kernel: element e of split s at `at +
 /// s·split + e·point`, `columns` output channels each, whole vectors; element t of the kernel is
 /// written to `to + t·columns`.
 pub(in super::super) struct Sums {
@@ -425,30 +422,22 @@ pub(in super::super) struct Sums {
 pub(in super::super) type TransformSums = unsafe fn(sums: &Sums);
 
 #[inline(always)]
-pub(super) unsafe fn gradients<S: Simd, const P: usize, const M: usize>(gradients: &Gradients) {
+pub(super) unsafe fn gradients<S: Simd>(gradients: &Gradients) {
     for tile in 0..gradients.tiles {
         for lane in (0..gradients.width).step_by(S::LANES) {
-            let at = gradients.at.wrapping_add(M * tile * gradients.width + lane);
+            let at = gradients.at.wrapping_add(2 * tile * gradients.width + lane);
             let to = gradients.to.wrapping_add(tile * gradients.width + lane);
             // SAFETY: the caller enables S's instruction set, gives gradients that may be read, and
             // room for the transformed ones.
             unsafe {
-                let mut columns = [[S::zero(); M]; P];
-                for j in 0..M {
-                    let mut y = [S::zero(); M];
-                    for i in 0..M {
-                        let offset = i * gradients.pitch + j * gradients.width;
-                        y[i] = S::load(at.wrapping_add(offset));
-                    }
-                    let y = of_gradient::<S, P, M>(y);
-                    for i in 0..P {
-                        columns[i][j] = y[i];
-                    }
-                }
-                for i in 0..P {
-                    let row = of_gradient::<S, P, M>(columns[i]);
-                    for j in 0..P {
-                        S::store(to.wrapping_add((P * i + j) * gradients.point), row[j]);
+                let at =
+                    |i: usize, j: usize| at.wrapping_add(i * gradients.pitch + j * gradients.width);
+                let left = of_gradient::<S>(S::load(at(0, 0)), S::load(at(1, 0)));
+                let right = of_gradient::<S>(S::load(at(0, 1)), S::load(at(1, 1)));
+                for i in 0..4 {
+                    let row = of_gradient::<S>(left[i], right[i]);
+                    for j in 0..4 {
+                        S::store(to.wrapping_add((4 * i + j) * gradients.point), row[j]);
                     }
                 }
             }
@@ -458,51 +447,43 @@ pub(super) unsafe fn gradients<S: Simd, const P: usize, const M: usize>(gradient
 
 /// `A·y`.
 #[inline(always)]
-unsafe fn of_gradient<S: Simd, const P: usize, const M: usize>(y: [S::V; M]) -> [S::V; P] {
+unsafe fn of_gradient<S: Simd>(first: S::V, second: S::V) -> [S::V; 4] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        let mut to = [S::zero(); P];
-        to[0] = y[0];
-        if P == 4 {
-            to[1] = S::add(y[0], y[1]);
-            to[2] = S::sub(y[0], y[1]);
-            to[3] = S::sub(S::zero(), y[1]);
-        } else {
-            to[1] = scaled::<S>(y[1], A, y[0]);
-            to[2] = scaled::<S>(y[1], -A, y[0]);
-            to[3] = scaled::<S>(y[1], B, y[0]);
-            to[4] = scaled::<S>(y[1], -B, y[0]);
-            to[5] = y[1];
-        }
-        to
+        [
+            first,
+            S::add(first, second),
+            S::sub(first, second),
+            S::sub(S::zero(), second),
+        ]
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn sums<S: Simd, const P: usize, const R: usize>(sums: &Sums) {
+pub(super) unsafe fn sums<S: Simd>(sums: &Sums) {
     for lane in (0..sums.columns).step_by(S::LANES) {
         // SAFETY: the caller enables S's instruction set, gives sums that may be read, and room for
         // the gradient.
         unsafe {
-            let mut columns = [[S::zero(); P]; R];
-            for j in 0..P {
-                let mut m = [S::zero(); P];
-                for i in 0..P {
-                    let at = sums.at.wrapping_add((P * i + j) * sums.point + lane);
+            let mut columns = [[S::zero(); 4]; 3];
+            for j in 0..4 {
+                let mut m = [S::zero(); 4];
+                for i in 0..4 {
+                    let at = sums.at.wrapping_add((4 * i + j) * sums.point + lane);
                     m[i] = S::load(at);
                     for split in 1..sums.splits {
                         m[i] = S::add(m[i], S::load(at.wrapping_add(split * sums.split)));
                     }
                 }
-                let m = of_sums::<S, P, R>(m);
-                for i in 0..R {
+                let m = of_sums::<S>(m);
+                for i in 0..3 {
                     columns[i][j] = m[i];
                 }
             }
-            for i in 0..R {
-                let row = of_sums::<S, P, R>(columns[i]);
-                for j in 0..R {
-                    let to = sums.to.wrapping_add((R * i + j) * sums.columns + lane);
+            for i in 0..3 {
+                let row = of_sums::<S>(columns[i]);
+                for j in 0..3 {
+                    let to = sums.to.wrapping_add((3 * i + j) * sums.columns + lane);
                     S::store(to, row[j]);
                 }
             }
@@ -512,31 +493,15 @@ pub(super) unsafe fn sums<S: Simd, const P: usize, const R: usize>(sums: &Sums) 
 
 /// `Gᵀ·m`.
 #[inline(always)]
-unsafe fn of_sums<S: Simd, const P: usize, const R: usize>(m: [S::V; P]) -> [S::V; R] {
+unsafe fn of_sums<S: Simd>(m: [S::V; 4]) -> [S::V; 3] {
     // SAFETY: the caller enables S's instruction set.
     unsafe {
-        let mut to = [S::zero(); R];
-        if P == 4 {
-            let (sum, difference) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
-            to[0] = scaled::<S>(sum, 0.5, m[0]);
-            to[1] = scaled::<S>(difference, 0.5, S::zero());
-            to[2] = scaled::<S>(sum, 0.5, m[3]);
-        } else {
-            let (a, b) = (-2.0 / 3.0, 1.0 / 6.0);
-            let (even, odd) = (
-                [S::add(m[1], m[2]), S::add(m[3], m[4])],
-                [S::sub(m[1], m[2]), S::sub(m[3], m[4])],
-            );
-            to[0] = scaled::<S>(even[0], a, scaled::<S>(even[1], b, m[0]));
-            to[1] = scaled::<S>(odd[0], A * a, scaled::<S>(odd[1], B * b, S::zero()));
-            to[2] = scaled::<S>(even[0], 0.5 * a, scaled::<S>(even[1], 2.0 * b, S::zero()));
-            to[3] = scaled::<S>(
-                odd[0],
-                0.5 * A * a,
-                scaled::<S>(odd[1], 2.0 * B * b, S::zero()),
-            );
-            to[4] = scaled::<S>(even[0], 0.25 * a, scaled::<S>(even[1], 4.0 * b, m[5]));
-        }
-        to
+        let half = S::splat(&0.5);
+        let (sum, difference) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
+        [
+            S::fma(sum, half, m[0]),
+            S::fma(difference, half, S::zero()),
+            S::fma(sum, half, m[3]),
+        ]
     }
 }
