@@ -7,8 +7,8 @@
 //! any output position and kernel element is found by adding one offset each. The forward product
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
-//! product, but loops over the tile's rows ([`depthwise`]). 3×3 kernels with enough channels are
-//! computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
+//! product, but loops over the tile's rows ([`depthwise`]). 3×3 and 5×5 kernels of enough channels
+//! are computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
 //! product with the transposed weights, and neither operand is packed ([`few`]). The idea of
 //! lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the
 //! addressing by offsets that of the indirect convolution (Dukhan, 2019).

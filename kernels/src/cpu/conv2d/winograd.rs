@@ -7,10 +7,11 @@
 //! some of its small tiles at a time, and multiplies them with one panel of output channels after
 //! another; the products of a panel are still in the cache when they are transformed to results.
 //!
-//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²` times the sum, over the c
-//! source channels, of the magnitudes of its tile's 4×4 elements times those of the 9 weights, of
-//! which the result itself may read a part. On random data it is that of the other kernels, at most
-//! 2⁻²¹ of the sum of the result's own magnitudes (`kernels/tests/conv2d/winograd.rs`).
+//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or for 5×5 kernels `(c +
+//! 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of its tile's elements
+//! times those of the weights, of which the result itself may read a part. On random data it is
+//! that of the other kernels, at most 2⁻²¹ of the sum of the result's own magnitudes
+//! (`kernels/tests/conv2d/winograd.rs`).
 
 use std::ops::Range;
 
