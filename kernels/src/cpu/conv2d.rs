@@ -73,7 +73,7 @@ impl Conv2d {
         // As much as stays in the cache until it is packed, at least a tile's part of a channel.
         let elements = |limits: &Limits| match body.kind {
             ConvKind::WeightGrad if winograd => {
-                winograd_weight::most_of_channel(&sizes, micro).max(limits.tile / 2)
+                winograd_weight::most_of_channel(&sizes, micro, limits).max(limits.tile / 2)
             }
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
@@ -89,7 +89,9 @@ impl Conv2d {
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-                ConvKind::WeightGrad if winograd => winograd_weight::space(&sizes, micro, buffer),
+                ConvKind::WeightGrad if winograd => {
+                    winograd_weight::space(&sizes, micro, limits, buffer)
+                }
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
                 _ if winograd => winograd::space(&sizes, micro, limits, buffer),
                 _ if few => few::space(body, &sizes, micro),

@@ -2,10 +2,10 @@
 //! [`winograd`](super::winograd), the gradient is `Gᵀ·(Σ (A·y·Aᵀ) ∘ (Bᵀ·d·B))·G`, summed over the
 //! tiles d of the image and the 2×2 elements y of the result's gradient that they reach.
 //!
-//! The sum over tiles is cut into *chunks* of a fixed number of tiles, each summed from 0 before it
-//! is added to those before, and into splits of several parts of the batch. All of this follows
-//! from the shape alone, and parts end where they would end in a larger batch, so that slices of a
-//! batch continue each other's sums.
+//! The sum over tiles is cut into splits of several parts of the batch, which follow from the shape
+//! alone. A split is summed in *chunks* of tiles, each of which continues the sums of the one
+//! before, so that the size of chunks changes no bit. Parts end where they would end in a larger
+//! batch, so that slices of a batch continue each other's sums.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
-use crate::cpu::gemm::pack;
 use crate::cpu::gemm::winograd::{Filtering, Gradients, Sums, Tiles};
+use crate::cpu::gemm::{Limits, pack};
 use crate::cpu::tile::Bound;
 
 /// Most tiles of a part of the batch.
@@ -29,8 +29,9 @@ const SPLIT_PARTS: usize = 2;
 const SUMS_MAX: usize = 256 << 10;
 /// Source channels whose gradients are finished together.
 const FINISHED: usize = 8;
-/// Most tiles of a chunk, and elements of its transformed image, which stays in the second cache.
-const CHUNK: usize = 64;
+/// Most tiles of a chunk, as a part of the steps of a sub-block, and elements of its transformed
+/// image, which stays in the second cache.
+const CHUNK_PART: usize = 8;
 const TRANSFORMED: usize = 32 << 10;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
@@ -58,15 +59,16 @@ fn splits(sizes: &Sizes, micro: &Micro) -> usize {
 }
 
 /// Most tiles of a chunk, in whole vectors.
-fn chunk(sizes: &Sizes, micro: &Micro) -> usize {
-    let most = CHUNK.min(TRANSFORMED / (filtering(sizes).elements() * sizes.source));
+fn chunk(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    let most =
+        (limits.kc / CHUNK_PART).min(TRANSFORMED / (filtering(sizes).elements() * sizes.source));
     let most = most.min(parts(sizes).most().next_multiple_of(micro.lanes));
     (most / micro.lanes).max(1) * micro.lanes
 }
 
 /// Positions of the result's gradient in a row of a chunk's tiles.
-fn positions(sizes: &Sizes, micro: &Micro) -> usize {
-    filtering(sizes).results * chunk(sizes, micro).min(parts(sizes).size()[2])
+fn positions(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    filtering(sizes).results * chunk(sizes, micro, limits).min(parts(sizes).size()[2])
 }
 
 /// Elements of a vector of transformed tiles of all source channels.
@@ -75,9 +77,9 @@ fn vector(sizes: &Sizes, micro: &Micro) -> usize {
 }
 
 /// The images, rows and columns of tiles that a chunk of a part may reach.
-fn windows(sizes: &Sizes, micro: &Micro) -> [[usize; 3]; 2] {
+fn windows(sizes: &Sizes, micro: &Micro, limits: &Limits) -> [[usize; 3]; 2] {
     let [images, rows, columns] = parts(sizes).size();
-    let reach = |size: usize, most: usize| ((chunk(sizes, micro) - 1) / size + 2).min(most);
+    let reach = |size: usize, most: usize| ((chunk(sizes, micro, limits) - 1) / size + 2).min(most);
     [
         [1, reach(columns, rows), columns],
         [reach(rows * columns, images), rows, columns],
@@ -85,17 +87,17 @@ fn windows(sizes: &Sizes, micro: &Micro) -> [[usize; 3]; 2] {
 }
 
 /// Most elements of a channel of a part of the image.
-pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro) -> usize {
+pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     let of = |[_, rows, columns]: [usize; 3]| Shape::of_channel(&axes(sizes), rows, columns);
-    windows(sizes, micro).map(of)[usize::from(parts(sizes).size()[0] > 1)]
+    windows(sizes, micro, limits).map(of)[usize::from(parts(sizes).size()[0] > 1)]
 }
 
 /// Elements of a tile.
-fn tile(sizes: &Sizes, micro: &Micro) -> usize {
+fn tile(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     let of = |[images, rows, columns]: [usize; 3]| {
         Shape::new(&axes(sizes), sizes.source, rows, columns).elements(images)
     };
-    let [rows, images] = windows(sizes, micro);
+    let [rows, images] = windows(sizes, micro, limits);
     of(rows).max(if images[0] > 1 { of(images) } else { 0 })
 }
 
@@ -122,23 +124,28 @@ fn window(part: &Part, tiles: Range<usize>) -> (Part, Range<usize>) {
 }
 
 /// Elements of both tables of a left panel.
-fn tables(sizes: &Sizes, micro: &Micro) -> usize {
-    sizes.source.next_multiple_of(TABLE) + chunk(sizes, micro).next_multiple_of(TABLE)
+fn tables(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    sizes.source.next_multiple_of(TABLE) + chunk(sizes, micro, limits).next_multiple_of(TABLE)
 }
 
 /// The buffers, with `prologue_buffer` elements for a prologue.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, prologue_buffer: usize) -> Space {
-    let (tiles, depth) = (chunk(sizes, micro), sizes.source);
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
+    let (tiles, depth) = (chunk(sizes, micro, limits), sizes.source);
     let columns = micro.width(sizes.other);
     let filtering = filtering(sizes);
     let finished = filtering.taps.pow(2) * FINISHED.min(depth) * padded(sizes, micro);
     Space {
-        left: tables(sizes, micro) + tiles / micro.lanes * vector(sizes, micro),
-        right: tile(sizes, micro)
+        left: tables(sizes, micro, limits) + tiles / micro.lanes * vector(sizes, micro),
+        right: tile(sizes, micro, limits)
             .next_multiple_of(TABLE)
             .saturating_add(prologue_buffer),
         micro_panel: filtering.elements() * point(tiles * columns),
-        k_block: filtering.results * positions(sizes, micro) * columns,
+        k_block: filtering.results * positions(sizes, micro, limits) * columns,
         acc: finished,
         // The transposed block, in front of the epilogue's scratch memory.
         scratch: (4 * finished).next_multiple_of(64),
@@ -197,7 +204,7 @@ pub(super) unsafe fn run(call: &Call) {
         gradient: part_source(call, &body.b, body.sources()),
         parts,
         splits: splits(sizes, micro),
-        chunk: chunk(sizes, micro),
+        chunk: chunk(sizes, micro, kernel.limits),
         vector: vector(sizes, micro),
         now: launch.part.map_or(0..parts.count(), |part| {
             before(part.examples.start)..before(part.examples.end)
@@ -252,7 +259,7 @@ impl WeightGrad<'_> {
             }
             let (rows, steps) = self.tables(slot);
             let height = panel_rows(depth, micro.mr);
-            let mut before = Before::Term;
+            let mut before = Before::Sums;
             for part in span.start.max(self.now.start)..span.end.min(self.now.end) {
                 if part == span.start {
                     before = Before::Nothing;
@@ -295,7 +302,7 @@ impl WeightGrad<'_> {
                             }
                         }
                     }
-                    before = Before::Term;
+                    before = Before::Sums;
                 }
             }
         }
