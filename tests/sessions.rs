@@ -308,11 +308,11 @@ fn kernels_are_timed_by_name_and_line() {
         .profile(&program, Array2::<f32>::ones((4, 16)), 2)
         .expect("runs");
     assert_eq!(
-        times.iter().map(|k| &*k.name).collect::<Vec<_>>(),
+        times.kernels.iter().map(|k| &*k.name).collect::<Vec<_>>(),
         program.plan().steps().collect::<Vec<_>>()
     );
     assert!(
-        times.iter().all(|k| k.seconds.is_finite()
+        times.kernels.iter().all(|k| k.seconds.is_finite()
             && k.location.file() == file!()
             && k.location.line() == line),
         "{times:?}"

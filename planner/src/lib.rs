@@ -57,4 +57,4 @@ pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
 };
 pub use repeat::Repeated;
-pub use slabwise_packer::{self as pack, Lifetime, brief, files, shortened};
+pub use slabwise_packer::{self as pack, Lifetime, brief, files, shortened, table, widest};

@@ -41,8 +41,8 @@ pub use plan::{
 pub use program::Program;
 pub use program::shapes::PlanCounts;
 pub use session::{
-    AnyProgram, DebugValue, KernelFamily, KernelTime, LayerSummary, Roofline, RunStats, Session,
-    Summary,
+    AnyProgram, DebugValue, KernelFamily, KernelTime, LayerSummary, Loss, Profile, Roofline,
+    RunStats, Session, Summary,
 };
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};

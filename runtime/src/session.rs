@@ -5,6 +5,7 @@ mod checks;
 mod data_dependent;
 mod debug;
 mod dynamic;
+mod execution;
 mod finite;
 mod link;
 mod load;
@@ -13,6 +14,7 @@ mod memory;
 mod outputs;
 mod plateau;
 mod prefetch;
+mod profile;
 mod ranks;
 mod shapes;
 mod shared;
@@ -40,7 +42,6 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
 use crate::graph::Graph;
-use crate::memory::Handle;
 use crate::memory::budget::{Allowance, Budget};
 use crate::params::Params;
 use crate::passes::DumpOptions;
@@ -52,14 +53,13 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 use crate::world::World;
-use data_dependent::DataDependent;
-use steps::Ticket;
 
 pub use crate::backend::Roofline;
 pub use any::AnyProgram;
 pub use debug::DebugValue;
-pub use measure::{KernelFamily, KernelTime};
+pub(crate) use execution::Execution;
 pub(crate) use memory::Memory;
+pub use profile::{KernelFamily, KernelTime, Loss, Profile};
 pub(crate) use steps::{Buffers, Run};
 pub use summary::{LayerSummary, Summary};
 pub(crate) use variables::{Variable, Variables, fixed};
@@ -91,36 +91,7 @@ pub struct Session {
     pub(crate) world: World,
 }
 
-/// The runs of a session: the threads that its kernels use, and the state of the run in progress.
-pub(crate) struct Execution {
-    pub team: Team,
-    /// Whether the program or the environment has set the number of threads.
-    has_own_threads: bool,
-    /// By transfer, its name if the run has started it.
-    tickets: Vec<Ticket>,
-    /// The blocks of the last run in the dynamic mode that its outputs lie in.
-    pub dynamic: Vec<Option<Handle>>,
-    pub data_dependent: DataDependent,
-    stats: RunStats,
-    /// The fastest time of each step, while a program is profiled.
-    profile: Option<Vec<f64>>,
-    /// Whether runs stop at the first kernel whose result is not finite.
-    nan_check: settings::NanCheck,
-    /// The receiver of shown values, if they are not printed.
-    sink: Option<debug::Sink>,
-    /// The record of the run, while one is made.
-    recording: Option<measure::Recording>,
-    /// Whether the ranks have met in the run in progress.
-    meeting: ranks::Meeting,
-}
-
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
-
-/// The default number of threads of a session: `SLABWISE_THREADS`, or one for each core.
-fn default_threads() -> Result<usize> {
-    Ok(settings::threads()?
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
-}
 
 impl Session {
     /// A session with the parameters that models have declared in `params`. Nothing is allocated
@@ -135,19 +106,7 @@ impl Session {
             dump: DumpOptions::of_environment()?,
             variables: Variables::new(params),
             memory: Memory::open(device, id)?,
-            execution: Execution {
-                team: Team::new(default_threads()?),
-                has_own_threads: settings::threads()?.is_some(),
-                tickets: Vec::new(),
-                dynamic: Vec::new(),
-                data_dependent: DataDependent::default(),
-                stats: RunStats::default(),
-                profile: None,
-                nan_check: settings::check_nan()?,
-                sink: None,
-                recording: None,
-                meeting: ranks::Meeting::Due,
-            },
+            execution: Execution::new()?,
             world: World::alone(),
         })
     }

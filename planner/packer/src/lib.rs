@@ -25,4 +25,4 @@ pub use packing::{DoesNotFit, Extent, Packing, Proof};
 pub use plain::portfolio::Limits;
 pub use problem::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 pub use rects::Rect;
-pub use shorten::{brief, shortened};
+pub use shorten::{brief, shortened, table, widest};

@@ -1,4 +1,4 @@
-//! Shortened and escaped texts for messages.
+//! Texts for people: shortened and escaped in messages, aligned in tables.
 
 /// The most characters of a name or a field in a message.
 const BRIEF: usize = 48;
@@ -40,6 +40,45 @@ fn taken(characters: impl Iterator<Item = char>, most: usize) -> (Vec<String>, b
     (pieces, true)
 }
 
+/// The widest column that is filled up with spaces: cells that quote a file's names are shortened
+/// to less.
+const WIDTH_MAX: usize = 120;
+
+/// The width of the widest of these cells, in characters, at most 120. (The formatter takes no more
+/// than 65,535, and panics.)
+pub fn widest<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
+    cells
+        .map(|cell| cell.chars().count())
+        .max()
+        .unwrap_or(0)
+        .min(WIDTH_MAX)
+}
+
+/// Rows under a head with aligned columns: the first `left` at the left, the others at the right.
+pub fn table(rows: &[Vec<String>], left: usize) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        widest(
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(String::as_str),
+        )
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let show = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(i, (cell, &w))| {
+            if i < left {
+                format!("{cell:<w$}")
+            } else {
+                format!("{cell:>w$}")
+            }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(show).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,5 +105,19 @@ mod tests {
             zeros.chars().count() <= BRIEF && !zeros.contains('\0'),
             "{zeros}"
         );
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [
+            vec!["".into(), "a".into()],
+            vec!["total".into(), "1,024".into()],
+            vec!["≤".into(), "7".into()],
+        ];
+        assert_eq!(table(&rows, 1), "           a\ntotal  1,024\n≤          7");
+        assert_eq!(table(&rows, 2), "       a\ntotal  1,024\n≤      7");
+        // More than the formatter pads to.
+        let long = "x".repeat(70_000);
+        assert!(table(&[vec![long, "1".into()]], 1).ends_with("x  1"));
     }
 }

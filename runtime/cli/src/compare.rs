@@ -7,8 +7,9 @@ use slabwise::memory::replay::{Replay, Trace};
 use slabwise::memory::{MemoryConfig, Policy};
 use slabwise::{Bytes, Device, Error, Params, Program, Result, Session};
 use slabwise_models::Model;
+use slabwise_planner::table;
 
-use crate::output::{Times, line, table};
+use crate::output::{Times, line};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -62,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
             "{model} · batch {} · {} steps of each mode, interleaved",
             args.batch, args.steps
         ))?;
-        line(table(&rows(&train, &infer)))?;
+        line(table(&rows(&train, &infer), 1))?;
     }
     match (args.json, args.all) {
         (false, _) => Ok(()),

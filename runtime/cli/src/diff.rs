@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use slabwise::{Bytes, Result};
-use slabwise_planner::shortened;
+use slabwise_planner::{shortened, table};
 
-use crate::output::{bad_input, line, table};
+use crate::output::{bad_input, line};
 use crate::plan_diff::{Both, Diff, Holding, PlanFile};
 
 #[derive(clap::Args)]
@@ -79,7 +79,7 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
         ),
         totals("live at the peak", a.peak.bytes, b.peak.bytes),
     ];
-    line(table(&rows))?;
+    line(table(&rows, 1))?;
     let kernel = |plan: &PlanFile| {
         format!(
             "step {} {}",
@@ -206,7 +206,7 @@ fn list(name: &str, head: [&str; 4], all: Vec<[String; 4]>) -> Result<()> {
             .take(SHOWN)
             .map(|row| row.iter().map(|cell| shortened(cell, CELL_MAX)).collect()),
     );
-    line(format_args!("\n{}", table(&rows)))?;
+    line(format_args!("\n{}", table(&rows, 1)))?;
     if more > 0 {
         line(format_args!("and {more} more"))
     } else {

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use slabwise::{Budget, Bytes, Error, MicroBatched, OffloadedValue, Params, Plan, Result, Session};
 
 use slabwise_models::Model;
+use slabwise_planner::table;
 
-use crate::output::{line, save, table};
+use crate::output::{line, save};
 use crate::plan::{Args, of_batch};
 
 /// The number of budgets, between the size without recomputation and the least found to suffice.
@@ -79,7 +80,7 @@ pub fn run(args: &Args, model: Model) -> Result<()> {
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
-    line(table(&rows))?;
+    line(table(&rows, 1))?;
     let told = points
         .iter()
         .enumerate()

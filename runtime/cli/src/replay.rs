@@ -8,9 +8,9 @@ use slabwise::memory::replay::{Replay, ReplayError, Trace};
 use slabwise::memory::{MemoryConfig, Policy, Pool, export};
 use slabwise::{Bytes, Error, Result};
 
-use slabwise_planner::brief;
+use slabwise_planner::{brief, table};
 
-use crate::output::{bad_input, complain, line, save, table};
+use crate::output::{bad_input, complain, line, save};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -135,7 +135,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             trace.ops().len(),
             Bytes(peak)
         ))?;
-        line(table(&rows(&replays)))?;
+        line(table(&rows(&replays), 1))?;
     }
     for (policy, replay) in &replays {
         if let Err(error) = replay {

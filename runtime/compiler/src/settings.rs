@@ -22,6 +22,8 @@ pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
 pub const DUMP_PASSES: &str = "SLABWISE_DUMP";
 /// Whether the output of every pass is verified, as debug builds do; 0 unless set.
 pub const VERIFY: &str = "SLABWISE_VERIFY";
+/// Whether a session prints the times of its programs' kernels at its end; 0 unless set.
+pub const PROFILE: &str = "SLABWISE_PROFILE";
 /// The folder to which each program's kernels on a CUDA device are dumped: sources, code and
 /// launches.
 pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
@@ -95,6 +97,14 @@ pub fn verify() -> Result<bool> {
     Ok(variable(VERIFY).is_some() && switch(VERIFY)?)
 }
 
+/// `SLABWISE_PROFILE`: whether a session prints the times of its programs' kernels at its end.
+///
+/// # Errors
+/// If it is neither 0 nor 1.
+pub fn profile() -> Result<bool> {
+    Ok(variable(PROFILE).is_some() && switch(PROFILE)?)
+}
+
 /// Whether a variable of [`SWITCHES`] is on.
 ///
 /// # Errors
@@ -129,6 +139,7 @@ pub fn mistakes() -> Vec<Error> {
         .into_iter()
         .chain(SWITCHES.into_iter().filter_map(|name| switch(name).err()))
         .chain(verify().err())
+        .chain(profile().err())
         .chain(check_nan().err())
         .chain(pool)
         .collect()

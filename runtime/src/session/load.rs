@@ -48,7 +48,7 @@ impl Session {
         let Some(loaded) = &inner.loaded else {
             return Ok(false);
         };
-        if self.execution.profile.is_some()
+        if self.execution.is_profiled()
             || self.execution.recording.is_some()
             || self.execution.nan_check != NanCheck::Off
             || inner.guard > 0

@@ -1,53 +1,17 @@
-//! Measurements of a run: the seconds of each kernel, and the bytes touched.
+//! Measurements of a run: the beginning and end of each kernel, and the bytes touched.
 
-use std::panic::Location;
 use std::time::Instant;
 
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::size::Env;
 use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 use slabwise_planner::{BufferId, Holder};
 
 use super::Session;
-use crate::backend::{Backend, Kernel, Roofline};
+use crate::backend::{Backend, Roofline};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
-use crate::passes::{moved, operations};
-use crate::program::{Compiled, Program, Step};
-
-/// The kind of work that bounds a kernel's speed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KernelFamily {
-    /// A matrix product, or a loop with products in it.
-    Product,
-    /// A convolution or one of its gradients.
-    Convolution,
-    /// All others, which mostly move bytes.
-    Other,
-}
-
-/// The time and the work of a kernel.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KernelTime {
-    /// The kernel's name in the plan: its layer and its operations.
-    pub name: String,
-    /// The kind of its work.
-    pub family: KernelFamily,
-    /// The line of the user's code that it computes.
-    pub location: &'static Location<'static>,
-    /// Seconds, the least of all runs. On a CUDA device they are of its own clock, between events
-    /// before and after the kernel; a kernel that ends before the next is launched shows the time
-    /// of a launch.
-    pub seconds: f64,
-    /// Arithmetic operations: of products a multiplication and an addition each, of other code one
-    /// for each instruction of each element.
-    pub flops: u64,
-    /// Bytes of operands and results, each moved once.
-    pub bytes: u64,
-    /// The least seconds that the device could take by its [roofline](Session::roofline), where
-    /// it is known. Operands that are still in a cache can take less.
-    pub least_seconds: Option<f64>,
-}
+use crate::program::{Compiled, Program};
 
 /// The clock of a run's steps: the device's, if it has one, else the host's.
 pub(super) struct StepClock {
@@ -86,15 +50,6 @@ impl StepClock {
             .chunks_exact(2)
             .map(|pair| [pair[0], pair[1]])
             .collect())
-    }
-}
-
-/// Whether a spec is a product of halves.
-fn multiplies_halves(spec: &Spec) -> bool {
-    match &spec.body {
-        Body::Matmul(m) => m.a.dtype.is_half(),
-        Body::Conv2d(c) => c.a.dtype.is_half(),
-        _ => false,
     }
 }
 
@@ -152,14 +107,22 @@ impl Recording {
 }
 
 impl Session {
-    /// Adds the times of a run's steps to the record and to the profile that are being made.
-    pub(super) fn note_times(&mut self, clock: &StepClock) -> Result<()> {
+    /// Adds the times of a run's steps to the record and to the profiles that are being made.
+    pub(super) fn note_times(
+        &mut self,
+        clock: &StepClock,
+        inner: &Compiled,
+        sizes: &Env,
+    ) -> Result<()> {
         let steps = clock.steps(&*self.memory.backend)?;
         if let Some(recording) = &mut self.execution.recording {
             recording.time(clock, &steps);
         }
-        for (fastest, [began, ended]) in self.execution.profile.iter_mut().flatten().zip(&steps) {
-            *fastest = fastest.min(ended - began);
+        if let Some(times) = &mut self.execution.profile {
+            times.add(&steps);
+        } else if let Some(mut profiles) = self.execution.profiles.take() {
+            profiles.add(inner, sizes, || self.roofline(), &steps);
+            self.execution.profiles = Some(profiles);
         }
         Ok(())
     }
@@ -195,51 +158,6 @@ impl Session {
             .take()
             .map_or_else(Run::default, |recording| recording.run);
         result.map(|()| run)
-    }
-
-    /// Runs a program `steps` times and returns the fastest time of each of its kernels, in the
-    /// order of [`Plan::steps`](crate::Plan::steps).
-    pub fn profile<const N: usize>(
-        &mut self,
-        program: &Program<N>,
-        feed: impl Feed,
-        steps: u32,
-    ) -> Result<Vec<KernelTime>> {
-        let inner = self.planned_for(program, &feed)?;
-        self.execution.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
-        let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let fastest = self.execution.profile.take().unwrap_or_default();
-        result?;
-        let (roofline, sizes) = (self.roofline(), inner.sizes(&feed)?);
-        let time = |(step, seconds): (&Step, f64)| {
-            let spec = step.kernel().map(Kernel::spec);
-            let [product, code] = spec.map_or([0; 2], |spec| operations(spec, &sizes));
-            let bytes = spec.map_or(0, |spec| moved(spec, &sizes));
-            let family = match spec.map(|spec| &spec.body) {
-                Some(Body::Conv2d(_)) => KernelFamily::Convolution,
-                _ if product > 0 => KernelFamily::Product,
-                _ => KernelFamily::Other,
-            };
-            let half = spec.is_some_and(multiplies_halves);
-            let least_seconds = roofline
-                .as_ref()
-                .map(|roofline| roofline.least_seconds([product, code], half, bytes));
-            let (name, location, flops) = (
-                step.name.clone(),
-                step.origin.location,
-                product.saturating_add(code),
-            );
-            KernelTime {
-                name,
-                family,
-                location,
-                seconds,
-                flops,
-                bytes,
-                least_seconds,
-            }
-        };
-        Ok(inner.steps.iter().zip(fastest).map(time).collect())
     }
 
     /// The limits of the device's speed: by a device's attributes, and `None` where the driver does

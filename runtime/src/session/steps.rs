@@ -99,7 +99,7 @@ impl Session {
     /// Runs the steps of a program.
     pub(crate) fn run_steps(&mut self, run: &mut Run<'_>, env: &mut Env) -> Result<()> {
         let inner = run.inner;
-        let timed = self.execution.profile.is_some() || self.execution.recording.is_some();
+        let timed = self.execution.is_profiled() || self.execution.recording.is_some();
         let mut clock = timed.then(|| StepClock::start(&mut *self.memory.backend));
         self.execution.tickets.clear();
         let transfers = inner.transfers.len();
@@ -163,7 +163,7 @@ impl Session {
             }
         }
         if let Some(clock) = clock {
-            self.note_times(&clock)?;
+            self.note_times(&clock, inner, env)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use slabwise_kernels::spec::Access;
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, table};
 
 use super::{Session, fixed};
 use crate::error::Result;
@@ -247,6 +247,7 @@ impl fmt::Display for Summary {
                 operations_of(row.backward_flops),
                 Bytes(row.kept_bytes).to_string(),
             ]
+            .to_vec()
         };
         let heads = [
             "layer",
@@ -256,31 +257,17 @@ impl fmt::Display for Summary {
             "backward flops",
             "kept",
         ];
-        let mut table = vec![heads.map(str::to_owned)];
+        let mut rows = vec![heads.map(str::to_owned).to_vec()];
         for row in &self.layers {
             let name = if row.name.is_empty() {
                 "(outside of layers)"
             } else {
                 &row.name
             };
-            table.push(cells(name, row));
+            rows.push(cells(name, row));
         }
-        table.push(cells("total", &self.total));
-        let widths: [usize; 6] = std::array::from_fn(|column| {
-            let lengths = table.iter().map(|row| row[column].chars().count());
-            lengths.max().unwrap_or(0)
-        });
-        writeln!(f, "\"{}\" by layers", self.program)?;
-        for row in &table {
-            for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-                match column {
-                    0 => write!(f, "{cell:<width$}")?,
-                    1 => write!(f, "  {cell:<width$}")?,
-                    _ => write!(f, "  {cell:>width$}")?,
-                }
-            }
-            writeln!(f)?;
-        }
+        rows.push(cells("total", &self.total));
+        writeln!(f, "\"{}\" by layers\n{}", self.program, table(&rows, 2))?;
         write!(
             f,
             "slab {}, weights {}, state {}; kept for the backward pass {}",

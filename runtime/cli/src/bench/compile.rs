@@ -5,9 +5,10 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use slabwise::{CompileStage, Params, Result};
 use slabwise_models::Model;
+use slabwise_planner::table;
 
 use super::{Args, open};
-use crate::output::{line, table};
+use crate::output::line;
 use crate::plan::of_batch;
 
 /// The cost of compiling a model's training step.
@@ -111,5 +112,5 @@ fn show(all: &[Compiled]) -> String {
             }));
         }
     }
-    table(&rows)
+    table(&rows, 1)
 }

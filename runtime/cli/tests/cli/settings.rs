@@ -117,6 +117,7 @@ fn an_invalid_variable_is_wrong_usage_in_every_command() {
     let switches = [
         (&"SLABWISE_THREADS", "lots"),
         (&"SLABWISE_AUTOTUNE", "abc"),
+        (&"SLABWISE_PROFILE", "all"),
         (&"SLABWISE_CUDA_GRAPHS", "x"),
     ];
     for (name, value) in variables.chain(switches) {
@@ -152,5 +153,36 @@ fn an_invalid_variable_is_wrong_usage_in_every_command() {
                 "{why}"
             );
         }
+    }
+}
+
+#[test]
+fn a_session_prints_the_profiles_of_its_programs() {
+    let output = Command::new(env!("CARGO_BIN_EXE_slabwise"))
+        .args(["compare", "mlp", "--batch", "8", "--steps", "2"])
+        .env("SLABWISE_PROFILE", "1")
+        .output()
+        .unwrap();
+    let (code, text) = (
+        output.status.code(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(code, Some(0), "{text}");
+    let tables: Vec<&str> = text.split("each kernel's fastest time:\n").collect();
+    assert!(tables.len() > 2, "training and inference: {text}");
+    for table in &tables[1..] {
+        let head = table.lines().next().unwrap();
+        assert!(
+            head.starts_with("kernel") && head.ends_with("of floor"),
+            "{head}"
+        );
+        assert!(
+            table.lines().any(|line| line.starts_with("hidden1.matmul")),
+            "{table}"
+        );
+        assert!(
+            table.contains("floors: measured with") && table.contains("between kernels"),
+            "{table}"
+        );
     }
 }

@@ -24,7 +24,10 @@ fn profiles_are_by_the_clock_of_the_device() {
         ArrayD::<f32>::ones(vec![48, 16]),
     );
     let waits = driver.get("calls");
-    let profile = session.profile(&program, (&a, &b), 3).expect("it runs");
+    let profile = session
+        .profile(&program, (&a, &b), 3)
+        .expect("it runs")
+        .kernels;
     let calls = driver.get("calls") - waits;
     let product = profile
         .iter()
