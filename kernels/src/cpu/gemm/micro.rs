@@ -7,8 +7,6 @@
 //! element of the result is one sequence of fused multiply-adds in the order of the contracted
 //! axis, so that the blocking into rows and columns never changes a bit of it.
 
-use std::sync::atomic::{Ordering, compiler_fence};
-
 use super::super::Isa;
 use super::pack;
 use super::planes;
@@ -115,8 +113,8 @@ pub(in super::super) const PEAK_SUMS: usize = 12;
 
 /// The addressing of the elements of a left panel.
 trait LeftAccess: Copy {
-    /// Whether the order of loads has to be kept, because otherwise the compiler loads all rows
-    /// first and spills the sums.
+    /// Whether the order of loads and sums has to be kept, because otherwise the compiler loads all
+    /// rows first and spills the sums.
     const IN_ORDER: bool;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
@@ -221,14 +219,15 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
                 let a = S::splat(at.offset(row));
                 for (sum, b) in sum.iter_mut().zip(b) {
                     *sum = S::fma(a, b, *sum);
-                }
-                if W::IN_ORDER {
-                    compiler_fence(Ordering::SeqCst);
+                    if W::IN_ORDER {
+                        *sum = S::in_order(*sum);
+                    }
                 }
             }
         }
-        for (r, sum) in sum.into_iter().enumerate() {
-            for (c, sum) in sum.into_iter().enumerate() {
+        // By reference: arrays that are moved into iterators are copied to the stack.
+        for (r, sum) in sum.iter().enumerate() {
+            for (c, &sum) in sum.iter().enumerate() {
                 let to = acc.add(r * acc_stride + c * S::LANES);
                 S::store(
                     to,

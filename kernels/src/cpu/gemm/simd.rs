@@ -3,6 +3,8 @@
 //! The functions are always inlined into callers that enable the instruction set, so that they
 //! become single instructions there.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 /// Vectors of one instruction set.
 pub(super) trait Simd: Copy {
     /// A vector of `f32`.
@@ -23,6 +25,8 @@ pub(super) trait Simd: Copy {
     unsafe fn evens(a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The same vector. The compiler computes it before this place and keeps loads behind it.
+    unsafe fn in_order(v: Self::V) -> Self::V;
     /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
     unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;
     /// Lanewise or: joins vectors whose nonzero lanes differ.
@@ -98,6 +102,12 @@ impl Simd for Portable {
         [one(0), one(1), one(2), one(3)]
     }
     #[inline(always)]
+    unsafe fn in_order(v: [f32; 4]) -> [f32; 4] {
+        // Sums may follow, but loads do not precede.
+        compiler_fence(Ordering::SeqCst);
+        v
+    }
+    #[inline(always)]
     unsafe fn load_mask(at: *const f32, lanes: u32) -> [f32; 4] {
         let mut v = [0.0; 4];
         for (i, x) in v.iter_mut().enumerate() {
@@ -152,6 +162,7 @@ pub(super) use x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Simd;
+    use std::arch::asm;
     use std::arch::x86_64::*;
 
     /// AVX2 with FMA.
@@ -164,7 +175,7 @@ mod x86 {
 
     /// The methods that are one instruction, on vectors of any length.
     macro_rules! plain {
-        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident, $or:ident) => {
+        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident, $or:ident, $in_order:ident) => {
             #[inline(always)]
             unsafe fn zero() -> $V {
                 // SAFETY: callers enable the instruction set.
@@ -205,8 +216,32 @@ mod x86 {
                 // SAFETY: callers enable the instruction set.
                 unsafe { $or(a, b) }
             }
+            #[inline(always)]
+            unsafe fn in_order(v: $V) -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $in_order(v) }
+            }
         };
     }
+
+    /// [`Simd::in_order`]: an empty instruction that takes and returns the vector and may access
+    /// memory. (A fence orders loads alone, not the sums between them.)
+    macro_rules! in_order {
+        ($name:ident, $V:ty, $feature:literal, $class:ident) => {
+            #[inline]
+            #[target_feature(enable = $feature)]
+            unsafe fn $name(mut v: $V) -> $V {
+                // SAFETY: there is no instruction.
+                unsafe {
+                    asm!("/* {0} */", inout($class) v, options(nostack, preserves_flags));
+                }
+                v
+            }
+        };
+    }
+
+    in_order!(in_order_256, __m256, "avx2,fma", ymm_reg);
+    in_order!(in_order_512, __m512, "avx512f", zmm_reg);
 
     impl Simd for Avx2 {
         type V = __m256;
@@ -221,7 +256,8 @@ mod x86 {
             _mm256_add_ps,
             _mm256_sub_ps,
             _mm256_fmadd_ps,
-            _mm256_or_ps
+            _mm256_or_ps,
+            in_order_256
         );
         #[inline(always)]
         unsafe fn interleave(a: __m256, b: __m256) -> [__m256; 2] {
@@ -384,7 +420,8 @@ mod x86 {
             _mm512_add_ps,
             _mm512_sub_ps,
             _mm512_fmadd_ps,
-            _mm512_or_ps
+            _mm512_or_ps,
+            in_order_512
         );
         #[inline(always)]
         unsafe fn interleave(a: __m512, b: __m512) -> [__m512; 2] {
