@@ -4,7 +4,7 @@ pub(super) mod drive;
 pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
-mod simd;
+pub(super) mod simd;
 pub(super) mod small;
 pub(super) mod winograd;
 

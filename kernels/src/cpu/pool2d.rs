@@ -2,12 +2,15 @@
 //!
 //! Both compute their result in tiles of whole rows. A row is computed window element by window
 //! element, so that the inner loop runs along the row for every geometry; windows of 2×2 with
-//! stride 2, the common case, have specialized loops. The gradient gathers: each input element adds
+//! stride 2, the common case, have specialized loops, and other f32 windows one or two columns
+//! apart are computed in vectors. The gradient gathers: each input element adds
 //! up the gradients of the windows over it, in row-major order of the windows, so that no two
 //! threads write one element and the sums do not depend on how the work is shared.
 
 mod forward;
 mod grad;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 
 pub(crate) use forward::Pool2d;
 pub(crate) use grad::Pool2dGrad;
@@ -192,6 +195,14 @@ impl Geometry {
             .div_ceil(stride)
             .min(self.ohw[axis]);
         from.min(to)..to
+    }
+
+    /// The windows along an axis over a place of the image.
+    #[inline(always)]
+    fn reaching(&self, axis: usize, place: usize) -> Range<usize> {
+        let (stride, end) = (self.window.stride[axis], place + self.window.pad[axis] + 1);
+        let first = end.saturating_sub(self.window.k[axis]).div_ceil(stride);
+        first..end.div_ceil(stride).min(self.ohw[axis])
     }
 
     #[inline(always)]

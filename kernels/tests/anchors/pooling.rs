@@ -29,7 +29,9 @@ fn geometry(random: &mut Random) -> Case {
             pad: [0, 0],
         }
     } else {
-        let k = [random.pick(1..5), random.pick(1..5)];
+        // A few are wider than those with loops of their own.
+        let wide = if random.chance(6) { 12 } else { 5 };
+        let k = [random.pick(1..5), random.pick(1..wide)];
         Window {
             k,
             stride: [random.pick(1..4), random.pick(1..4)],
@@ -335,6 +337,48 @@ fn sums_begin_at_positive_zero() {
         assert_eq!(
             run(&spec, 1, &given).unwrap()[2],
             Values::f32(&vec![0.0; 4 * ow])
+        );
+    }
+}
+
+#[test]
+fn padding_never_wins() {
+    // Windows of −∞ alone, in rows of less and of more than a vector.
+    for side in [5, 40] {
+        let window = Window {
+            k: [3, 3],
+            stride: [2, 2],
+            pad: [1, 1],
+        };
+        let out = result_size(side, &window, 0);
+        let (image, result) = (
+            [fixed(1), fixed(2), fixed(side), fixed(side)],
+            [fixed(1), fixed(2), fixed(out), fixed(out)],
+        );
+        let contiguous = |dtype, axes: &[Axis]| Operand::contiguous(dtype, &sizes(axes)).unwrap();
+        let pool = Pool2d {
+            kind: PoolKind::Max,
+            window,
+            hw: [image[2].size, image[3].size],
+            x: contiguous(DType::F32, &image),
+            arg: Some(contiguous(DType::U8, &result)),
+        };
+        let spec = storing(
+            Body::Pool2d(pool),
+            sizes(&result),
+            contiguous(DType::F32, &result),
+            None,
+        );
+        let lowest = Values::f32(&vec![f32::NEG_INFINITY; points(&image)]);
+        let got = run(&spec, 1, &[Some(lowest), None, None]).unwrap();
+        let first = coordinates(&result).map(|at| {
+            let outside = [at[2] == 0, at[3] == 0].map(i32::from);
+            3 * outside[0] + outside[1]
+        });
+        assert_eq!(got[1], Values::i32(&first.collect::<Vec<_>>()));
+        assert_eq!(
+            got[2],
+            Values::f32(&vec![f32::NEG_INFINITY; points(&result)])
         );
     }
 }

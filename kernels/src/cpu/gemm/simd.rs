@@ -6,7 +6,7 @@
 use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Vectors of one instruction set.
-pub(super) trait Simd: Copy {
+pub(in super::super) trait Simd: Copy {
     /// A vector of `f32`.
     type V: Copy;
     /// Elements of a vector.
@@ -157,7 +157,7 @@ impl Simd for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(in super::super) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -167,11 +167,11 @@ mod x86 {
 
     /// AVX2 with FMA.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2;
+    pub(in super::super::super) struct Avx2;
 
     /// AVX-512 F, BW, DQ and VL.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512;
+    pub(in super::super::super) struct Avx512;
 
     /// The methods that are one instruction, on vectors of any length.
     macro_rules! plain {

@@ -196,12 +196,12 @@ impl Pool2d {
 }
 
 /// A pooling at launch.
-struct Forward {
-    kind: PoolKind,
-    geometry: Geometry,
-    x: OperandView,
-    arg: Option<OperandView>,
-    tiling: Tiling,
+pub(super) struct Forward {
+    pub kind: PoolKind,
+    pub geometry: Geometry,
+    pub x: OperandView,
+    pub arg: Option<OperandView>,
+    pub tiling: Tiling,
 }
 
 struct ForwardTile<'a, T> {
@@ -244,16 +244,39 @@ impl<T: Source> Vectorized for ForwardTile<'_, T> {
                     unsafe { job.mean_row(plane.cast(), i, columns, count_pad, values) };
                 }
             }
-            if let Some(arg) = &job.arg {
-                let (first, step) = (arg.offset(&[n, c, i, columns.start]), arg.strides[3]);
-                // SAFETY: the row lies inside the operand's region, which this kernel alone writes.
-                unsafe {
-                    match arg.dtype {
-                        DType::U8 => {
-                            store_row(positions, arg.element::<u8>(first), step, |p| p as u8)
-                        }
-                        _ => store_row(positions, arg.element::<i32>(first), step, |p| p),
-                    }
+        }
+    }
+}
+
+/// The positions of a tile, which are written to memory.
+struct Positions<'a> {
+    job: &'a Forward,
+    tile: &'a Tile,
+    arg: &'a OperandView,
+    from: *const i32,
+}
+
+impl Vectorized for Positions<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let (tiling, columns, arg) = (&self.job.tiling, &self.tile.cols, self.arg);
+        let [_, _, h, w] = tiling.dims.map(|size| size as isize);
+        let [_, plane, row, step, ..] = arg.strides;
+        // Rows that follow each other in memory are written as one.
+        let joined = columns.len() == w as usize && row == w * step && plane == h * row;
+        let (rows, length) = match joined {
+            true => (1, self.tile.rows.len() * columns.len()),
+            false => (self.tile.rows.len(), columns.len()),
+        };
+        for (k, [n, c, i]) in tiling.rows(self.tile).take(rows).enumerate() {
+            let first = arg.offset(&[n, c, i, columns.start]);
+            // SAFETY: the positions are those of a tile; the rows lie inside the operand's region,
+            // which this kernel alone writes.
+            unsafe {
+                let from = std::slice::from_raw_parts(self.from.add(k * length), length);
+                match arg.dtype {
+                    DType::U8 => store_row(from, arg.element::<u8>(first), step, |p| p as u8),
+                    _ => store_row(from, arg.element::<i32>(first), step, |p| p),
                 }
             }
         }
@@ -282,18 +305,44 @@ impl Forward {
     /// # Safety
     /// `T` is the image's type; the scratch arrays hold a tile each.
     unsafe fn tile<T: Source>(&self, isa: Isa, tile: &Tile, acc: *mut u8, positions: *mut u8) {
+        #[cfg(target_arch = "x86_64")]
+        let windows = super::vectors::Windows {
+            job: self,
+            tile,
+            values: acc.cast(),
+            positions: positions.cast(),
+        };
         // SAFETY: the caller's promise.
         unsafe {
-            vectorized(
-                isa,
-                ForwardTile::<T> {
-                    job: self,
-                    tile,
-                    acc,
-                    positions,
-                    source: PhantomData,
-                },
-            )
+            #[cfg(target_arch = "x86_64")]
+            let done = self.x.dtype == DType::F32 && windows.run(isa);
+            #[cfg(not(target_arch = "x86_64"))]
+            let done = false;
+            if !done {
+                let source = PhantomData;
+                vectorized(
+                    isa,
+                    ForwardTile::<T> {
+                        job: self,
+                        tile,
+                        acc,
+                        positions,
+                        source,
+                    },
+                );
+            }
+            if let Some(arg) = &self.arg {
+                let from = positions.cast_const().cast();
+                vectorized(
+                    isa,
+                    Positions {
+                        job: self,
+                        tile,
+                        arg,
+                        from,
+                    },
+                );
+            }
         }
     }
 

@@ -76,12 +76,12 @@ impl Pool2dGrad {
 }
 
 /// The gradient of a pooling at launch.
-struct Backward {
-    kind: PoolKind,
-    geometry: Geometry,
-    dy: OperandView,
-    arg: Option<OperandView>,
-    tiling: Tiling,
+pub(super) struct Backward {
+    pub kind: PoolKind,
+    pub geometry: Geometry,
+    pub dy: OperandView,
+    pub arg: Option<OperandView>,
+    pub tiling: Tiling,
 }
 
 struct BackwardTile<'a, A> {
@@ -112,6 +112,19 @@ impl Backward {
     /// # Safety
     /// `A` is the type of the positions, if there are any; the scratch array holds a tile.
     unsafe fn tile<A: Source<Lane = i32>>(&self, isa: Isa, tile: &Tile, acc: *mut u8) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let gradients = super::vectors::Gradients::<A> {
+                job: self,
+                tile,
+                values: acc.cast(),
+                positions: PhantomData,
+            };
+            // SAFETY: the caller's promise.
+            if unsafe { gradients.run(isa) } {
+                return;
+            }
+        }
         // SAFETY: the caller's promise.
         unsafe {
             vectorized(
@@ -139,10 +152,7 @@ impl Backward {
     ) {
         let g = &self.geometry;
         let (stride, pad) = (g.window.stride, g.window.pad);
-        let first = (y + pad[0] + 1)
-            .saturating_sub(g.window.k[0])
-            .div_ceil(stride[0]);
-        let end = ((y + pad[0]) / stride[0] + 1).min(g.ohw[0]);
+        let Range { start: first, end } = g.reaching(0, y);
         let windows_at = |i| {
             let dy = self
                 .dy

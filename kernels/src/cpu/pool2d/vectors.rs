@@ -1,0 +1,563 @@
+//! Pooling of f32 rows in vectors of AVX2 and AVX-512: a vector holds the same element of
+//! neighbouring windows, which are one or two columns apart. Elements outside of the image are
+//! lanes that are not read, so that padding and ends of rows take the same instructions as the
+//! middle. Results are those of the loops over single rows, bit by bit.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::forward::{Forward, Source};
+use super::grad::Backward;
+use super::{Geometry, Tile};
+use crate::cpu::Isa;
+use crate::cpu::gemm::simd::{Avx2, Avx512, Simd};
+use crate::cpu::pointwise::{Vectorized, product, vectorized};
+use crate::spec::PoolKind;
+
+/// Most columns of a window.
+const TAPS: usize = 8;
+/// Most lanes of a vector.
+const LANES: usize = 16;
+
+/// The operations that pooling needs beside those of products. Integers are vectors' bits.
+trait Lanes: Simd {
+    type Mask: Copy;
+    /// The lanes of `lanes` in which [`Source::beats`] holds.
+    unsafe fn beats(value: Self::V, best: Self::V, lanes: u32) -> Self::Mask;
+    /// The lanes of `a` where the mask is set, those of `b` elsewhere.
+    unsafe fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
+    /// `value` where an integer equals `position`, zeros elsewhere.
+    unsafe fn where_at(positions: Self::V, position: i32, value: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// Bytes as integers, in the lanes whose bit is set; memory behind clear lanes is not touched.
+    unsafe fn load_bytes(at: *const u8, lanes: u32) -> Self::V;
+}
+
+impl Lanes for Avx512 {
+    type Mask = __mmask16;
+
+    #[inline(always)]
+    unsafe fn beats(value: __m512, best: __m512, lanes: u32) -> __mmask16 {
+        // SAFETY: callers enable AVX-512.
+        unsafe {
+            // "Not less or equal" also holds beside a NaN, of which only the first counts.
+            let ordered = _mm512_mask_cmp_ps_mask::<_CMP_ORD_Q>(lanes as u16, best, best);
+            _mm512_mask_cmp_ps_mask::<_CMP_NLE_UQ>(ordered, value, best)
+        }
+    }
+    #[inline(always)]
+    unsafe fn select(mask: __mmask16, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: callers enable AVX-512.
+        unsafe { _mm512_mask_blend_ps(mask, b, a) }
+    }
+    #[inline(always)]
+    unsafe fn where_at(positions: __m512, position: i32, value: __m512) -> __m512 {
+        // SAFETY: callers enable AVX-512.
+        unsafe {
+            let positions = _mm512_castps_si512(positions);
+            let mask = _mm512_cmpeq_epi32_mask(positions, _mm512_set1_epi32(position));
+            _mm512_maskz_mov_ps(mask, value)
+        }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: callers enable AVX-512.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m512 {
+        // SAFETY: callers enable AVX-512; lanes whose bit is clear are not read.
+        unsafe {
+            let bytes = _mm_maskz_loadu_epi8(lanes as u16, at.cast());
+            _mm512_castsi512_ps(_mm512_cvtepu8_epi32(bytes))
+        }
+    }
+}
+
+impl Lanes for Avx2 {
+    type Mask = __m256;
+
+    #[inline(always)]
+    unsafe fn beats(value: __m256, best: __m256, lanes: u32) -> __m256 {
+        // SAFETY: callers enable AVX2.
+        unsafe {
+            let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit);
+            let lanes = _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
+            let beats = _mm256_and_ps(
+                _mm256_cmp_ps::<_CMP_NLE_UQ>(value, best),
+                _mm256_cmp_ps::<_CMP_ORD_Q>(best, best),
+            );
+            _mm256_and_ps(beats, lanes)
+        }
+    }
+    #[inline(always)]
+    unsafe fn select(mask: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: callers enable AVX2.
+        unsafe { _mm256_blendv_ps(b, a, mask) }
+    }
+    #[inline(always)]
+    unsafe fn where_at(positions: __m256, position: i32, value: __m256) -> __m256 {
+        // SAFETY: callers enable AVX2.
+        unsafe {
+            let positions = _mm256_castps_si256(positions);
+            let mask = _mm256_cmpeq_epi32(positions, _mm256_set1_epi32(position));
+            _mm256_and_ps(_mm256_castsi256_ps(mask), value)
+        }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: callers enable AVX2.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m256 {
+        let mut bytes = [0u8; 8];
+        if lanes == 0xff {
+            // SAFETY: the caller gives eight readable bytes.
+            bytes = unsafe { at.cast::<[u8; 8]>().read() };
+        } else {
+            for (i, byte) in bytes.iter_mut().enumerate() {
+                if lanes >> i & 1 != 0 {
+                    // SAFETY: the caller gives readable bytes where a bit is set.
+                    *byte = unsafe { at.wrapping_add(i).read() };
+                }
+            }
+        }
+        // SAFETY: callers enable AVX2.
+        unsafe {
+            let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(bytes));
+            _mm256_castsi256_ps(_mm256_cvtepu8_epi32(bytes))
+        }
+    }
+}
+
+/// `value` in all lanes.
+#[inline(always)]
+unsafe fn all<S: Lanes>(value: f32) -> S::V {
+    // SAFETY: the caller enables S's instruction set.
+    unsafe { S::splat(&value) }
+}
+
+/// Bits `from..to`, as far as they are among the first 64.
+#[inline(always)]
+fn bits(from: usize, to: usize) -> u64 {
+    let below = |end: usize| {
+        if end >= 64 { u64::MAX } else { (1 << end) - 1 }
+    };
+    below(to) & !below(from)
+}
+
+/// Lanes `first + lane`, by bit, that are places in `0..end`.
+#[inline(always)]
+fn lanes_inside(first: isize, lanes: usize, end: usize) -> u64 {
+    let to = (end as isize - first).clamp(0, lanes as isize);
+    bits(((-first).max(0) as usize).min(lanes), to as usize)
+}
+
+/// One column of neighbouring windows.
+#[derive(Clone, Copy, Default)]
+struct Tap {
+    /// Its number in the windows.
+    column: usize,
+    /// The element or window of the first lane; it may lie outside.
+    first: isize,
+    /// The lanes with an element or window.
+    lanes: u32,
+    /// The elements that are read of one vector, or of two whose even lanes are used.
+    read: [u32; 2],
+}
+
+/// The columns of the windows from `window` on.
+#[inline(always)]
+fn taps<S: Lanes, const STRIDE: usize>(g: &Geometry, window: usize, count: usize) -> [Tap; TAPS] {
+    let mut taps = [Tap::default(); TAPS];
+    for (column, tap) in taps[..g.window.k[1]].iter_mut().enumerate() {
+        let first = (window * STRIDE + column) as isize - g.window.pad[1] as isize;
+        // Elements between the first and the last lane's.
+        let read = lanes_inside(first, count * STRIDE - (STRIDE - 1), g.hw[1]);
+        let lanes = (0..count).fold(0, |lanes, lane| {
+            lanes | ((read >> (lane * STRIDE) & 1) as u32) << lane
+        });
+        *tap = Tap {
+            column,
+            first,
+            lanes,
+            read: [(read & bits(0, S::LANES)) as u32, (read >> S::LANES) as u32],
+        };
+    }
+    taps
+}
+
+/// The elements of a tap in a row of the image.
+///
+/// # Safety
+/// S's instruction set is enabled, and `row` holds the elements inside the image.
+#[inline(always)]
+unsafe fn load<S: Lanes, const STRIDE: usize>(row: *const f32, tap: &Tap) -> S::V {
+    let at = row.wrapping_offset(tap.first);
+    // SAFETY: only elements of the row are read.
+    unsafe {
+        let low = S::load_mask(at, tap.read[0]);
+        if STRIDE == 1 {
+            return low;
+        }
+        S::evens(low, S::load_mask(at.wrapping_add(S::LANES), tap.read[1]))
+    }
+}
+
+/// # Safety
+/// S's instruction set is enabled, and `count` elements at `to` may be written.
+#[inline(always)]
+unsafe fn store<S: Lanes>(to: *mut f32, v: S::V, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if count >= S::LANES {
+            S::store(to, v)
+        } else {
+            S::store_first(to, v, count)
+        }
+    }
+}
+
+/// The divisors of means over windows from `first` on, but for a factor that [`factor`] gives.
+#[inline(always)]
+fn divisors(g: &Geometry, count_pad: bool, first: isize) -> [f32; LANES] {
+    std::array::from_fn(|lane| match usize::try_from(first + lane as isize) {
+        Ok(window) if !count_pad => g.inside(1, window).len().max(1) as f32,
+        _ => 1.0,
+    })
+}
+
+/// That factor, for windows of `rows` rows inside the image.
+#[inline(always)]
+fn factor(g: &Geometry, count_pad: bool, rows: usize) -> f32 {
+    let count = if count_pad {
+        product(&g.window.k)
+    } else {
+        rows
+    };
+    count.max(1) as f32
+}
+
+/// `sum / (factor · divisors)`; the product is exact.
+///
+/// # Safety
+/// S's instruction set is enabled.
+#[inline(always)]
+unsafe fn mean<S: Lanes>(sum: S::V, factor: f32, divisors: &[f32; LANES]) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let divisors = S::load(divisors.as_ptr());
+        S::div(sum, S::fma(all::<S>(factor), divisors, S::zero()))
+    }
+}
+
+/// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows are as
+/// fast, and read each element once.
+fn applies(isa: Isa, g: &Geometry, kind: PoolKind) -> bool {
+    isa != Isa::Portable
+        && (1..=2).contains(&g.window.stride[1])
+        && g.window.k[1] <= TAPS
+        && (!g.is_2x2() || matches!(kind, PoolKind::Avg { .. }))
+}
+
+/// A tile of poolings.
+#[derive(Clone, Copy)]
+pub(super) struct Windows<'a> {
+    pub job: &'a Forward,
+    pub tile: &'a Tile,
+    pub values: *mut f32,
+    pub positions: *mut i32,
+}
+
+impl Windows<'_> {
+    /// Computes the tile and returns true, if its windows are computed here.
+    ///
+    /// # Safety
+    /// The image is f32; the arrays hold the tile's values.
+    pub unsafe fn run(self, isa: Isa) -> bool {
+        let job = self.job;
+        if !applies(isa, &job.geometry, job.kind) || job.x.strides[3] != 1 {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (isa, job.geometry.window.stride[1]) {
+                (Isa::Avx512, 1) => vectorized(isa, Strided::<_, Avx512, 1>(self, PhantomData)),
+                (Isa::Avx512, _) => vectorized(isa, Strided::<_, Avx512, 2>(self, PhantomData)),
+                (_, 1) => vectorized(isa, Strided::<_, Avx2, 1>(self, PhantomData)),
+                _ => vectorized(isa, Strided::<_, Avx2, 2>(self, PhantomData)),
+            }
+        }
+        true
+    }
+
+    /// The first image row of the windows of a row, and the windows' rows inside the image.
+    #[inline(always)]
+    fn lines(&self, [n, c, i]: [usize; 3]) -> (*const f32, Range<usize>) {
+        let (g, x) = (&self.job.geometry, &self.job.x);
+        let inside = g.inside(0, i);
+        let row = i * g.window.stride[0] + inside.start - g.window.pad[0];
+        let at = x.offset(&[n, c]) + row as isize * x.strides[2];
+        (x.element::<f32>(at).cast_const(), inside)
+    }
+
+    /// The largest elements of `count` windows of each row, and their positions if these are
+    /// wanted.
+    ///
+    /// # Safety
+    /// S's instruction set is enabled; the rest as for the tile.
+    #[inline(always)]
+    unsafe fn max<S: Lanes, const STRIDE: usize, const POSITIONS: bool>(
+        &self,
+        from: usize,
+        count: usize,
+        taps: &[Tap],
+    ) {
+        let (g, step) = (&self.job.geometry, self.job.x.strides[2]);
+        // Until something larger comes, the maximum is the first element inside the image.
+        let first: [i32; LANES] = std::array::from_fn(|lane| {
+            let column = (self.tile.cols.start + from + lane) * STRIDE;
+            g.window.pad[1].saturating_sub(column) as i32
+        });
+        for (row, at) in self.job.tiling.rows(self.tile).enumerate() {
+            let (mut line, rows) = self.lines(at);
+            // SAFETY: elements of the image's lines, and this row's values.
+            unsafe {
+                let mut best = all::<S>(f32::NEG_INFINITY);
+                let mut position = (rows.start * g.window.k[1]) as i32;
+                let first = first.map(|column| column + position);
+                let mut positions = S::load(first.as_ptr().cast());
+                for _ in rows {
+                    for tap in taps {
+                        let value = load::<S, STRIDE>(line, tap);
+                        let beats = S::beats(value, best, tap.lanes);
+                        best = S::select(beats, value, best);
+                        if POSITIONS {
+                            let here = all::<S>(f32::from_bits(position as u32));
+                            positions = S::select(beats, here, positions);
+                        }
+                        position += 1;
+                    }
+                    line = line.wrapping_offset(step);
+                }
+                let to = row * self.tile.cols.len() + from;
+                store::<S>(self.values.add(to), best, count);
+                if POSITIONS {
+                    store::<S>(self.positions.add(to).cast(), positions, count);
+                }
+            }
+        }
+    }
+
+    /// The means of `count` windows of each row.
+    ///
+    /// # Safety
+    /// As for [`Windows::max`].
+    #[inline(always)]
+    unsafe fn mean<S: Lanes, const STRIDE: usize>(
+        &self,
+        from: usize,
+        count: usize,
+        taps: &[Tap],
+        count_pad: bool,
+    ) {
+        let (g, step) = (&self.job.geometry, self.job.x.strides[2]);
+        let divisors = divisors(g, count_pad, (self.tile.cols.start + from) as isize);
+        for (row, at) in self.job.tiling.rows(self.tile).enumerate() {
+            let (mut line, rows) = self.lines(at);
+            let factor = factor(g, count_pad, rows.len());
+            // SAFETY: elements of the image's lines, and this row's values.
+            unsafe {
+                let mut sum = S::zero();
+                for _ in rows {
+                    for tap in taps {
+                        sum = S::add(sum, load::<S, STRIDE>(line, tap));
+                    }
+                    line = line.wrapping_offset(step);
+                }
+                let to = row * self.tile.cols.len() + from;
+                store::<S>(
+                    self.values.add(to),
+                    mean::<S>(sum, factor, &divisors),
+                    count,
+                );
+            }
+        }
+    }
+}
+
+/// Work of a tile on vectors of `S`, with windows `STRIDE` columns apart.
+struct Strided<W, S, const STRIDE: usize>(W, PhantomData<S>);
+
+impl<S: Lanes, const STRIDE: usize> Vectorized for Strided<Windows<'_>, S, STRIDE> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Windows { job, tile, .. } = self.0;
+        let g = &job.geometry;
+        for from in (0..tile.cols.len()).step_by(S::LANES) {
+            let count = S::LANES.min(tile.cols.len() - from);
+            let taps = taps::<S, STRIDE>(g, tile.cols.start + from, count);
+            let taps = &taps[..g.window.k[1]];
+            // SAFETY: `vectorized` enables S's instruction set; the rest is the caller's promise.
+            unsafe {
+                match job.kind {
+                    PoolKind::Max if job.arg.is_none() => {
+                        self.0.max::<S, STRIDE, false>(from, count, taps)
+                    }
+                    PoolKind::Max | PoolKind::ArgMax => {
+                        self.0.max::<S, STRIDE, true>(from, count, taps)
+                    }
+                    PoolKind::Avg { count_pad } => {
+                        self.0.mean::<S, STRIDE>(from, count, taps, count_pad)
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A tile of gradients, with positions of type `A`.
+#[derive(Clone, Copy)]
+pub(super) struct Gradients<'a, A> {
+    pub job: &'a Backward,
+    pub tile: &'a Tile,
+    pub values: *mut f32,
+    pub positions: PhantomData<A>,
+}
+
+impl<A: Source<Lane = i32>> Gradients<'_, A> {
+    /// As [`Windows::run`].
+    ///
+    /// # Safety
+    /// `A` is the type of the positions, if there are any; the array holds the tile's values.
+    pub unsafe fn run(self, isa: Isa) -> bool {
+        let job = self.job;
+        let adjacent = job.dy.strides[3] == 1 && job.arg.is_none_or(|arg| arg.strides[3] == 1);
+        if !applies(isa, &job.geometry, job.kind) || !adjacent {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (isa, job.geometry.window.stride[1]) {
+                (Isa::Avx512, 1) => vectorized(isa, Strided::<_, Avx512, 1>(self, PhantomData)),
+                (Isa::Avx512, _) => vectorized(isa, Strided::<_, Avx512, 2>(self, PhantomData)),
+                (_, 1) => vectorized(isa, Strided::<_, Avx2, 1>(self, PhantomData)),
+                _ => vectorized(isa, Strided::<_, Avx2, 2>(self, PhantomData)),
+            }
+        }
+        true
+    }
+
+    /// The gradients of `count` neighbouring columns of each row; `taps`: for each remainder of
+    /// columns by the stride, the windows that reach them, from left to right.
+    ///
+    /// # Safety
+    /// S's instruction set is enabled; the rest as for the tile.
+    #[inline(always)]
+    unsafe fn columns<S: Lanes, const STRIDE: usize>(
+        &self,
+        from: usize,
+        count: usize,
+        taps: [&[Tap]; STRIDE],
+    ) {
+        let Backward {
+            kind,
+            geometry: g,
+            dy,
+            arg,
+            tiling,
+        } = self.job;
+        let count_pad = *kind == PoolKind::Avg { count_pad: true };
+        let divisors = taps.map(|taps| {
+            let mut all = [[1.0; LANES]; TAPS];
+            for (divisors, tap) in all.iter_mut().zip(taps).filter(|_| arg.is_none()) {
+                *divisors = self::divisors(g, count_pad, tap.first);
+            }
+            all
+        });
+        for (row, [n, c, y]) in tiling.rows(self.tile).enumerate() {
+            // SAFETY: windows that exist are read, and this row's values written.
+            unsafe {
+                let mut sums = [S::zero(); STRIDE];
+                for i in g.reaching(0, y) {
+                    let r = y + g.window.pad[0] - i * g.window.stride[0];
+                    let line = dy.element::<f32>(dy.offset(&[n, c, i])).cast_const();
+                    let load = |tap: &Tap| S::load_mask(line.wrapping_offset(tap.first), tap.lanes);
+                    if let Some(arg) = arg {
+                        let first = (r * g.window.k[1]) as i32;
+                        let line = arg.element::<A>(arg.offset(&[n, c, i])).cast_const();
+                        for (sum, taps) in sums.iter_mut().zip(taps) {
+                            for tap in taps {
+                                let at = line.wrapping_offset(tap.first);
+                                let positions = if size_of::<A>() == 1 {
+                                    S::load_bytes(at.cast(), tap.lanes)
+                                } else {
+                                    S::load_mask(at.cast(), tap.lanes)
+                                };
+                                let position = first + tap.column as i32;
+                                let won = S::where_at(positions, position, load(tap));
+                                *sum = S::add(*sum, won);
+                            }
+                        }
+                    } else {
+                        let factor = factor(g, count_pad, g.inside(0, i).len());
+                        for ((sum, taps), divisors) in sums.iter_mut().zip(taps).zip(&divisors) {
+                            for (tap, divisors) in taps.iter().zip(divisors) {
+                                *sum = S::add(*sum, mean::<S>(load(tap), factor, divisors));
+                            }
+                        }
+                    }
+                }
+                let to = self.values.add(row * self.tile.cols.len() + from);
+                if STRIDE == 1 {
+                    store::<S>(to, sums[0], count);
+                    continue;
+                }
+                let [low, high] = S::interleave(sums[0], sums[1]);
+                store::<S>(to, low, count);
+                if count > S::LANES {
+                    store::<S>(to.add(S::LANES), high, count - S::LANES);
+                }
+            }
+        }
+    }
+}
+
+impl<A: Source<Lane = i32>, S: Lanes, const STRIDE: usize> Vectorized
+    for Strided<Gradients<'_, A>, S, STRIDE>
+{
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Gradients { job, tile, .. } = self.0;
+        let g = &job.geometry;
+        let wide = STRIDE * S::LANES;
+        for from in (0..tile.cols.len()).step_by(wide) {
+            let count = wide.min(tile.cols.len() - from);
+            let (mut taps, mut counts) = ([[Tap::default(); TAPS]; STRIDE], [0; STRIDE]);
+            for column in (0..g.window.k[1]).rev() {
+                for phase in 0..STRIDE {
+                    let place = tile.cols.start + from + phase + g.window.pad[1];
+                    let distance = place as isize - column as isize;
+                    if distance.rem_euclid(STRIDE as isize) != 0 {
+                        continue;
+                    }
+                    let first = distance.div_euclid(STRIDE as isize);
+                    let lanes = lanes_inside(first, S::LANES, g.ohw[1]) as u32;
+                    taps[phase][counts[phase]] = Tap {
+                        column,
+                        first,
+                        lanes,
+                        read: [lanes, 0],
+                    };
+                    counts[phase] += 1;
+                }
+            }
+            let taps = std::array::from_fn(|phase| &taps[phase][..counts[phase]]);
+            // SAFETY: `vectorized` enables S's instruction set; the rest is the caller's promise.
+            unsafe { self.0.columns::<S, STRIDE>(from, count, taps) };
+        }
+    }
+}
