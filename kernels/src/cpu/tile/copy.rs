@@ -122,7 +122,7 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     unsafe {
         match (lane, block.dtype) {
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32)
-                if block.cs == 1 && !view.invariant =>
+                if block.cs == 1 && !view.is_invariant() =>
             {
                 let to = block.ptr.cast::<u32>();
                 for r in 0..block.rows as isize {
@@ -165,7 +165,10 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
     let dst = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
     unsafe {
-        if block.cs != 1 && !view.invariant && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+        if block.cs != 1
+            && !view.is_invariant()
+            && block.rs.unsigned_abs() < block.cs.unsigned_abs()
+        {
             // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = dst.offset(c as isize * block.cs);
@@ -178,7 +181,7 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
         for r in 0..block.rows {
             let line = dst.offset(r as isize * block.rs);
             let src = view.ptr.offset(r as isize * view.rs);
-            if view.invariant {
+            if view.is_invariant() {
                 let x = narrow(*src);
                 for c in 0..block.cols {
                     *line.offset(c as isize * block.cs) = x;
