@@ -10,7 +10,7 @@ mod joined;
 
 use std::marker::PhantomData;
 
-pub(crate) use joined::{Joined, Product, Sum, visit_joined};
+pub(crate) use joined::{Joined, Negation, Product, Sum, visit_joined};
 use smallvec::SmallVec;
 
 use crate::dtype::Lane;

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::code::{Add, Mul, Relu, Sub};
+use super::code::{Add, Mul, Neg, Relu, Sub};
 use super::{Lanewise, ScalarOp, Visit, Word};
 use crate::math::Arith;
 
@@ -43,8 +43,11 @@ impl Lanewise for AboveOr {
     }
 }
 
-/// The code of a product, whose values reductions sum without storing them.
+/// The code of a product.
 pub(crate) type Product = Mul<f32>;
+
+/// The code of a negation.
+pub(crate) type Negation = Neg<f32>;
 
 /// The code of a sum.
 pub(crate) type Sum = Add<f32>;

@@ -93,7 +93,10 @@ fn sums_of_products_of_values_that_vary_along_any_axes() {
             let sum = case.b.reduce(ReduceOp::Sum, product);
             let square = case.b.op(ScalarOp::Mul, &[x, x]);
             let squares = case.b.reduce(ReduceOp::Sum, square);
+            let negated = case.b.op(ScalarOp::Neg, &[y]);
+            let negations = case.b.reduce(ReduceOp::Sum, negated);
             case.store(sum, &[1, 0], shape.0);
+            case.store(negations, &[1, 0], shape.0);
             case.store(squares, &[1, 0], shape.0);
             case.check(&format!("factors {kinds:?}"));
         }
@@ -139,7 +142,7 @@ fn joined_operations_in_place() {
                     }
                 }
                 let full = case.full;
-                let mut apart = |case: &mut Case, value| {
+                let apart = |case: &mut Case, value| {
                     case.store(value, &full, shape.0 * shape.1);
                 };
                 let over = |case: &mut Case, value, read| case.store_over(value, read);

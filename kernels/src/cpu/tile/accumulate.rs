@@ -12,7 +12,7 @@ impl Machine<'_> {
         let program = &self.bound.code.program;
         let reduction = &program.reductions[usize::from(k)];
         let mut args = reduction.args.map(|arg| self.view(arg));
-        if !reduction.code.products && args[0].is_invariant() {
+        if !reduction.code.joined && args[0].is_invariant() {
             // SAFETY: the spare register holds a tile, and no value that is used again.
             args[0] = unsafe { self.spread(args[0], self.spare(), tile) };
         }

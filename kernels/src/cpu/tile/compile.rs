@@ -80,7 +80,7 @@ pub(super) struct Apply {
 /// A reduction.
 pub(super) struct ReduceStep {
     pub code: ReduceCode,
-    /// The value that is reduced, or the factors of the products that are summed.
+    /// The value that is reduced, or the arguments of the operation whose results are.
     pub args: [ValueId; 2],
     pub value: ValueId,
     /// Lanes from the start of the register file to the accumulators, a register for each word.
@@ -301,10 +301,9 @@ impl Compiler<'_> {
             };
             self.reduction_of[i] = reductions.len() as u16;
             let args = self.a.arguments(self.spec, i);
-            let code = match self.a.pairs[i] {
-                Some(_) => ReduceCode::sum_of_products(self.config.isa),
-                None => ReduceCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa),
-            };
+            let (a, isa) = (usize::from(*arg), self.config.isa);
+            let joined = self.a.pairs[i].and_then(|_| self.a.summed(self.spec, a, isa));
+            let code = joined.unwrap_or_else(|| ReduceCode::new(*op, self.a.lanes[a], isa));
             reductions.push(ReduceStep {
                 code,
                 args: [args[0], *args.last().unwrap_or(arg)],

@@ -14,12 +14,12 @@ use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
-use crate::scalar::{Lanewise, Product, ScalarOp, Sum, Visit, Word};
+use crate::scalar::{Lanewise, Negation, Product, ScalarOp, Sum, Visit, Word};
 use crate::spec::ReduceOp;
 
 /// The work of one reduction on one tile.
 pub(super) struct ReduceCall {
-    /// The value that is reduced, or the factors of the products that are summed.
+    /// The value that is reduced, or the arguments of the operation whose results are.
     pub args: [View; 2],
     pub rows: usize,
     /// Columns that count; reads are rounded up to whole vectors.
@@ -41,8 +41,8 @@ pub(super) struct ReduceCode {
     pub columns: [Entry<ReduceCall>; 4],
     /// Reduces the rows of a tile: column `c` into `acc[c]`.
     pub rows: [Entry<ReduceCall>; 4],
-    /// Whether it sums products, of two arguments.
-    pub products: bool,
+    /// Whether it computes the elements that it sums.
+    pub joined: bool,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
     pub finish: Entry<ReduceCall>,
     /// Combines `acc` (laid out as `out`) into `out`.
@@ -72,22 +72,30 @@ impl ReduceCode {
         op.visit(lane, Loops { isa, identity })
     }
 
-    /// The loops that sum the products of two values.
-    pub fn sum_of_products(isa: Isa) -> ReduceCode {
+    /// The loops that sum the results of a float operation without storing them, if there are any.
+    pub fn sum_of(op: ScalarOp, isa: Isa) -> Option<ReduceCode> {
+        match op {
+            ScalarOp::Mul => Some(ReduceCode::sums_of::<Product>(isa)),
+            ScalarOp::Neg => Some(ReduceCode::sums_of::<Negation>(isa)),
+            _ => None,
+        }
+    }
+
+    fn sums_of<I: Lanewise<In = f32, Out = f32>>(isa: Isa) -> ReduceCode {
         ReduceCode {
             columns: [
-                entry::<Columns<Sum, Products<0>>>(isa),
-                entry::<Columns<Sum, Products<1>>>(isa),
-                entry::<Columns<Sum, Products<2>>>(isa),
-                entry::<Columns<Sum, Products<3>>>(isa),
+                entry::<Columns<Sum, Results<I, 0>>>(isa),
+                entry::<Columns<Sum, Results<I, 1>>>(isa),
+                entry::<Columns<Sum, Results<I, 2>>>(isa),
+                entry::<Columns<Sum, Results<I, 3>>>(isa),
             ],
             rows: [
-                entry::<Rows<Sum, Products<0>>>(isa),
-                entry::<Rows<Sum, Products<1>>>(isa),
-                entry::<Rows<Sum, Products<2>>>(isa),
-                entry::<Rows<Sum, Products<3>>>(isa),
+                entry::<Rows<Sum, Results<I, 0>>>(isa),
+                entry::<Rows<Sum, Results<I, 1>>>(isa),
+                entry::<Rows<Sum, Results<I, 2>>>(isa),
+                entry::<Rows<Sum, Results<I, 3>>>(isa),
             ],
-            products: true,
+            joined: true,
             ..ReduceCode::new(ReduceOp::Sum, Lane::F32, isa)
         }
     }
@@ -104,7 +112,7 @@ impl Visit for Loops {
         ReduceCode {
             columns: [entry::<Columns<O, Values>>(self.isa); 4],
             rows: [entry::<Rows<O, Values>>(self.isa); 4],
-            products: false,
+            joined: false,
             finish: entry::<Finish<O>>(self.isa),
             merge: entry::<Merge<O>>(self.isa),
             identity: self.identity,
@@ -178,10 +186,10 @@ impl Elements for Values {
     }
 }
 
-/// The products of two values; bit k of `INVARIANT` says that factor k is invariant.
-struct Products<const INVARIANT: u32>;
+/// The results of an operation; bit k of `INVARIANT` says that argument k is invariant.
+struct Results<I, const INVARIANT: u32>(PhantomData<I>);
 
-impl<const INVARIANT: u32> Elements for Products<INVARIANT> {
+impl<I: Lanewise<In = f32, Out = f32>, const INVARIANT: u32> Elements for Results<I, INVARIANT> {
     #[inline(always)]
     unsafe fn join<O: Lanewise, A: Arith>(
         call: &ReduceCall,
@@ -189,7 +197,7 @@ impl<const INVARIANT: u32> Elements for Products<INVARIANT> {
         sum: &mut Vector,
         masked: impl Fn(&Vector) -> Vector,
     ) {
-        let factor = |k: usize| {
+        let argument = |k: usize| {
             // SAFETY: the caller's promise.
             unsafe {
                 let line = line(call, k, r);
@@ -200,12 +208,12 @@ impl<const INVARIANT: u32> Elements for Products<INVARIANT> {
                 }
             }
         };
-        let (x, y) = (factor(0), factor(1));
-        let mut products = [0; VECTOR];
-        for (l, product) in products.iter_mut().enumerate() {
-            *product = join::<Product, A>(x[l], y[l]);
+        let (x, y) = (argument(0), argument(1));
+        let mut results = [0; VECTOR];
+        for (l, result) in results.iter_mut().enumerate() {
+            *result = join::<I, A>(x[l], y[l]);
         }
-        join_all::<O, A>(sum, &masked(&products));
+        join_all::<O, A>(sum, &masked(&results));
     }
 }
 
@@ -387,7 +395,7 @@ fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
     ReduceCode {
         columns: [entry::<RankColumns<K>>(isa); 4],
         rows: [entry::<RankRows<K>>(isa); 4],
-        products: false,
+        joined: false,
         finish: entry::<RankFinish>(isa),
         merge: entry::<RankMerge>(isa),
         identity: i32::MIN as u32,

@@ -4,6 +4,7 @@
 use smallvec::SmallVec;
 
 use super::super::ops::OpCode;
+use super::super::reduce::ReduceCode;
 use super::Analysis;
 use crate::cpu::Isa;
 use crate::dtype::Lane;
@@ -42,7 +43,7 @@ impl Analysis {
             return op == ReduceOp::Sum
                 && !self.is_per_row(a)
                 && self.pairs[a].is_none()
-                && matches!(spec.code[a], Inst::Op(ScalarOp::Mul, _));
+                && self.summed(spec, a, Isa::Portable).is_some();
         }
         self.is_per_row(a) == self.is_per_row(i)
             && self.invariant[a] == self.invariant[i]
@@ -50,6 +51,14 @@ impl Analysis {
             && self
                 .operations(spec, i, k)
                 .is_some_and(|joined| OpCode::joined(joined, Isa::Portable).is_some())
+    }
+
+    /// The code of a sum of the results of value `a`, if they are computed together.
+    pub(super) fn summed(&self, spec: &Spec, a: usize, isa: Isa) -> Option<ReduceCode> {
+        match spec.code[a] {
+            Inst::Op(op, _) if self.lanes[a] == Lane::F32 => ReduceCode::sum_of(op, isa),
+            _ => None,
+        }
     }
 
     /// The operations of value `i` together with its argument number `k`.
