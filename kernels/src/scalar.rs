@@ -6,8 +6,11 @@
 //! everywhere). Adding a row adds the tensor operation's kernels, its gradient and its gradient
 //! test.
 
+mod joined;
+
 use std::marker::PhantomData;
 
+pub(crate) use joined::{Joined, Negation, Product, Sum, visit_joined};
 use smallvec::SmallVec;
 
 use crate::dtype::Lane;
@@ -100,62 +103,6 @@ impl<T: Word + CastTo<U> + 'static, U: Word + 'static> Lanewise for Cast<T, U> {
     #[inline(always)]
     fn apply<A: Arith>(args: [T; 3]) -> U {
         args[0].cast_to()
-    }
-}
-
-/// The code of one operation applied to the result of another: `outer(inner(x, y), z)`, or with
-/// `SWAPPED` arguments `outer(z, inner(x, y))`. Each rounds for itself, so the bits are those of
-/// the two operations one after the other.
-struct Pair<I, O, const SWAPPED: bool>(PhantomData<(I, O)>);
-
-impl<T: Word + 'static, I, O, const SWAPPED: bool> Lanewise for Pair<I, O, SWAPPED>
-where
-    I: Lanewise<In = T, Out = T>,
-    O: Lanewise<In = T, Out = T>,
-{
-    type In = T;
-    type Out = T;
-    const ARITY: usize = I::ARITY + O::ARITY - 1;
-    #[inline(always)]
-    fn apply<A: Arith>([x, y, z]: [T; 3]) -> T {
-        let inner = I::apply::<A>([x, y, y]);
-        O::apply::<A>(if SWAPPED {
-            [z, inner, inner]
-        } else {
-            [inner, z, z]
-        })
-    }
-}
-
-/// Calls the visitor with the code of `outer` after `inner` on floats, where such code exists: for
-/// sums, differences and products of sums, differences and products, and for `relu` of those.
-/// `swapped` if the inner result is the second argument.
-pub(crate) fn visit_pair<V: Visit>(
-    inner: ScalarOp,
-    outer: ScalarOp,
-    swapped: bool,
-    visitor: V,
-) -> Option<V::Output> {
-    use code::{Add, Mul, Relu, Sub};
-    fn after<I: Lanewise<In = f32, Out = f32>, V: Visit>(
-        outer: ScalarOp,
-        swapped: bool,
-        visitor: V,
-    ) -> Option<V::Output> {
-        Some(match (outer, swapped) {
-            (ScalarOp::Add, _) => visitor.visit::<Pair<I, Add<f32>, false>>(),
-            (ScalarOp::Mul, _) => visitor.visit::<Pair<I, Mul<f32>, false>>(),
-            (ScalarOp::Sub, false) => visitor.visit::<Pair<I, Sub<f32>, false>>(),
-            (ScalarOp::Sub, true) => visitor.visit::<Pair<I, Sub<f32>, true>>(),
-            (ScalarOp::Relu, _) => visitor.visit::<Pair<I, Relu<f32>, false>>(),
-            _ => return None,
-        })
-    }
-    match inner {
-        ScalarOp::Add => after::<Add<f32>, V>(outer, swapped, visitor),
-        ScalarOp::Sub => after::<Sub<f32>, V>(outer, swapped, visitor),
-        ScalarOp::Mul => after::<Mul<f32>, V>(outer, swapped, visitor),
-        _ => None,
     }
 }
 
@@ -316,7 +263,7 @@ macro_rules! scalar_ops {
         mod code {
             use super::*;
             $(
-                pub(super) struct $name<T>(PhantomData<T>);
+                pub(crate) struct $name<T>(PhantomData<T>);
                 scalar_ops!(@code $name $class [$($arg),+] $($lane: $body;)+);
             )+
         }

@@ -5,6 +5,7 @@ mod alike;
 mod builder;
 mod exact;
 mod fixed;
+mod joined;
 mod operations;
 mod reference;
 mod support;

@@ -11,23 +11,24 @@ impl Machine<'_> {
     pub(super) unsafe fn reduce(&self, k: u16, tile: &Tile) {
         let program = &self.bound.code.program;
         let reduction = &program.reductions[usize::from(k)];
-        let mut value = self.view(reduction.arg);
-        if value.invariant {
+        let mut args = reduction.args.map(|arg| self.view(arg));
+        if !reduction.code.joined && args[0].is_invariant() {
             // SAFETY: the spare register holds a tile, and no value that is used again.
-            value = unsafe { self.spread(value, self.spare(), tile) };
+            args[0] = unsafe { self.spread(args[0], self.spare(), tile) };
         }
+        let which = usize::from(args[0].is_invariant()) | usize::from(args[1].is_invariant()) << 1;
         let call = ReduceCall {
-            value,
+            args,
             rows: tile.rows,
             cols: tile.cols,
             position: tile.position as u32,
             ..self.reduce_call(k)
         };
-        // SAFETY: the view holds whole vectors of every row, and the accumulators a tile.
+        // SAFETY: the views hold whole vectors of every row, and the accumulators a tile.
         unsafe {
             match self.along {
-                Along::Columns => (reduction.code.columns)(&call),
-                Along::Rows => (reduction.code.rows)(&call),
+                Along::Columns => reduction.code.columns[which](&call),
+                Along::Rows => reduction.code.rows[which](&call),
             }
         }
     }
@@ -41,10 +42,10 @@ impl Machine<'_> {
         let value = View {
             ptr: std::ptr::dangling(),
             rs: 0,
-            invariant: true,
+            cs: 0,
         };
         ReduceCall {
-            value,
+            args: [value; 2],
             rows: 0,
             cols: 0,
             acc,
@@ -131,7 +132,7 @@ impl Machine<'_> {
                 View {
                     ptr,
                     rs: isize::from(invariant),
-                    invariant,
+                    cs: usize::from(!invariant),
                 },
             );
         }

@@ -29,8 +29,8 @@ pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
     /// One for each operand and index: they always fit without the heap.
     pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
-    /// Which operands are written in place of one that is read, by bit.
-    pub(super) aliased: u64,
+    /// The operands that are read and whose memory is also written, by bit.
+    pub(super) overwritten: u64,
     axes: usize,
     dims: [usize; AXES],
     /// The first of the trailing axes that all accesses can iterate as one.
@@ -47,7 +47,7 @@ impl<'a> Bound<'a> {
         Bound {
             code,
             accesses: SmallVec::new(),
-            aliased: 0,
+            overwritten: 0,
             axes: 0,
             dims: [1; AXES],
             inner_axis: 0,
@@ -120,9 +120,9 @@ impl<'a> Bound<'a> {
             }
         }
         for store in spec.stores.iter().map(|s| usize::from(s.operand)) {
-            if (0..args.len()).any(|k| self.code.read >> k & 1 == 1 && args[k] == args[store]) {
-                self.aliased |= 1 << store;
-            }
+            self.overwritten |= (0..args.len())
+                .filter(|&k| self.code.read >> k & 1 == 1 && args[k] == args[store])
+                .fold(0, |bits, k| bits | 1 << k);
         }
         self.find_inner();
     }

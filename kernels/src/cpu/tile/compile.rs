@@ -6,6 +6,7 @@
 //! rows of tiles, before these.
 
 mod invariant;
+mod join;
 
 use smallvec::SmallVec;
 
@@ -14,9 +15,8 @@ use invariant::invariant;
 
 use super::ops::OpCode;
 use super::reduce::ReduceCode;
-use crate::cpu::{Config, Isa, SpecError};
+use crate::cpu::{Config, SpecError};
 use crate::dtype::{DType, Lane};
-use crate::scalar::ScalarOp;
 use crate::spec::analysis::Levels;
 use crate::spec::{Inst, Spec, ValueId};
 
@@ -72,12 +72,16 @@ pub(super) struct Apply {
     pub place: Place,
     /// An operand that the result is stored to directly.
     pub direct: Option<u16>,
+    /// The operands, by bit, that this step or a later one still reads: if one of them is
+    /// overwritten in place, the result is not stored directly.
+    pub unread: u64,
 }
 
 /// A reduction.
 pub(super) struct ReduceStep {
     pub code: ReduceCode,
-    pub arg: ValueId,
+    /// The value that is reduced, or the arguments of the operation whose results are.
+    pub args: [ValueId; 2],
     pub value: ValueId,
     /// Lanes from the start of the register file to the accumulators, a register for each word.
     pub accumulator: usize,
@@ -137,9 +141,10 @@ struct Analysis {
     last_level: Vec<usize>,
     /// The highest level of a live per-element value.
     top: usize,
-    /// For an operation that is computed together with one of its arguments: which argument.
+    /// For an operation or a reduction that is computed together with one of its arguments: which
+    /// argument.
     pairs: Vec<Option<usize>>,
-    /// Values that are only ever computed as part of such a pair.
+    /// Values that are only ever computed as part of others.
     absorbed: Vec<bool>,
 }
 
@@ -175,48 +180,6 @@ impl Analysis {
 
     fn is_per_row(&self, i: usize) -> bool {
         self.levels.per_row[i]
-    }
-
-    /// Finds operations that can be computed together with an argument that has no other use.
-    fn pair_up(&mut self, spec: &Spec) {
-        let mut uses = vec![0; spec.code.len()];
-        let used = (0..spec.code.len())
-            .filter(|&i| self.is_live(i))
-            .flat_map(|i| spec.code[i].arguments().iter().copied());
-        for v in used.chain(spec.stores.iter().map(|s| s.value)) {
-            uses[usize::from(v)] += 1;
-        }
-        for (i, inst) in spec.code.iter().enumerate() {
-            let Inst::Op(outer, args) = inst else {
-                continue;
-            };
-            if !self.is_live(i) || self.lanes[i] != Lane::F32 {
-                continue;
-            }
-            self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
-                let a = usize::from(args[k]);
-                let same = self.is_per_row(a) == self.is_per_row(i)
-                    && self.invariant[a] == self.invariant[i]
-                    && self.level(a) == self.level(i);
-                uses[a] == 1
-                    && same
-                    && self.pairs[a].is_none()
-                    && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
-            });
-            if let Some(k) = self.pairs[i] {
-                self.absorbed[usize::from(args[k])] = true;
-            }
-        }
-    }
-
-    /// The arguments of step `i`; of a pair, the arguments of both operations.
-    fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
-        let mut args = SmallVec::from_slice(spec.code[i].arguments());
-        if let Some(k) = self.pairs[i] {
-            let inner = args.remove(k);
-            args.insert_from_slice(0, spec.code[usize::from(inner)].arguments());
-        }
-        args
     }
 
     /// Whether per-element value `i` is used after the pass that computes it.
@@ -337,10 +300,13 @@ impl Compiler<'_> {
                 continue;
             };
             self.reduction_of[i] = reductions.len() as u16;
-            let code = ReduceCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
+            let args = self.a.arguments(self.spec, i);
+            let (a, isa) = (usize::from(*arg), self.config.isa);
+            let joined = self.a.pairs[i].and_then(|_| self.a.summed(self.spec, a, isa));
+            let code = joined.unwrap_or_else(|| ReduceCode::new(*op, self.a.lanes[a], isa));
             reductions.push(ReduceStep {
                 code,
-                arg: *arg,
+                args: [args[0], *args.last().unwrap_or(arg)],
                 value: i as ValueId,
                 accumulator: self.take(code.words),
             });
@@ -387,6 +353,11 @@ impl Compiler<'_> {
     /// The steps of some values in one pass.
     fn pass(&mut self, l: usize, pass: &[usize]) -> Vec<Step> {
         let mut steps = Vec::with_capacity(pass.len());
+        // Operands that are read, and the last steps that use their values.
+        let reads: SmallVec<[(u16, usize); 8]> = pass
+            .iter()
+            .filter_map(|&i| Some((self.spec.code[i].operand()?, self.last_use(i, l, pass))))
+            .collect();
         // Values of earlier passes hold no registers, so all are free.
         let mut free = self.registers.clone();
         let mut live: Vec<(usize, usize)> = Vec::new();
@@ -412,6 +383,13 @@ impl Compiler<'_> {
                 live.push((at, self.last_use(i, l, pass)));
                 self.step(i, Place { at, kept: false })
             });
+            // Operands are read again in later passes.
+            if let (Some(Step::Apply(apply)), true) = (steps.last_mut(), l == self.a.top) {
+                apply.unread = reads
+                    .iter()
+                    .filter(|&&(_, last)| last >= position)
+                    .fold(0, |bits, (operand, _)| bits | 1 << operand);
+            }
             // A result never shares a register with an argument: registers fall free after the
             // step.
             live.retain(|&(at, last)| {
@@ -468,6 +446,7 @@ impl Compiler<'_> {
                 code,
                 place,
                 direct: direct.map(|s| s.access),
+                unread: u64::MAX,
             }
         };
         match &self.spec.code[i] {
@@ -491,14 +470,12 @@ impl Compiler<'_> {
                 Step::Random(apply(OpCode::uniform(isa)), *state, *stream)
             }
             Inst::Op(op, args) => {
-                let pair =
-                    self.a.pairs[i].and_then(|k| match self.spec.code[usize::from(args[k])] {
-                        Inst::Op(inner, _) => OpCode::pair(inner, *op, k == 1, isa),
-                        _ => None,
-                    });
-                Step::Apply(apply(pair.unwrap_or_else(|| {
-                    OpCode::op(*op, lane(args[op.arity() - 1]), isa)
-                })))
+                let joined = self.a.joined(self.spec, i);
+                Step::Apply(apply(
+                    joined
+                        .and_then(|joined| OpCode::joined(joined, isa))
+                        .unwrap_or_else(|| OpCode::op(*op, lane(args[op.arity() - 1]), isa)),
+                ))
             }
             Inst::Cast(a, to) => Step::Apply(apply(OpCode::cast(lane(*a), *to, isa))),
             Inst::Const(_) | Inst::Reduce(..) => {
@@ -524,11 +501,6 @@ impl Compiler<'_> {
                 }
             })
     }
-}
-
-/// Whether the pair of operations has fused loops.
-fn is_pair(inner: ScalarOp, outer: ScalarOp) -> bool {
-    OpCode::pair(inner, outer, false, Isa::Portable).is_some()
 }
 
 /// Whether a lane's bits are stored unchanged.

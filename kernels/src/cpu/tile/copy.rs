@@ -61,20 +61,57 @@ pub(super) unsafe fn load(block: &Block, dst: *mut u32, dst_rs: usize) {
     unsafe {
         match block.dtype {
             DType::F32 | DType::I32 if block.cs == 1 => {
-                let src = block.ptr.cast::<u32>();
-                for r in 0..block.rows {
-                    std::ptr::copy_nonoverlapping(
-                        src.offset(r as isize * block.rs),
-                        dst.add(r * dst_rs),
-                        block.cols,
-                    );
-                }
+                let from = (block.ptr.cast::<u32>().cast_const(), block.rs);
+                rows(from, (dst, dst_rs as isize), block.rows, block.cols);
             }
             DType::F32 | DType::I32 => gather::<u32>(block, dst, dst_rs),
             DType::F16 => gather::<f16>(block, dst, dst_rs),
             DType::BF16 => gather::<bf16>(block, dst, dst_rs),
             DType::U8 => gather::<u8>(block, dst, dst_rs),
             DType::Bool => gather::<Truth>(block, dst, dst_rs),
+        }
+    }
+}
+
+/// Copies rows of contiguous elements, each side given by its first element and the elements from
+/// one row to the next.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for the rows; they do not overlap.
+unsafe fn rows(from: (*const u32, isize), to: (*mut u32, isize), rows: usize, cols: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Images of few elements have short rows, whose copies are not worth a call.
+        match cols {
+            1 => fixed_rows::<1>(from, to, rows),
+            4 => fixed_rows::<4>(from, to, rows),
+            8 => fixed_rows::<8>(from, to, rows),
+            9 => fixed_rows::<9>(from, to, rows),
+            _ => {
+                for r in 0..rows as isize {
+                    std::ptr::copy_nonoverlapping(
+                        from.0.offset(r * from.1),
+                        to.0.offset(r * to.1),
+                        cols,
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`rows`], for rows of `COLS` elements.
+unsafe fn fixed_rows<const COLS: usize>(
+    from: (*const u32, isize),
+    to: (*mut u32, isize),
+    rows: usize,
+) {
+    for r in 0..rows as isize {
+        // SAFETY: the caller's promise; an array of words is aligned as a word.
+        unsafe {
+            let row: [u32; COLS] = *from.0.offset(r * from.1).cast();
+            *to.0.offset(r * to.1).cast() = row;
         }
     }
 }
@@ -122,16 +159,10 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     unsafe {
         match (lane, block.dtype) {
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32)
-                if block.cs == 1 && !view.invariant =>
+                if block.cs == 1 && !view.is_invariant() =>
             {
-                let to = block.ptr.cast::<u32>();
-                for r in 0..block.rows as isize {
-                    std::ptr::copy_nonoverlapping(
-                        view.ptr.offset(r * view.rs),
-                        to.offset(r * block.rs),
-                        block.cols,
-                    );
-                }
+                let to = (block.ptr.cast::<u32>(), block.rs);
+                rows((view.ptr, view.rs), to, block.rows, block.cols);
             }
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => {
                 scatter(view, block, |x: u32| x)
@@ -165,7 +196,10 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
     let dst = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
     unsafe {
-        if block.cs != 1 && !view.invariant && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+        if block.cs != 1
+            && !view.is_invariant()
+            && block.rs.unsigned_abs() < block.cs.unsigned_abs()
+        {
             // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = dst.offset(c as isize * block.cs);
@@ -178,7 +212,7 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
         for r in 0..block.rows {
             let line = dst.offset(r as isize * block.rs);
             let src = view.ptr.offset(r as isize * view.rs);
-            if view.invariant {
+            if view.is_invariant() {
                 let x = narrow(*src);
                 for c in 0..block.cols {
                     *line.offset(c as isize * block.cs) = x;

@@ -117,14 +117,14 @@ impl<'a> Machine<'a> {
                 views.add(usize::from(*value)).write(View {
                     ptr: bits,
                     rs: 0,
-                    invariant: true,
+                    cs: 0,
                 })
             };
         }
         let acc = View {
             ptr: std::ptr::null(),
             rs: 0,
-            invariant: false,
+            cs: 1,
         };
         Machine {
             bound,
@@ -181,7 +181,7 @@ impl<'a> Machine<'a> {
         self.acc = View {
             ptr: acc,
             rs: stride as isize,
-            invariant: false,
+            cs: 1,
         };
         let span = |ptr: *const u8, rs: isize, cs: isize, bytes: usize| {
             let last = (rows as isize - 1) * rs + (cols as isize - 1) * cs;
@@ -323,7 +323,7 @@ impl<'a> Machine<'a> {
                         place,
                         stored,
                     } => {
-                        let keep = *stored && self.bound.aliased != 0;
+                        let keep = *stored && self.bound.overwritten != 0;
                         self.set_view(*value, self.load(*access, *place, keep, tile));
                     }
                     Step::Acc {
@@ -354,7 +354,7 @@ impl<'a> Machine<'a> {
                             View {
                                 ptr: self.place(*place, tile),
                                 rs: tile.pad as isize,
-                                invariant: false,
+                                cs: 1,
                             },
                         );
                     }
@@ -376,7 +376,7 @@ impl<'a> Machine<'a> {
             return View {
                 ptr: cursor.at(tile).cast(),
                 rs: cursor.rs,
-                invariant: cursor.cs == 0,
+                cs: usize::from(cursor.cs != 0),
             };
         }
         let mut block = self.block(access, tile);
@@ -396,7 +396,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: if block.rs == 0 { 0 } else { width as isize },
-            invariant,
+            cs: usize::from(!invariant),
         }
     }
 
@@ -425,7 +425,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            invariant: false,
+            cs: 1,
         }
     }
 
@@ -449,7 +449,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: if rs == 0 { 0 } else { width as isize },
-            invariant,
+            cs: usize::from(!invariant),
         }
     }
 
@@ -471,9 +471,9 @@ impl<'a> Machine<'a> {
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
-        let which = (usize::from(x.invariant)
-            | usize::from(y.invariant) << 1
-            | usize::from(z.invariant) << 2)
+        let which = (usize::from(x.is_invariant())
+            | usize::from(y.is_invariant()) << 1
+            | usize::from(z.is_invariant()) << 2)
             & step.used;
         let by_row = x.rs | y.rs | z.rs != 0;
         let place = self.place(step.place, tile);
@@ -483,7 +483,7 @@ impl<'a> Machine<'a> {
         }
         let (mut out, mut out_rs) = (place, tile.pad);
         if let Some(access) = step.direct
-            && let Some(operand) = self.direct(access, tile)
+            && let Some(operand) = self.direct(access, step.unread, tile)
         {
             (out, out_rs) = (operand.at(tile).cast(), operand.rs as usize);
         }
@@ -494,7 +494,7 @@ impl<'a> Machine<'a> {
             if out_rs == tile.pad
                 && [x, y, z]
                     .iter()
-                    .all(|v| v.rs == if v.invariant { 0 } else { pad })
+                    .all(|v| v.rs == if v.is_invariant() { 0 } else { pad })
             {
                 (rows, lanes) = (1, rows * tile.pad);
             }
@@ -514,7 +514,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: out,
             rs: if by_row { out_rs as isize } else { 0 },
-            invariant: false,
+            cs: 1,
         }
     }
 
@@ -537,7 +537,7 @@ impl<'a> Machine<'a> {
         let which = args
             .iter()
             .enumerate()
-            .fold(0, |bits, (k, v)| bits | usize::from(v.invariant) << k)
+            .fold(0, |bits, (k, v)| bits | usize::from(v.is_invariant()) << k)
             & step.used;
         let by_row = args.iter().any(|v| v.rs != 0);
         let mut call = Call {
@@ -551,10 +551,10 @@ impl<'a> Machine<'a> {
         let mut view = View {
             ptr: out,
             rs: 0,
-            invariant: which == step.used,
+            cs: usize::from(which != step.used),
         };
         let mut columns = [[0u32; MAX_ROWS]; 3];
-        if view.invariant {
+        if view.is_invariant() {
             // One value per row, computed side by side.
             let rows = if by_row { tile.rows } else { 1 };
             for (view, column) in call.args.iter_mut().zip(&mut columns) {
@@ -565,7 +565,7 @@ impl<'a> Machine<'a> {
                 *view = View {
                     ptr: column.as_ptr(),
                     rs: 0,
-                    invariant: false,
+                    cs: 1,
                 };
             }
             call.lanes = rows.next_multiple_of(VECTOR);
@@ -573,7 +573,7 @@ impl<'a> Machine<'a> {
         }
         // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views
         // one row.
-        unsafe { step.code.0[if view.invariant { 0 } else { which }](&call) };
+        unsafe { step.code.0[if view.is_invariant() { 0 } else { which }](&call) };
         if step.place.kept {
             // SAFETY: the buffer of a kept value holds the tile.
             return unsafe { self.spread(view, place, tile) };
@@ -591,7 +591,7 @@ impl<'a> Machine<'a> {
             unsafe {
                 let from = view.ptr.offset(r as isize * view.rs);
                 let line = std::slice::from_raw_parts_mut(to.add(r * tile.pad), tile.pad);
-                if view.invariant {
+                if view.is_invariant() {
                     line.fill(*from);
                 } else {
                     line.copy_from_slice(std::slice::from_raw_parts(from, tile.pad));
@@ -601,7 +601,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            invariant: false,
+            cs: 1,
         }
     }
 
@@ -612,9 +612,9 @@ impl<'a> Machine<'a> {
 
     /// The cursor of a stored operand into which a value can be computed directly: it must hold
     /// whole vectors of lanes, and no bytes that may still be read.
-    fn direct(&self, access: u16, tile: &Tile) -> Option<Cursor> {
+    fn direct(&self, access: u16, unread: u64, tile: &Tile) -> Option<Cursor> {
         let cursor = self.cursor(access);
-        let free = self.bound.aliased >> access & 1 == 0 && !self.acc_aliased;
+        let free = self.bound.overwritten & unread == 0 && !self.acc_aliased;
         (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0))
             .then_some(cursor)
     }

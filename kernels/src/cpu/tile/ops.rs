@@ -8,7 +8,7 @@ use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
 use crate::random;
-use crate::scalar::{Lanewise, ScalarOp, Visit, Word, visit_cast, visit_pair};
+use crate::scalar::{Joined, Lanewise, ScalarOp, Visit, Word, visit_cast, visit_joined};
 
 /// The location of the values of a tile: a register, an operand's memory, or a constant.
 #[derive(Clone, Copy)]
@@ -17,8 +17,16 @@ pub(crate) struct View {
     pub ptr: *const u32,
     /// Elements from one row to the next; 0 when all rows are the same.
     pub rs: isize,
-    /// All columns are the same: one value per row.
-    pub invariant: bool,
+    /// Elements from one column to the next: 1, or 0 when all columns are the same. (A number
+    /// rather than a flag: views are copied at every step, and padding is copied byte by byte.)
+    pub cs: usize,
+}
+
+impl View {
+    /// Whether all columns are the same: one value per row.
+    pub fn is_invariant(&self) -> bool {
+        self.cs == 0
+    }
 }
 
 /// The work of one operation on one tile: `rows` lines of `lanes` elements.
@@ -48,9 +56,9 @@ impl OpCode {
         visit_cast(from, to, Loops(isa))
     }
 
-    /// The loops of one scalar operation after another, if the pair has fused loops.
-    pub fn pair(inner: ScalarOp, outer: ScalarOp, swapped: bool, isa: Isa) -> Option<OpCode> {
-        visit_pair(inner, outer, swapped, Loops(isa))
+    /// The loops of operations that are computed together, if there are any.
+    pub fn joined(joined: Joined, isa: Isa) -> Option<OpCode> {
+        visit_joined(joined, Loops(isa))
     }
 
     /// The loop of [`crate::spec::Inst::Uniform`].

@@ -14,12 +14,13 @@ use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
-use crate::scalar::{Lanewise, ScalarOp, Visit, Word};
+use crate::scalar::{Lanewise, Negation, Product, ScalarOp, Sum, Visit, Word};
 use crate::spec::ReduceOp;
 
 /// The work of one reduction on one tile.
 pub(super) struct ReduceCall {
-    pub value: View,
+    /// The value that is reduced, or the arguments of the operation whose results are.
+    pub args: [View; 2],
     pub rows: usize,
     /// Columns that count; reads are rounded up to whole vectors.
     pub cols: usize,
@@ -35,10 +36,13 @@ pub(super) struct ReduceCall {
 /// The loops of one reduction.
 #[derive(Clone, Copy)]
 pub(super) struct ReduceCode {
-    /// Reduces the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
-    pub columns: Entry<ReduceCall>,
+    /// Reduces the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`. Bit k of the
+    /// index says that argument k is invariant.
+    pub columns: [Entry<ReduceCall>; 4],
     /// Reduces the rows of a tile: column `c` into `acc[c]`.
-    pub rows: Entry<ReduceCall>,
+    pub rows: [Entry<ReduceCall>; 4],
+    /// Whether it computes the elements that it sums.
+    pub joined: bool,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
     pub finish: Entry<ReduceCall>,
     /// Combines `acc` (laid out as `out`) into `out`.
@@ -67,6 +71,34 @@ impl ReduceCode {
         };
         op.visit(lane, Loops { isa, identity })
     }
+
+    /// The loops that sum the results of a float operation without storing them, if there are any.
+    pub fn sum_of(op: ScalarOp, isa: Isa) -> Option<ReduceCode> {
+        match op {
+            ScalarOp::Mul => Some(ReduceCode::sums_of::<Product>(isa)),
+            ScalarOp::Neg => Some(ReduceCode::sums_of::<Negation>(isa)),
+            _ => None,
+        }
+    }
+
+    fn sums_of<I: Lanewise<In = f32, Out = f32>>(isa: Isa) -> ReduceCode {
+        ReduceCode {
+            columns: [
+                entry::<Columns<Sum, Results<I, 0>>>(isa),
+                entry::<Columns<Sum, Results<I, 1>>>(isa),
+                entry::<Columns<Sum, Results<I, 2>>>(isa),
+                entry::<Columns<Sum, Results<I, 3>>>(isa),
+            ],
+            rows: [
+                entry::<Rows<Sum, Results<I, 0>>>(isa),
+                entry::<Rows<Sum, Results<I, 1>>>(isa),
+                entry::<Rows<Sum, Results<I, 2>>>(isa),
+                entry::<Rows<Sum, Results<I, 3>>>(isa),
+            ],
+            joined: true,
+            ..ReduceCode::new(ReduceOp::Sum, Lane::F32, isa)
+        }
+    }
 }
 
 struct Loops {
@@ -78,8 +110,9 @@ impl Visit for Loops {
     type Output = ReduceCode;
     fn visit<O: Lanewise>(self) -> ReduceCode {
         ReduceCode {
-            columns: entry::<Columns<O>>(self.isa),
-            rows: entry::<Rows<O>>(self.isa),
+            columns: [entry::<Columns<O, Values>>(self.isa); 4],
+            rows: [entry::<Rows<O, Values>>(self.isa); 4],
+            joined: false,
             finish: entry::<Finish<O>>(self.isa),
             merge: entry::<Merge<O>>(self.isa),
             identity: self.identity,
@@ -113,36 +146,92 @@ unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
     unsafe { std::slice::from_raw_parts_mut(start, n) }
 }
 
-/// Line `r` of a tile in whole vectors.
+/// Line `r` of argument `k` in whole vectors.
 ///
 /// # Safety
 /// The view must be readable there.
 #[inline(always)]
-unsafe fn line<'a>(call: &ReduceCall, r: usize) -> &'a [Vector] {
+unsafe fn line(call: &ReduceCall, k: usize, r: usize) -> *const Vector {
     // SAFETY: the caller's promise; an array of words is aligned as a word.
-    unsafe {
-        std::slice::from_raw_parts(
-            call.value.ptr.offset(r as isize * call.value.rs).cast(),
-            call.cols.div_ceil(VECTOR),
-        )
+    unsafe { call.args[k].ptr.offset(r as isize * call.args[k].rs).cast() }
+}
+
+/// The elements that a reduction combines.
+trait Elements: 'static {
+    /// Combines a vector of a tile, of this row and number, into `sum`, as `masked` returns it.
+    ///
+    /// # Safety
+    /// The views must be readable there.
+    unsafe fn join<O: Lanewise, A: Arith>(
+        call: &ReduceCall,
+        at: [usize; 2],
+        sum: &mut Vector,
+        masked: impl Fn(&Vector) -> Vector,
+    );
+}
+
+/// The values themselves.
+struct Values;
+
+impl Elements for Values {
+    #[inline(always)]
+    unsafe fn join<O: Lanewise, A: Arith>(
+        call: &ReduceCall,
+        [r, v]: [usize; 2],
+        sum: &mut Vector,
+        masked: impl Fn(&Vector) -> Vector,
+    ) {
+        // SAFETY: the caller's promise.
+        join_all::<O, A>(sum, &masked(unsafe { &*line(call, 0, r).add(v) }));
     }
 }
 
-struct Columns<O>(PhantomData<O>);
+/// The results of an operation; bit k of `INVARIANT` says that argument k is invariant.
+struct Results<I, const INVARIANT: u32>(PhantomData<I>);
+
+impl<I: Lanewise<In = f32, Out = f32>, const INVARIANT: u32> Elements for Results<I, INVARIANT> {
+    #[inline(always)]
+    unsafe fn join<O: Lanewise, A: Arith>(
+        call: &ReduceCall,
+        [r, v]: [usize; 2],
+        sum: &mut Vector,
+        masked: impl Fn(&Vector) -> Vector,
+    ) {
+        let argument = |k: usize| {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let line = line(call, k, r);
+                if INVARIANT >> k & 1 == 1 {
+                    [*line.cast::<u32>(); VECTOR]
+                } else {
+                    *line.add(v)
+                }
+            }
+        };
+        let (x, y) = (argument(0), argument(1));
+        let mut results = [0; VECTOR];
+        for (l, result) in results.iter_mut().enumerate() {
+            *result = join::<I, A>(x[l], y[l]);
+        }
+        join_all::<O, A>(sum, &masked(&results));
+    }
+}
+
+struct Columns<O, E>(PhantomData<(O, E)>);
 
 /// Vectors reduced side by side, so that one addition need not wait for the one before.
 const SIDE: usize = 4;
 
-impl<O: Lanewise> Routine for Columns<O> {
+impl<O: Lanewise, E: Elements> Routine for Columns<O, E> {
     type Args = ReduceCall;
 
-    /// The value must be readable and vary along columns, the accumulators writable.
+    /// The arguments must be readable and vary along columns as `E` says, the accumulators
+    /// writable.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
         // The columns of the last, broken vector that count, as a mask.
-        let mut counts = [0u32; VECTOR];
-        counts[..rest].fill(u32::MAX);
+        let counts: Vector = std::array::from_fn(|l| if l < rest { u32::MAX } else { 0 });
         let masked = |v: &Vector| {
             let mut masked = [0; VECTOR];
             for l in 0..VECTOR {
@@ -152,28 +241,30 @@ impl<O: Lanewise> Routine for Columns<O> {
         };
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
-            let (line, acc) = unsafe {
-                (
-                    line(call, r),
-                    &mut *call.acc.add(r * VECTOR).cast::<Vector>(),
-                )
+            let acc = unsafe { &mut *call.acc.add(r * VECTOR).cast::<Vector>() };
+            let join = |v: usize, sum: &mut Vector| {
+                // SAFETY: the caller's promise.
+                unsafe { E::join::<O, A>(call, [r, v], sum, |x| *x) }
+            };
+            let join_rest = |sum: &mut Vector| {
+                // SAFETY: the caller's promise.
+                unsafe { E::join::<O, A>(call, [r, whole], sum, masked) }
             };
             if whole == 0 {
-                join_all::<O, A>(acc, &masked(&line[0]));
+                join_rest(acc);
                 continue;
             }
             let mut sums = [[call.identity; VECTOR]; SIDE];
-            let mut blocks = line[..whole].chunks_exact(SIDE);
-            for block in &mut blocks {
-                for (sum, v) in sums.iter_mut().zip(block) {
-                    join_all::<O, A>(sum, v);
+            for block in 0..whole / SIDE {
+                for (side, sum) in sums.iter_mut().enumerate() {
+                    join(block * SIDE + side, sum);
                 }
             }
-            for (sum, v) in sums.iter_mut().zip(blocks.remainder()) {
-                join_all::<O, A>(sum, v);
+            for (side, sum) in sums.iter_mut().enumerate().take(whole % SIDE) {
+                join(whole / SIDE * SIDE + side, sum);
             }
             if rest > 0 {
-                join_all::<O, A>(&mut sums[SIDE - 1], &masked(&line[whole]));
+                join_rest(&mut sums[SIDE - 1]);
             }
             let [mut a, b, mut c, d] = sums;
             join_all::<O, A>(&mut a, &b);
@@ -184,9 +275,9 @@ impl<O: Lanewise> Routine for Columns<O> {
     }
 }
 
-struct Rows<O>(PhantomData<O>);
+struct Rows<O, E>(PhantomData<(O, E)>);
 
-impl<O: Lanewise> Routine for Rows<O> {
+impl<O: Lanewise, E: Elements> Routine for Rows<O, E> {
     type Args = ReduceCall;
 
     /// As [`Columns`].
@@ -196,7 +287,7 @@ impl<O: Lanewise> Routine for Rows<O> {
             let mut sum = [call.identity; VECTOR];
             for r in 0..call.rows {
                 // SAFETY: the caller's promise.
-                join_all::<O, A>(&mut sum, &unsafe { line(call, r) }[v]);
+                unsafe { E::join::<O, A>(call, [r, v], &mut sum, |x| *x) };
             }
             // SAFETY: the caller's promise.
             let acc = unsafe { lanes(call.acc.add(v * VECTOR), VECTOR) };
@@ -302,8 +393,9 @@ pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
 fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
     ReduceCode {
-        columns: entry::<RankColumns<K>>(isa),
-        rows: entry::<RankRows<K>>(isa),
+        columns: [entry::<RankColumns<K>>(isa); 4],
+        rows: [entry::<RankRows<K>>(isa); 4],
+        joined: false,
         finish: entry::<RankFinish>(isa),
         merge: entry::<RankMerge>(isa),
         identity: i32::MIN as u32,
@@ -348,7 +440,8 @@ impl<K: Rank> Routine for RankColumns<K> {
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
-            let line = unsafe { line(call, r) };
+            let line =
+                unsafe { std::slice::from_raw_parts(line(call, 0, r), call.cols.div_ceil(VECTOR)) };
             // SAFETY: the caller's promise.
             let (keys, positions) = unsafe {
                 (
@@ -392,7 +485,7 @@ impl<K: Rank> Routine for RankRows<K> {
             };
             for r in 0..call.rows {
                 // SAFETY: the caller's promise.
-                let vector = &unsafe { line(call, r) }[v];
+                let vector = unsafe { &*line(call, 0, r).add(v) };
                 for l in 0..VECTOR {
                     improve(
                         &mut keys[l],
