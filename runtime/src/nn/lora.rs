@@ -10,13 +10,13 @@ use crate::trace::Trace;
 ///
 /// ```
 /// # use slabwise::prelude::*;
-/// # use slabwise::nn::LoraLinear;
+/// # use slabwise::{nn::LoraLinear, optim::AdamW};
 /// # let params = Params::seeded(0);
 /// let layer = LoraLinear::new(params.root() / "query", 64, 64, 8);
 /// let trace = Trace::training();
 /// trace.freeze(|weight| !LoraLinear::is_adapter(&weight.name));
 /// let x = trace.input("x", F32, (4, 64));
-/// trace.minimize(x.apply(&layer).square().mean(), &AdamW::new(1e-3));
+/// trace.minimize(x.apply(&layer).square().mean(), AdamW::new(1e-3));
 /// ```
 ///
 /// The weights of the layer keep the names of [`Linear`], so that files of the whole model fit, and
@@ -139,7 +139,7 @@ mod tests {
         trace.freeze(|weight| !LoraLinear::is_adapter(&weight.name));
         let x = trace.input("x", DType::F32, (5, 6));
         let loss = (x.apply(&layer) - 1.0).square().mean();
-        trace.minimize(loss, &AdamW::new(0.05));
+        trace.minimize(loss, AdamW::new(0.05));
         let program = session.compile(&trace, [loss]).expect("it compiles");
         let [first, plain, _] = read(&mut session);
         assert_eq!(first, plain);
