@@ -148,3 +148,75 @@ fn parts_that_may_not_exist_are_mistakes() {
     });
     assert!(text.contains("another trace"), "{text}");
 }
+
+/// The slope of a sum in which each row counts as often as its number says.
+fn weighted_slope<'t>(trace: &'t Trace, x: Tensor<'t>, of: Tensor<'t>) -> Tensor<'t> {
+    let weights = trace.arange(x.dim(0)).cast(F32).unsqueeze(1);
+    trace.gradients((x * weights).sum(), [of])[0]
+}
+
+/// Lengths that are sums and products of others, and parts that may be shorter than a number.
+#[test]
+fn lengths_are_sums_and_products_of_others() {
+    let trace = Trace::training();
+    let (past, new) = (Dim::bounded("past", 6), Dim::bounded("new", 4));
+    let (a, b) = (
+        trace.input("a", F32, (past, 3)),
+        trace.input("b", F32, (new, 3)),
+    );
+    let mask = trace.input("mask", F32, (trace.sum_of_lengths(past, new),));
+    let all = trace.concat(&[a, b], 0);
+    let twice = trace.concat(&[all, b, a], 0);
+    let outputs = [
+        all * mask.unsqueeze(1),
+        all.narrow(0, a.dim(0), b.dim(0)) - b,
+        twice.sum_over(1),
+        trace
+            .ones((trace.product_of_lengths(past, all.dim(0)),))
+            .sum()
+            .reshape([1]),
+        weighted_slope(&trace, all, b),
+        weighted_slope(&trace, twice, a),
+    ];
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session.compile(&trace, outputs).expect("it compiles");
+    for (past, new) in [(6, 4), (0, 3), (5, 0), (2, 4), (0, 0)] {
+        let rows =
+            |n: usize, from: f32| Array2::from_shape_fn((n, 3), |(i, j)| from + (3 * i + j) as f32);
+        let (a, b) = (rows(past, 100.0), rows(new, 0.0));
+        let mask = Array1::from_shape_fn(past + new, |i| (i % 3) as f32);
+        let results = session.run(&program, (&a, &b, &mask)).expect("a run");
+        let stacked = |parts: &[&Array2<f32>]| {
+            let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+            ndarray::concatenate(ndarray::Axis(0), &views).expect("they fit")
+        };
+        let all = stacked(&[&a, &b]);
+        let masked: Vec<f32> = (0..past + new)
+            .flat_map(|i| all.row(i).map(|x| x * mask[i]).to_vec())
+            .collect();
+        let sums = stacked(&[&all, &b, &a]).sum_axis(ndarray::Axis(1)).to_vec();
+        // In `twice` each row of `a` is at i and at past + 2 new + i.
+        let of_a = (0..past).flat_map(|i| [(2 * i + past + 2 * new) as f32; 3]);
+        let expected = [
+            masked,
+            vec![0.0; 3 * new],
+            sums,
+            vec![(past * (past + new)) as f32],
+            (past..past + new).flat_map(|i| [i as f32; 3]).collect(),
+            of_a.collect(),
+        ];
+        for (at, (result, expected)) in results.iter().zip(expected).enumerate() {
+            let result = result.view::<f32>().expect("f32");
+            let found: Vec<f32> = result.iter().copied().collect();
+            assert_eq!(found, expected, "output {at} of {past} and {new}");
+        }
+    }
+    let (a, b) = (Array2::<f32>::ones((2, 3)), Array2::<f32>::ones((1, 3)));
+    let wrong = session.run(&program, (&a, &b, &Array1::<f32>::ones(4)));
+    let wrong = wrong.err().expect("the mask has one element too many");
+    let wrong = wrong.to_string();
+    assert!(
+        wrong.contains("\"mask\"") && wrong.contains("(past+new)"),
+        "{wrong}"
+    );
+}

@@ -3,20 +3,31 @@
 Prints a line of JSON with the median milliseconds and the peak of bytes in use.
 
 jax_step.py step MODEL BATCH f32|tf32|bf16
+jax_step.py cpu MODEL BATCH sgd|adam|adamw|- SECONDS THREADS
+jax_step.py cpu-product N SECONDS THREADS
+jax_step.py cpu-chain sum|gradient N SECONDS THREADS
 jax_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
-slabwise's built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are
-computed in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt, which may have other sizes, as in
+gpt:layers=6,width=384: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
+computed in bf16 over weights in f32; norms and the loss are computed in f32. On the CPU, images have
+their channels last, which its convolutions take, and cpu-chain is the sum of tanh(1.5 x + 0.25)
+sigmoid(x) + x, or its gradient.
 """
 
 import functools
 import json
 import os
+import resource
 import statistics
 import sys
 import time
 
+ON_CPU = sys.argv[1:2] != [] and sys.argv[1].startswith("cpu")
+if ON_CPU:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    # XLA has a thread for each core that it may run on.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[-1])])
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -52,7 +63,7 @@ class Weights:
         return (w, jnp.zeros(m)) if bias else (w,)
 
     def conv(self, n, m, k, bias):
-        w = self.draw((m, n, k, k), (2 / (k * k * n)) ** 0.5)
+        w = self.draw((k, k, n, m) if ON_CPU else (m, n, k, k), (2 / (k * k * n)) ** 0.5)
         return (w, jnp.zeros(m)) if bias else (w,)
 
     def norm(self, n):
@@ -64,15 +75,25 @@ def dense(x, layer):
     return y + layer[1].astype(x.dtype) if len(layer) > 1 else y
 
 
+# The axes of images, and those of a value for each channel beside them.
+FORM = ("NHWC", "HWIO", "NHWC") if ON_CPU else ("NCHW", "OIHW", "NCHW")
+PLACES = (1, 2) if ON_CPU else (2, 3)
+
+
+def per_channel(v):
+    return v if ON_CPU else v[:, None, None]
+
+
 def conv(x, layer, stride=1):
-    pad = layer[0].shape[-1] // 2
-    y = jax.lax.conv_general_dilated(x, layer[0].astype(x.dtype), (stride, stride), [(pad, pad)] * 2)
-    return y + layer[1].astype(x.dtype)[:, None, None] if len(layer) > 1 else y
+    pad = layer[0].shape[0 if ON_CPU else -1] // 2
+    y = jax.lax.conv_general_dilated(x, layer[0].astype(x.dtype), (stride, stride), [(pad, pad)] * 2, dimension_numbers=FORM)
+    return y + per_channel(layer[1].astype(x.dtype)) if len(layer) > 1 else y
 
 
 def max_pool(x, k, stride, pad):
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, k, k), (1, 1, stride, stride),
-                                 [(0, 0), (0, 0), (pad, pad), (pad, pad)])
+    along = lambda value, rest: tuple(value if axis in PLACES else rest for axis in range(4))
+    pads = tuple((pad, pad) if axis in PLACES else (0, 0) for axis in range(4))
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, along(k, 1), along(stride, 1), pads)
 
 
 def mlp():
@@ -129,12 +150,12 @@ def resnet(depths, width, classes, large_stem, bottleneck):
             at, stride = layer
             w, scale, shift = weights[at]
             y = conv(x, (w,), stride).astype(jnp.float32)
-            mean, var = y.mean((0, 2, 3)), y.var((0, 2, 3))
-            count = y.size // y.shape[1]
+            mean, var = y.mean((0, *PLACES)), y.var((0, *PLACES))
+            count = y.size // mean.size
             old = running[at]
             running[at] = (0.9 * old[0] + 0.1 * mean, 0.9 * old[1] + 0.1 * var * (count / (count - 1)))
             factor = scale * jax.lax.rsqrt(var + 1e-5)
-            return (y * factor[:, None, None] + (shift - mean * factor)[:, None, None]).astype(x.dtype)
+            return (y * per_channel(factor) + per_channel(shift - mean * factor)).astype(x.dtype)
 
         x = jax.nn.relu(apply(x, stem))
         if large_stem:
@@ -144,12 +165,12 @@ def resnet(depths, width, classes, large_stem, bottleneck):
             for i, layer in enumerate(main):
                 y = apply(jax.nn.relu(y) if i > 0 else y, layer)
             x = jax.nn.relu(y + (x if shortcut is None else apply(x, shortcut)))
-        return dense(x.mean((2, 3)), weights[-1]), running
+        return dense(x.mean(PLACES), weights[-1]), running
 
     return weights, running, forward
 
 
-def gpt(layers=6, width=384, heads=6, length=256, vocabulary=1024):
+def gpt(layers=4, width=256, heads=4, length=128, vocabulary=1024):
     draw = Weights()
     blocks = [(draw.norm(width), draw.dense(width, 3 * width), draw.dense(width, width),
                draw.norm(width), draw.dense(width, 4 * width), draw.dense(4 * width, width)) for _ in range(layers)]
@@ -182,8 +203,29 @@ MODELS = {
     "resnet20": (lambda: resnet([3, 3, 3], 16, 10, False, False), (3, 32, 32), 10, "sgd"),
     "resnet18": (lambda: resnet([2, 2, 2, 2], 64, 200, True, False), (3, 64, 64), 200, "sgd"),
     "resnet50": (lambda: resnet([3, 4, 6, 3], 64, 1000, True, True), (3, 224, 224), 1000, "sgd"),
-    "gpt": (gpt, (256,), 1024, "adamw"),
+    "gpt": (gpt, (128,), 1024, "adamw"),
 }
+
+
+def model_of(spec):
+    """The row of a model, with the sizes that follow its name."""
+    name, _, sizes = spec.partition(":")
+    make, example, classes, kind = MODELS[name]
+    if ON_CPU and len(example) == 3:
+        example = (*example[1:], example[0])
+    if not sizes:
+        return make, example, classes, kind
+    sizes = {key: int(n) for key, n in (size.split("=") for size in sizes.split(","))}
+    length, vocabulary = sizes.get("length", *example), sizes.get("vocabulary", classes)
+    return lambda: make(**sizes), (length,), vocabulary, kind
+
+
+def is_gpt(spec):
+    return spec.partition(":")[0] == "gpt"
+
+
+def count(weights):
+    return sum(w.size for w in jax.tree_util.tree_leaves(weights))
 
 
 def updated(kind, weights, state, gradients):
@@ -200,18 +242,19 @@ def updated(kind, weights, state, gradients):
     return tree(move, weights, m, v), (m, v, t)
 
 
-def step(name, batch, precision):
-    jax.config.update("jax_default_matmul_precision", {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[precision])
-    make, example, classes, kind = MODELS[name]
+def training(name, batch, kind, dtype):
+    """A compiled step that takes its state in place, the state, and data on the host."""
+    make, example, classes, own = model_of(name)
+    kind = own if kind == "-" else kind
     weights, running, forward = make()
-    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
-    if name == "gpt":
+    tokens = is_gpt(name)
+    if tokens:
         forward = functools.partial(forward, dtype=dtype)
     zeros = lambda: tree(jnp.zeros_like, weights)
     state = zeros() if kind == "sgd" else (zeros(), zeros(), jnp.zeros(()))
 
     def loss_of(weights, running, x, labels):
-        logits, running = forward(weights, running, x if name == "gpt" else x.astype(dtype))
+        logits, running = forward(weights, running, x if tokens else x.astype(dtype))
         chances = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.mean(jnp.take_along_axis(chances, labels[..., None], -1)), running
 
@@ -222,13 +265,14 @@ def step(name, batch, precision):
 
     train = jax.jit(train, donate_argnums=(0, 1, 2))
     keys = jax.random.split(jax.random.PRNGKey(1), 2)
-    tokens = name == "gpt"
     x = jax.random.randint(keys[0], (batch, *example), 0, classes) if tokens else jax.random.uniform(keys[0], (batch, *example))
     labels = jax.random.randint(keys[1], (batch, *example) if tokens else (batch,), 0, classes)
-    host = jax.device_get(x), jax.device_get(labels)
-    del x, labels
-    held = [weights, running, state]
-    del weights, running, state
+    return train, [weights, running, state], (jax.device_get(x), jax.device_get(labels))
+
+
+def step(name, batch, precision):
+    jax.config.update("jax_default_matmul_precision", {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[precision])
+    train, held, host = training(name, batch, "-", jnp.bfloat16 if precision == "bf16" else jnp.float32)
 
     def group(n):
         for _ in range(n):
@@ -256,10 +300,53 @@ def step(name, batch, precision):
         first_step_s=first, peer_versions=dict(jax=jax.__version__))
 
 
+def on_cpu(run, seconds, **fields):
+    """Ends with the times of single runs on the CPU."""
+    for _ in range(WARM_UP_LEAST):
+        run()
+    times, began = [], time.perf_counter()
+    while time.perf_counter() - began < seconds or len(times) < SAMPLES_LEAST:
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    end(ms=statistics.median(times), ms_min=min(times), samples=len(times), rss_peak_bytes=resident,
+        peer_versions=dict(jax=jax.__version__), **fields)
+
+
+def step_on_cpu(name, batch, kind, seconds):
+    """A training step on the CPU: inputs from the host, the loss read."""
+    train, held, host = training(name, batch, kind, jnp.float32)
+
+    def run():
+        *held[:], loss = train(*held, *host)
+        return float(loss)
+
+    on_cpu(run, seconds, weights=count(held[:2]))
+
+
+def product_on_cpu(n, seconds):
+    a, b = (jax.random.uniform(key, (n, n)) - 0.5 for key in jax.random.split(jax.random.PRNGKey(0), 2))
+    product = jax.jit(jnp.matmul)
+    on_cpu(lambda: product(a, b).block_until_ready(), seconds)
+
+
+def chain_on_cpu(part, n, seconds):
+    x = 6 * jax.random.uniform(jax.random.PRNGKey(0), (n,)) - 3
+    total = lambda x: (jnp.tanh(x * 1.5 + 0.25) * jax.nn.sigmoid(x) + x).sum()
+    compiled = jax.jit(jax.grad(total) if part == "gradient" else total)
+    on_cpu(lambda: compiled(x).block_until_ready(), seconds)
+
+
 def main(words):
     if words[0] == "count":
-        weights, _, _ = MODELS[words[1]][0]()
-        end(weights=sum(w.size for w in jax.tree_util.tree_leaves(weights)))
+        end(weights=count(model_of(words[1])[0]()[0]))
+    if words[0] == "cpu":
+        step_on_cpu(words[1], int(words[2]), words[3], float(words[4]))
+    if words[0] == "cpu-product":
+        product_on_cpu(int(words[1]), float(words[2]))
+    if words[0] == "cpu-chain":
+        chain_on_cpu(words[1], int(words[2]), float(words[3]))
     if words[0] != "step":
         sys.exit(f"there is no {words[0]}")
     if jax.default_backend() != "gpu":

@@ -2,15 +2,19 @@
 
 Prints a line of JSON with the median milliseconds and the peak of reserved bytes.
 
-torch_step.py cpu eager|channels-last MODEL BATCH SECONDS THREADS
+torch_step.py cpu eager|channels-last MODEL BATCH sgd|adam|adamw|- SECONDS THREADS
+torch_step.py cpu-product N SECONDS THREADS
+torch_step.py cpu-chain sum|gradient N SECONDS THREADS
 torch_step.py step eager|compile|reduce-overhead|graph MODEL BATCH f32|tf32|bf16
 torch_step.py product N f32|tf32|bf16
 torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
 torch_step.py copy
 torch_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
-slabwise's built-in models. bf16 is autocast over weights in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt, which may have other sizes, as in
+gpt:layers=6,width=384: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
+autocast over weights in f32. On the CPU, cpu-chain is the sum of tanh(1.5 x + 0.25) sigmoid(x) + x,
+or its gradient.
 """
 
 import contextlib
@@ -131,7 +135,7 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers=6, width=384, heads=6, length=256, vocabulary=1024):
+    def __init__(self, layers=4, width=256, heads=4, length=128, vocabulary=1024):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         nn.init.normal_(self.tokens.weight, std=0.02)
@@ -151,8 +155,23 @@ MODELS = {
     "resnet20": (lambda: resnet([3, 3, 3], 16, 10, False, False), (3, 32, 32), 10, "sgd"),
     "resnet18": (lambda: resnet([2, 2, 2, 2], 64, 200, True, False), (3, 64, 64), 200, "sgd"),
     "resnet50": (lambda: resnet([3, 4, 6, 3], 64, 1000, True, True), (3, 224, 224), 1000, "sgd"),
-    "gpt": (Gpt, (256,), 1024, "adamw"),
+    "gpt": (Gpt, (128,), 1024, "adamw"),
 }
+
+
+def model_of(spec):
+    """The row of a model, with the sizes that follow its name."""
+    name, _, sizes = spec.partition(":")
+    make, example, classes, kind = MODELS[name]
+    if not sizes:
+        return make, example, classes, kind
+    sizes = {key: int(n) for key, n in (size.split("=") for size in sizes.split(","))}
+    length, vocabulary = sizes.get("length", *example), sizes.get("vocabulary", classes)
+    return lambda: make(**sizes), (length,), vocabulary, kind
+
+
+def is_gpt(spec):
+    return spec.partition(":")[0] == "gpt"
 
 
 def optimizer_of(kind, model, capturable):
@@ -163,17 +182,21 @@ def optimizer_of(kind, model, capturable):
     return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True, capturable=capturable)
 
 
+def data_of(name, batch):
+    """The inputs and labels of a step."""
+    _, example, classes, _ = model_of(name)
+    if is_gpt(name):
+        return tuple(torch.randint(0, classes, (batch, *example)) for _ in range(2))
+    return torch.rand(batch, *example), torch.randint(0, classes, (batch,))
+
+
 def step(mode, name, batch, precision):
     set_precision(precision)
-    make, example, classes, kind = MODELS[name]
+    make, example, classes, kind = model_of(name)
     model = make().cuda().train()
     captured = mode == "graph"
     optimizer = optimizer_of(kind, model, captured)
-    if name == "gpt":
-        inputs = torch.randint(0, classes, (batch, *example))
-        labels = torch.randint(0, classes, (batch, *example))
-    else:
-        inputs, labels = torch.rand(batch, *example), torch.randint(0, classes, (batch,))
+    inputs, labels = data_of(name, batch)
     host = inputs.pin_memory(), labels.pin_memory()
     half = lambda: torch.autocast("cuda", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
@@ -218,22 +241,31 @@ def step(mode, name, batch, precision):
     report(**measure(replay))
 
 
-def on_cpu(layout, name, batch, seconds, threads):
+def on_cpu(run, seconds, **fields):
+    """Ends with the times of single runs on the CPU."""
+    for _ in range(WARM_UP_LEAST):
+        run()
+    times, began = [], time.perf_counter()
+    while time.perf_counter() - began < seconds or len(times) < SAMPLES_LEAST:
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    end(ms=statistics.median(times), ms_min=min(times), samples=len(times), rss_peak_bytes=resident,
+        peer_versions=dict(torch=torch.__version__), **fields)
+
+
+def step_on_cpu(layout, name, batch, kind, seconds):
     """A training step on the CPU: inputs from the host, the loss read."""
-    torch.set_num_threads(threads)
-    make, example, classes, kind = MODELS[name]
+    make, _, _, own = model_of(name)
     model = make().train()
     form = torch.channels_last if layout == "channels-last" else torch.contiguous_format
     optimizer = {
         "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True),
         "adam": lambda: torch.optim.Adam(model.parameters(), lr=1e-3, fused=True),
         "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True),
-    }[kind]()
-    if name == "gpt":
-        inputs = torch.randint(0, classes, (batch, *example))
-        labels = torch.randint(0, classes, (batch, *example))
-    else:
-        inputs, labels = torch.rand(batch, *example), torch.randint(0, classes, (batch,))
+    }[own if kind == "-" else kind]()
+    inputs, labels = data_of(name, batch)
     if inputs.dim() == 4:
         model, inputs = model.to(memory_format=form), inputs.to(memory_format=form)
 
@@ -244,16 +276,25 @@ def on_cpu(layout, name, batch, seconds, threads):
         optimizer.step()
         return loss.item()
 
-    for _ in range(WARM_UP_LEAST):
-        run()
-    times, began = [], time.perf_counter()
-    while time.perf_counter() - began < seconds or len(times) < SAMPLES_LEAST:
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e3)
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    end(ms=statistics.median(times), ms_min=min(times), samples=len(times), rss_peak_bytes=resident,
-        peer_versions=dict(torch=torch.__version__))
+    kept = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    on_cpu(run, seconds, weights=sum(p.numel() for p in kept))
+
+
+def product_on_cpu(n, seconds):
+    a, b = (torch.rand(n, n).sub(0.5) for _ in range(2))
+    c = torch.empty_like(a)
+    on_cpu(lambda: torch.mm(a, b, out=c), seconds)
+
+
+def chain_on_cpu(part, n, seconds):
+    x = torch.rand(n).mul(6).sub(3).requires_grad_(part == "gradient")
+
+    def run():
+        x.grad = None
+        total = (torch.tanh(x * 1.5 + 0.25) * torch.sigmoid(x) + x).sum()
+        return total.backward() if part == "gradient" else total.item()
+
+    on_cpu(run, seconds)
 
 
 def product(n, precision):
@@ -300,10 +341,18 @@ def copy():
 
 def main(words):
     if words[0] == "count":
-        end(weights=sum(p.numel() for p in MODELS[words[1]][0]().parameters()))
-    if words[0] == "cpu":
+        end(weights=sum(p.numel() for p in model_of(words[1])[0]().parameters()))
+    if words[0].startswith("cpu"):
         torch.manual_seed(0)
-        on_cpu(words[1], words[2], int(words[3]), float(words[4]), int(words[5]))
+        torch.set_num_threads(int(words[-1]))
+        seconds = float(words[-2])
+        if words[0] == "cpu":
+            step_on_cpu(words[1], words[2], int(words[3]), words[4], seconds)
+        elif words[0] == "cpu-product":
+            product_on_cpu(int(words[1]), seconds)
+        elif words[0] == "cpu-chain":
+            chain_on_cpu(words[1], int(words[2]), seconds)
+        sys.exit(f"there is no {words[0]}")
     if not torch.cuda.is_available():
         end(skipped="torch sees no GPU")
     torch.manual_seed(0)

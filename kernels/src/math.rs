@@ -12,6 +12,10 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
+mod gamma;
+
+pub(crate) use gamma::{lgamma, polygamma};
+
 /// How `a · b + c` is computed: with one rounding where the CPU has an instruction for it, with two
 /// elsewhere.
 pub(crate) trait Arith: 'static {
@@ -593,8 +597,16 @@ pub(crate) fn pow(x: f32, y: f32) -> f32 {
 /// log₂ x for x ≥ 0 in double precision, good to 2⁻⁴⁴.
 #[inline(always)]
 fn log2_wide(x: f32) -> f64 {
+    let log = log2_of(f64::from(x));
+    let finite = if x < f32::INFINITY { log } else { f64::from(x) };
+    if x == 0.0 { f64::NEG_INFINITY } else { finite }
+}
+
+/// log₂ x of a normal positive number, good to 2⁻⁴⁴.
+#[inline(always)]
+fn log2_of(x: f64) -> f64 {
     const SQRT_HALF: i64 = 0x3FE6_A09E_667F_3BCD;
-    let bits = f64::from(x).to_bits() as i64;
+    let bits = x.to_bits() as i64;
     let k = (bits - SQRT_HALF) >> 52;
     let m = f64::from_bits((bits - (k << 52)) as u64);
     // ln m = 2 artanh s = 2 (s + s³/3 + s⁵/5 + …), |s| ≤ 0.172.
@@ -604,9 +616,7 @@ fn log2_wide(x: f32) -> f64 {
     for odd in [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
         sum = sum * square + 1.0 / odd;
     }
-    let log = k as i32 as f64 + s * sum * (2.0 * std::f64::consts::LOG2_E);
-    let finite = if x < f32::INFINITY { log } else { f64::from(x) };
-    if x == 0.0 { f64::NEG_INFINITY } else { finite }
+    k as i32 as f64 + s * sum * (2.0 * std::f64::consts::LOG2_E)
 }
 
 /// 2ᵗ from double precision, rounded once.

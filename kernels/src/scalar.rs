@@ -370,6 +370,10 @@ scalar_ops! {
     /// The angle of the point (y, x), in −π..=π radians: x is its vertical coordinate; the origin
     /// has no slope
     Atan2 "atan2" Float(x, y) { f32: math::atan2(x, y), "atan2f({x}, {y})"; } grad [per_square(Y), -per_square(X)];
+    /// ln |Γ(x)|; ∞ at the poles
+    Lgamma "lgamma" Float(x) { f32: math::lgamma(x), "lgammaf({x})"; } grad [call(ScalarOp::Polygamma, [Expr::from(0.0), X])];
+    /// The derivative of order x + 1 of ln Γ at y, for the whole number nearest to x, in 0..=100
+    Polygamma "polygamma" Float(x, y) { f32: math::polygamma(x, y), "polygamma({x}, {y})"; } grad [0.0, call(ScalarOp::Polygamma, [X + 1.0, Y])];
     /// The largest integer ≤ x
     Floor "floor" Float(x) { f32: x.floor(), "floorf({x})"; } grad none;
     /// The smallest integer ≥ x

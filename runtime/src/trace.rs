@@ -355,6 +355,11 @@ impl Trace {
     pub(crate) fn with_graph<R>(&self, look: impl FnOnce(&Graph) -> R) -> R {
         look(&self.building.borrow().graph)
     }
+
+    /// Calls `change` with the graph, outside of any operation.
+    pub(crate) fn with_graph_mut<R>(&self, change: impl FnOnce(&mut Graph) -> R) -> R {
+        change(&mut self.building.borrow_mut().graph)
+    }
 }
 
 impl fmt::Debug for Trace {

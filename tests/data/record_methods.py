@@ -43,6 +43,10 @@ inputs = {
     "ignored": np.array([[0, -100, 1], [2, -100, 0]], np.int32),
     "places": np.array([[0, 2, 1, 1], [2, 2, 0, -100]], np.int32),
     "three": np.array([1.5, 0.5, 1.0], np.float32),
+    "guesses": np.array([[0, 1, 1], [2, 0, 0]], np.int32),
+    "scores": np.array([0.3, 0.2, 0.3, 0.1, -1.0, 0.9, 0.2, 0.5, 0.25, -1.0, 0.7, 0.3], np.float32),
+    "photo": np.cos(np.arange(2 * 2 * 13 * 12) * 0.37).astype(np.float32).reshape(2, 2, 13, 12) * 0.5 + 0.5,
+    "print": np.sin(np.arange(2 * 2 * 13 * 12) * 0.35).astype(np.float32).reshape(2, 2, 13, 12) * 0.4 + 0.5,
     "k": np.array([0, 1, 2, 3, 4, 5, 6, 2, 3, 1, 0, 2], np.int32),
 }
 
@@ -180,6 +184,55 @@ cases["focal_plain"] = (["v", "u"], lambda x, t: focal(x, t, -1.0, 1.5))
 cases["dice"] = (["u", "t"], lambda p, t: (1 - (2 * (p * (t + 1) / 2).sum((1, 2)) + 1) / (p.sum((1, 2)) + ((t + 1) / 2).sum((1, 2)) + 1)).mean())
 cases["hinge"] = (["v", "t"], lambda x, t: (1 - t * x).clamp(min=0).mean())
 cases["info_nce"] = (["m"], lambda x: F.cross_entropy(F.normalize(x) @ F.normalize(x.exp().detach()).T / 0.2, torch.arange(4)))
+
+cases["lgamma"] = (["s"], torch.lgamma)
+for name, f in {
+    "digamma": torch.digamma, "polygamma_1": lambda x: torch.polygamma(1, x), "polygamma_2": lambda x: torch.polygamma(2, x),
+    "polygamma_4": lambda x: torch.polygamma(4, x),
+}.items():
+    cases[name] = (["v"], f)
+cases["kron"] = (["v", "m"], torch.kron)
+cases["tensordot"] = (["v", "w"], lambda x, y: torch.tensordot(x, y, dims=([2, 0], [2, 0])))
+cases["tensordot_0"] = (["a", "m"], lambda x, y: torch.tensordot(x, y, dims=0))
+cases["einsum_further"] = (["v", "w"], lambda x, y: torch.einsum("...i,...i->...", x, y))
+cases["einsum_broadcast"] = (["v", "w"], lambda x, y: torch.einsum("...ij,...kj", x, y[:1]))
+cases["einsum_within"] = (["v", "w"], lambda x, y: torch.einsum("i...k,k...j->...ij", x, y.permute(2, 1, 0)))
+cases["einsum_summed"] = (["v"], lambda x: torch.einsum("...j->j", x))
+cases["einsum_diagonal"] = (["m"], lambda x: torch.einsum("ii->i", x[:, :4]))
+cases["einsum_trace"] = (["m", "a"], lambda x, y: torch.einsum("ii,j->j", x[:, :4], y))
+cases["einsum_batch_diagonal"] = (["v"], lambda x: torch.einsum("...ii->...i", x[:, :, :3]))
+
+
+def shares(x, y, k, of, by):
+    x, y = F.one_hot(x.flatten().long(), k).float(), F.one_hot(y.flatten().long(), k).float()
+    right, all = (x * y).sum(0), of * x.sum(0) + by * y.sum(0)
+    return torch.where(all > 0, right / all.clamp(min=0.5), torch.zeros(k))
+
+
+for name, (of, by) in {"class_precision": (1, 0), "class_recall": (0, 1), "class_f1": (0.5, 0.5)}.items():
+    cases[name] = (["labels", "guesses"], lambda y, x, of=of, by=by: shares(x, y, 5, of, by))
+
+
+def auroc(x, y):
+    pairs = torch.sign(x[y != 0][:, None] - x[y == 0][None])
+    return ((pairs + 1) / 2).mean()
+
+
+def ssim(x, y, peak):
+    along = torch.arange(-5.0, 6.0)
+    bell = torch.exp(-along**2 / (2 * 1.5**2))
+    window = torch.outer(bell, bell) / bell.sum() ** 2
+    smooth = lambda t: F.conv2d(t.reshape(-1, 1, *t.shape[2:]), window[None, None])
+    a, b = smooth(x), smooth(y)
+    va, vb, ab = smooth(x * x) - a * a, smooth(y * y) - b * b, smooth(x * y) - a * b
+    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    return ((2 * a * b + c1) * (2 * ab + c2) / ((a * a + b * b + c1) * (va + vb + c2))).mean()
+
+
+cases["auroc"] = (["scores", "i"], lambda x, y: auroc(x.detach(), y > 0))
+cases["perplexity"] = (["v", "labels"], lambda x, y: F.cross_entropy(x.reshape(6, 4), y.reshape(6).long()).exp())
+cases["psnr"] = (["u", "v"], lambda x, y: 10 * torch.log10(4 / F.mse_loss(x, y)))
+cases["ssim"] = (["photo", "print"], lambda x, y: ssim(x, y, 1.0))
 
 tensors = {f"in/{name}": value for name, value in inputs.items()}
 for name, (of, f) in cases.items():

@@ -172,6 +172,8 @@ fn einsum() {
         ("ij,ij->", vec![&[2, 3], &[2, 3]]),
         ("bhid,bhjd", vec![&[1, 2, 2, 3], &[1, 2, 2, 3]]),
         ("ab,bcd,dea->ce", vec![&[2, 3], &[3, 2, 2], &[2, 2, 2]]),
+        ("iji->j", vec![&[2, 3, 2]]),
+        ("...ij,...jk", vec![&[2, 2, 3], &[1, 3, 2]]),
     ] {
         let arguments = lengths.iter().map(|l| floats(rng, l)).collect();
         check(equation, rng, arguments, |_, x| {

@@ -244,6 +244,9 @@ fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
         | (ScalarOp::Div, 1) => (0.4, 3.0),
         (ScalarOp::Log1p, _) => (-0.6, 3.0),
         (ScalarOp::Tan, _) => (-1.2, 1.2),
+        (ScalarOp::Lgamma, _) | (ScalarOp::Polygamma, 1) => (0.8, 3.0),
+        // Orders that are rounded to 1.
+        (ScalarOp::Polygamma, 0) => (0.8, 1.2),
         // The points are away from the origin.
         (ScalarOp::Atan2, 1) => (0.4, 2.0),
         // No quotient is near an integer.

@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
-WORDS, WIDTH, HEADS, MOST = 40, 16, 4, 32
+WORDS, WIDTH, HEADS, MOST, PAST = 40, 16, 4, 32, 8
 
 
 class Graph:
@@ -143,6 +143,64 @@ def decoder():
         {"ids": (INT, ["batch", "length"])},
         {"logits": g.linear(last, WIDTH, WORDS), "words": number},
     )
+
+
+def cached():
+    """A decoder's block with a cache: keys and values of the past before those of the new words, and
+    a mask over both, whose length the file writes as a sum."""
+    g = Graph(11)
+    batch, length, past = g.length("ids", 0), g.length("ids", 1), g.length("past_keys", 2)
+    whole = g.add("Add", past, length)
+    x = g.add("Gather", g.weight(WORDS, WIDTH), "ids")
+    to = g.shape(batch, length, HEADS, WIDTH // HEADS)
+    parts = [
+        g.add("Transpose", g.add("Reshape", g.linear(x, WIDTH, WIDTH), to), perm=[0, 2, 1, 3])
+        for _ in range(3)
+    ]
+    keys = g.add("Concat", "past_keys", parts[1], axis=2)
+    values = g.add("Concat", "past_values", parts[2], axis=2)
+    row = g.add("Unsqueeze", g.add("Range", past, whole, g.number(1)), g.number([1]))
+    column = g.add("Range", g.number(0), g.length(keys, 2), g.number(1))
+    seen = g.add("LessOrEqual", g.add("Unsqueeze", column, g.number([0])), row)
+    kept = g.add("Cast", "mask", to=TensorProto.BOOL)
+    kept = g.add("Unsqueeze", kept, g.number([1, 2]))
+    kept = g.add("And", g.add("Unsqueeze", seen, g.number([0, 1])), kept)
+    low = g.add("Where", kept, g.number(0.0), g.number(-10000.0))
+    scores = g.add("MatMul", parts[0], g.add("Transpose", keys, perm=[0, 1, 3, 2]))
+    mixed = g.add("MatMul", g.add("Softmax", g.add("Add", scores, low), axis=-1), values)
+    mixed = g.add("Transpose", mixed, perm=[0, 2, 1, 3])
+    y = g.linear(g.add("Reshape", mixed, g.shape(batch, length, WIDTH)), WIDTH, 5)
+    # The new part of the keys, found again by its place.
+    ends = [g.add("Unsqueeze", n, g.number([0])) for n in (past, whole)]
+    fresh = g.add("Slice", keys, *ends, g.number([2]))
+    cache = (FLOAT, ["batch", HEADS, "past", WIDTH // HEADS])
+    return g.model(
+        {
+            "ids": (INT, ["batch", "length"]),
+            "mask": (INT, ["batch", "past + length"]),
+            "past_keys": cache,
+            "past_values": cache,
+        },
+        {"y": y, "keys": keys, "values": values, "fresh": fresh},
+    )
+
+
+def shifted():
+    """Neighbours of a sequence, and a row before it: x[:, :-1], x[:, 1:], and (length + 1) * batch."""
+    g = Graph(12)
+    batch, length = g.length("x", 0), g.length("x", 1)
+    one, axis, most = g.number([1]), g.number([1]), g.number([2**63 - 1])
+    ahead = g.add("Slice", "x", one, most, axis)
+    behind = g.add("Slice", "x", g.number([0]), g.number([-1]), axis)
+    steps = g.add("Sub", ahead, behind)
+    inner = g.add("Slice", "x", g.number([2]), g.number([-1]), axis)
+    first = g.add("Expand", g.weight(1, 1, 3), g.shape(batch, 1, 3))
+    x = g.add("Concat", first, "x", axis=1)
+    more = g.add("Add", length, g.number(1))
+    rows = g.add("Reshape", x, g.shape(g.add("Mul", more, batch), 3))
+    y = g.add("Reshape", g.linear(rows, 3, 4), g.shape(batch, more, 4))
+    outputs = {"steps": steps, "inner": g.add("Neg", inner), "y": y}
+    return g.model({"x": (FLOAT, ["batch", "length", 3])}, outputs)
 
 
 def cnn():
@@ -321,7 +379,25 @@ def masked(rng, batch, length):
     }
 
 
+def remembered(rng, batch, length):
+    past = min(length // 2, PAST)
+    cache = (batch, HEADS, past, WIDTH // HEADS)
+    mask = rng.integers(0, 2, (batch, past + length))
+    mask[:, -1] = 1
+    return {
+        "ids": words(rng, batch, length),
+        "mask": mask,
+        "past_keys": rng.normal(size=cache).astype(np.float32),
+        "past_values": rng.normal(size=cache).astype(np.float32),
+    }
+
+
 MODELS = {
+    "cached": (cached(), remembered),
+    "shifted": (
+        shifted(),
+        lambda rng, b, n: {"x": rng.normal(size=(b, n, 3)).astype(np.float32)},
+    ),
     "encoder": (encoder(), masked),
     "decoder": (decoder(), lambda rng, b, n: {"ids": words(rng, b, n)}),
     "cnn": (cnn(), lambda rng, b, n: {"x": rng.normal(size=(b, 3, 8, 8)).astype(np.float32)}),

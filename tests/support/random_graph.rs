@@ -376,6 +376,9 @@ impl Maker {
             | ScalarOp::Cosh
             | ScalarOp::Tan => x.exp(),
             ScalarOp::Atan2 => 3.2,
+            // Of 0.5 at least, and of orders up to 2.
+            ScalarOp::Lgamma => 1.0 + x * (1.0 + x).ln(),
+            ScalarOp::Polygamma => y.max(17.0),
             // The bits of both, and of −1, which has all.
             ScalarOp::BitAnd | ScalarOp::BitOr | ScalarOp::BitXor => {
                 2.0 * x.max(y).max(1.0).log2().ceil().exp2()
@@ -415,8 +418,18 @@ impl Maker {
         if lane != Lane::F32 {
             return;
         }
+        if op == ScalarOp::Polygamma {
+            let order = self.rng.pick(&[0.0, 1.0, 2.0]);
+            let dims = self.g.dims(args[0].0).clone();
+            let known = Known {
+                bound: 2.0,
+                exact: true,
+            };
+            args[0] = (self.g.full(order, DType::F32, &dims), known);
+        }
         let positive = match op {
-            ScalarOp::Ln
+            ScalarOp::Lgamma
+            | ScalarOp::Ln
             | ScalarOp::Log2
             | ScalarOp::Log10
             | ScalarOp::Log1p
@@ -424,7 +437,7 @@ impl Maker {
             | ScalarOp::Rsqrt
             | ScalarOp::Recip
             | ScalarOp::Pow => 0,
-            ScalarOp::Div | ScalarOp::Atan2 => 1,
+            ScalarOp::Div | ScalarOp::Atan2 | ScalarOp::Polygamma => 1,
             ScalarOp::Exp
             | ScalarOp::Exp2
             | ScalarOp::Expm1

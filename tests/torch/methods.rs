@@ -95,6 +95,58 @@ fn functions(m: &mut Methods) {
     m.add("i_shift_right", &["i", "k"], |_, x| x[0].shift_right(x[1]));
 }
 
+fn gamma_and_products(m: &mut Methods) {
+    m.add("lgamma", &["s"], |_, x| x[0].lgamma());
+    m.add("digamma", &["v"], |_, x| x[0].digamma());
+    for n in [1, 2, 4] {
+        m.add(format!("polygamma_{n}"), &["v"], move |_, x| {
+            x[0].polygamma(n)
+        });
+    }
+    m.add("kron", &["v", "m"], |_, x| x[0].kron(x[1]));
+    m.add("tensordot", &["v", "w"], |_, x| {
+        x[0].tensordot(x[1], [(2, 2), (0, 0)])
+    });
+    m.add("tensordot_0", &["a", "m"], |_, x| x[0].tensordot(x[1], []));
+    m.add("einsum_further", &["v", "w"], |t, x| {
+        t.einsum("...i,...i->...", x)
+    });
+    m.add("einsum_broadcast", &["v", "w"], |t, x| {
+        t.einsum("...ij,...kj", &[x[0], x[1].slice(0, ..1)])
+    });
+    m.add("einsum_within", &["v", "w"], |t, x| {
+        t.einsum("i...k,k...j->...ij", &[x[0], x[1].permute([2, 1, 0])])
+    });
+    m.add("einsum_summed", &["v"], |t, x| t.einsum("...j->j", x));
+    m.add("einsum_diagonal", &["m"], move |t, x| {
+        t.einsum("ii->i", &[x[0].slice(1, ..4)])
+    });
+    m.add("einsum_trace", &["m", "a"], |t, x| {
+        t.einsum("ii,j->j", &[x[0].slice(1, ..4), x[1]])
+    });
+    m.add("einsum_batch_diagonal", &["v"], |t, x| {
+        t.einsum("...ii->...i", &[x[0].slice(2, ..3)])
+    });
+}
+
+fn metrics(m: &mut Methods) {
+    m.add("class_precision", &["labels", "guesses"], |_, x| {
+        x[1].class_precision(x[0], 5)
+    });
+    m.add("class_recall", &["labels", "guesses"], |_, x| {
+        x[1].class_recall(x[0], 5)
+    });
+    m.add("class_f1", &["labels", "guesses"], |_, x| {
+        x[1].class_f1(x[0], 5)
+    });
+    m.add("auroc", &["scores", "i"], |_, x| {
+        x[0].detach().auroc(x[1].gt(0))
+    });
+    m.add("perplexity", &["v", "labels"], |_, x| x[0].perplexity(x[1]));
+    m.add("psnr", &["u", "v"], |_, x| x[0].psnr(x[1], 2.0));
+    m.add("ssim", &["photo", "print"], |_, x| x[0].ssim(x[1], 1.0));
+}
+
 fn arrangements(m: &mut Methods) {
     type Unary = for<'t> fn(Tensor<'t>) -> Tensor<'t>;
     let of_v: [(&str, Unary); 42] = [
@@ -426,6 +478,8 @@ fn methods_are_as_in_pytorch() {
     arrangements(&mut methods);
     images(&mut methods);
     losses(&mut methods);
+    gamma_and_products(&mut methods);
+    metrics(&mut methods);
     let (mut wrong, mut used, mut met) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     for (name, inputs, build) in &methods.0 {
         let trace = Trace::training();

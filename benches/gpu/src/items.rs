@@ -242,14 +242,14 @@ impl List<'_> {
                         &format!("{step}/torch-{mode}"),
                         seconds,
                         "torch_step.py",
-                        &["step", mode, name, &batch, precision],
+                        &["step", mode, model, &batch, precision],
                     );
                 }
                 self.peer(
                     &format!("{step}/jax"),
                     240,
                     "jax_step.py",
-                    &["step", name, &batch, precision],
+                    &["step", model, &batch, precision],
                 );
             }
         }

@@ -99,6 +99,8 @@ fn is_near(op: ScalarOp) -> bool {
         S::Atan2,
         S::Log2,
         S::Log10,
+        S::Lgamma,
+        S::Polygamma,
     ];
     near.contains(&op)
 }

@@ -8,6 +8,10 @@ pub use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 pub use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+mod computed;
+
+pub use computed::Computed;
+
 /// One dimension of an input or a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dim {
@@ -143,6 +147,8 @@ pub enum Extent {
     Rank(u32),
     /// The rows of some parts of a batch.
     Share(Share),
+    /// Computed from the lengths of earlier symbols.
+    Computed(Computed),
 }
 
 /// Consecutive parts of a batch that is cut into parts as even as possible, the longer ones first.
@@ -328,6 +334,7 @@ impl Symbols {
                 "{name} the parts {from} to {to} of {parts} of {}",
                 self.name(rows)
             ),
+            Extent::Computed(_) => name.to_string(),
         };
         self.iter().map(one).collect::<Vec<_>>().join(", ")
     }
@@ -335,8 +342,13 @@ impl Symbols {
     /// The least and the most that a size can be in a run.
     pub fn range_of(&self, size: Size) -> (i64, i64) {
         let mut largest = self.bounds();
-        for symbol in self.unbounded() {
-            largest.0[usize::from(symbol.0)] = u32::MAX;
+        for (symbol, _, extent) in self.iter() {
+            let most = match extent {
+                Extent::Unbounded(_) => u32::MAX,
+                Extent::Computed(formula) => formula.at(&largest),
+                _ => continue,
+            };
+            largest.0[usize::from(symbol.0)] = most;
         }
         // A size is monotonic in its symbols, all of which grow from 0.
         let (a, b) = (size.at(&Env::default()), size.at(&largest));
@@ -351,6 +363,7 @@ impl Symbols {
                 Extent::Bounded(max) | Extent::Unbounded(max) => *max,
                 Extent::Rank(ranks) => ranks.saturating_sub(1),
                 Extent::Share(share) => share.at(&env),
+                Extent::Computed(formula) => formula.at(&env),
                 // Computed from earlier symbols.
                 Extent::DataDependent(most) => u32::try_from(most.at(&env))
                     .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),

@@ -1,7 +1,7 @@
 //! Names, sizes and made-up batches of the built-in models.
 
-use slabwise::{Device, Error, Params, Session};
-use slabwise_models::{Examples, Gpt, Model, OptimizerKind};
+use slabwise::{DType, Device, Error, Params, Session, Trace};
+use slabwise_models::{Examples, Gpt, Llama, Model, OptimizerKind};
 
 #[test]
 fn models_have_as_many_weights_as_their_descriptions_say() {
@@ -207,4 +207,43 @@ fn made_up_batches_fit_and_repeat() {
         (&[3, 32][..], &[3, 32][..])
     );
     assert!(tokens.iter().chain(&labels).all(|t| (0..128).contains(t)));
+}
+
+/// Reading a token costs the same however much text there was before it and however long it may
+/// become, but for attention over that text and its cache.
+#[test]
+fn a_token_costs_the_same_at_every_length_but_for_attention() {
+    let sizes = Llama {
+        layers: 2,
+        width: 32,
+        heads: 4,
+        key_heads: 2,
+        inner: 48,
+        vocabulary: 50,
+        ..Llama::SMALL
+    };
+    let costs = |capacity: usize| {
+        let params = Params::seeded(0);
+        let decoder = sizes.layers(&params.root());
+        let trace = Trace::inference();
+        let logits = decoder.continued(trace.input("token", DType::I32, (1, 1)), capacity);
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let program = session.compile(&trace, [logits]).expect("it compiles");
+        let token = ndarray::Array2::<i32>::from_elem((1, 1), 7);
+        let kernels = session.profile(&program, (&token,), 1).expect("a run");
+        let costs = kernels.into_iter().map(|k| (k.name, k.flops, k.bytes));
+        costs.collect::<Vec<_>>()
+    };
+    let (short, long) = (costs(64), costs(512));
+    assert_eq!(short.len(), long.len());
+    let grown: Vec<&str> = short
+        .iter()
+        .zip(&long)
+        .filter(|(a, b)| a != b)
+        .map(|(a, _)| &*a.0)
+        .collect();
+    println!("{grown:?}");
+    let is_attention = |name: &&str| name.contains("attention") || name.contains("attend");
+    let other: Vec<_> = grown.iter().filter(|name| !is_attention(name)).collect();
+    assert!(other.is_empty(), "{other:?} of {short:?}");
 }

@@ -1,7 +1,7 @@
 //! Shape arithmetic over lengths that a run decides: integers as [`Size`]s, which are exact for
 //! every length up to the bounds.
 
-use slabwise::shape::Size;
+use slabwise::shape::{Computed, Size};
 use slabwise::{Tensor, Trace};
 
 use crate::array::{Array, Data, count};
@@ -98,9 +98,10 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
         "Shape" => return shape(call).map(Ok),
         "Size" => {
             let dims = call.dims(0).ok()?;
-            let all = dims.iter().try_fold(Size::ONE, |n, &d| n.checked_mul(d));
-            let all = all.ok_or_else(|| "the number of elements has no form as one size".into());
-            return Some(all.map(|n| {
+            let times = |n: Size, &d: &Size| call.trace.computed_size(Computed::Product(n, d));
+            let all = dims.iter().try_fold(Size::ONE, times);
+            let no_form = |why| format!("the number of elements has no form as one size: {why}");
+            return Some(all.map_err(no_form).map(|n| {
                 vec![Lengths {
                     shape: vec![],
                     ..Lengths::list(vec![n])
@@ -115,28 +116,26 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
     let show = |size: Size| call.trace.show_size(size);
     let range = |size: Size| call.trace.range_of(size);
     // Which of two sizes is at least the other in every run.
-    let is_least = |a: Size, b: Size| match b.checked_sub(a) {
+    let is_least = |a: Size, b: Size| match call.trace.difference_of_sizes(b, a) {
         Some(rest) => range(rest).0 >= 0,
         None => range(a).1 <= range(b).0,
     };
     let open = |text: String| format!("{text} is not the same at every length");
     match call.operator {
-        "Add" => pairs(call, |a, b| {
-            a.checked_add(b).ok_or_else(|| no_form(call, a, "+", b))
-        }),
+        "Add" => pairs(call, |a, b| joint(call, a, "+", b)),
         "Sub" => pairs(call, |a, b| {
-            a.checked_sub(b).ok_or_else(|| no_form(call, a, "-", b))
+            let rest = call.trace.difference_of_sizes(a, b);
+            rest.ok_or_else(|| no_form(call, a, "-", b))
         }),
-        "Mul" => pairs(call, |a, b| {
-            a.checked_mul(b).ok_or_else(|| no_form(call, a, "*", b))
-        }),
+        "Mul" => pairs(call, |a, b| joint(call, a, "*", b)),
         "Div" => pairs(call, |a, b| match (a.as_fixed(), b.as_fixed()) {
             (Some(a), Some(b)) => a
                 .checked_div(b)
                 .map(Size::fixed)
                 .ok_or("a division by 0".into()),
-            _ => a
-                .checked_div_size(b)
+            _ => call
+                .trace
+                .quotient_of_sizes(a, b)
                 .ok_or_else(|| format!("{} / {} is not exact at every length", show(a), show(b))),
         }),
         "Mod" => pairs(call, |a, b| {
@@ -230,10 +229,12 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
                 return None;
             }
             let mut rest = a.values.iter();
-            let join = |all: Size, n: &Size| match call.operator {
-                "ReduceSum" => all.checked_add(*n),
-                _ => all.checked_mul(*n),
+            let sign = if call.operator == "ReduceSum" {
+                "+"
+            } else {
+                "*"
             };
+            let join = |all: Size, n: &Size| joint(call, all, sign, *n);
             let first = *rest.next()?;
             let joined = rest.try_fold(first, join);
             let shape = if call.int("keepdims", 1) != 0 {
@@ -241,16 +242,12 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
             } else {
                 vec![]
             };
-            Some(match joined {
-                Some(all) => Ok(vec![Lengths {
+            Some(joined.map(|all| {
+                vec![Lengths {
                     shape,
                     ..Lengths::list(vec![all])
-                }]),
-                None => Err(format!(
-                    "the {} of lengths has no form as one size",
-                    call.operator
-                )),
-            })
+                }]
+            }))
         }
         "Reshape" => {
             let (a, to) = (of(call, 0)?, call.constant(1)?);
@@ -324,6 +321,18 @@ fn decided(holds: bool, fails: bool) -> Option<bool> {
 
 fn one(lengths: Option<Lengths>) -> Folded {
     Some(Ok(vec![lengths?]))
+}
+
+/// The sum or the product of two sizes, as a length of its own where it has no other form.
+fn joint(call: &Call<'_, '_>, a: Size, sign: &str, b: Size) -> Result<Size, String> {
+    let (plain, formula) = match sign {
+        "+" => (a.checked_add(b), Computed::Sum(a, b)),
+        _ => (a.checked_mul(b), Computed::Product(a, b)),
+    };
+    let computed = || call.trace.computed_size(formula);
+    plain
+        .map_or_else(computed, Ok)
+        .map_err(|why| format!("{}: {why}", no_form(call, a, sign, b)))
 }
 
 fn no_form(call: &Call<'_, '_>, a: Size, sign: &str, b: Size) -> String {

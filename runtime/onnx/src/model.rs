@@ -191,9 +191,11 @@ impl OnnxModel {
         });
         let mut names: Vec<&str> = axes
             .filter_map(|axis| match axis {
-                Axis::Named(name) if !self.dims.contains_key(name) => Some(&**name),
+                Axis::Named(name) => Some(self.names_of(name)),
                 _ => None,
             })
+            .flatten()
+            .filter(|name| !self.dims.contains_key(*name))
             .collect();
         names.sort_unstable();
         names.dedup();
@@ -203,7 +205,35 @@ impl OnnxModel {
     /// Whether [`OnnxModel::with_dim`] has set a dimension of an input.
     pub(crate) fn has_dim_of(&self, input: &InputInfo) -> bool {
         let mut axes = input.axes.iter().flatten();
-        axes.any(|axis| matches!(axis, Axis::Named(name) if self.dims.contains_key(name)))
+        let is_set = |name: &str| self.dims.contains_key(name);
+        axes.any(
+            |axis| matches!(axis, Axis::Named(name) if self.names_of(name).into_iter().any(is_set)),
+        )
+    }
+
+    /// The names in the length of an axis: its own, or those of the lengths it is the sum of, as in
+    /// `past_sequence_length + sequence_length`.
+    fn names_of<'a>(&self, name: &'a str) -> Vec<&'a str> {
+        match terms(name).filter(|_| !self.dims.contains_key(name)) {
+            Some(terms) => terms
+                .into_iter()
+                .filter(|term| number(term).is_none())
+                .collect(),
+            None => vec![name],
+        }
+    }
+
+    /// The length of an axis of this name.
+    fn dim_of(&self, trace: &Trace, name: &str) -> Option<Dim> {
+        if let Some(&dim) = self.dims.get(name) {
+            return Some(dim);
+        }
+        let dims = terms(name)?.into_iter().map(|term| match number(term) {
+            Some(n) => Some(Dim::from(n)),
+            None => self.dims.get(term).copied(),
+        });
+        let sum = |a: Dim, b: Dim| trace.sum_of_lengths(a, b);
+        dims.collect::<Option<Vec<Dim>>>()?.into_iter().reduce(sum)
     }
 
     /// The names of the inputs' dimensions whose lengths a run decides.
@@ -212,14 +242,15 @@ impl OnnxModel {
             .inputs
             .iter()
             .flat_map(|input| input.axes.iter().flatten());
-        let mut open: Vec<String> = axes
-            .filter_map(|axis| match axis {
-                Axis::Named(name) => Some((name, self.dims.get(name)?)),
-                _ => None,
-            })
-            .filter(|(_, dim)| !matches!(dim, Dim::Fixed(_)))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let names = axes.filter_map(|axis| match axis {
+            Axis::Named(name) => Some(self.names_of(name)),
+            _ => None,
+        });
+        let is_open = |name: &&str| {
+            let dim = self.dims.get(*name);
+            dim.is_some_and(|dim| !matches!(dim, Dim::Fixed(_)))
+        };
+        let mut open: Vec<String> = names.flatten().filter(is_open).map(String::from).collect();
         open.sort_unstable();
         open.dedup();
         open
@@ -241,13 +272,13 @@ impl OnnxModel {
         self.inputs
             .iter()
             .map(|input| {
-                let shape = self.input_shape(input)?;
+                let shape = self.input_shape(trace, input)?;
                 Ok(trace.input(&input.name, input.element.dtype(), shape))
             })
             .collect()
     }
 
-    fn input_shape(&self, input: &InputInfo) -> Result<Shape> {
+    fn input_shape(&self, trace: &Trace, input: &InputInfo) -> Result<Shape> {
         if let Some(lengths) = self.lengths.get(&input.name) {
             return Ok(Shape::from(&lengths[..]));
         }
@@ -260,7 +291,7 @@ impl OnnxModel {
         let axes = input.axes.as_ref().ok_or_else(unknown)?;
         let dims = axes.iter().map(|axis| match axis {
             Axis::Fixed(n) => Ok(Dim::from(*n)),
-            Axis::Named(name) => self.dims.get(name).copied().ok_or_else(unknown),
+            Axis::Named(name) => self.dim_of(trace, name).ok_or_else(unknown),
             Axis::Unknown => Err(unknown()),
         });
         Ok(Shape::from(&dims.collect::<Result<Vec<Dim>>>()?[..]))
@@ -432,6 +463,19 @@ impl OnnxModel {
 
 /// The most elements of a parameter whose initial value operators may ask for.
 const SMALL: usize = 64;
+
+/// The terms of a name that is a sum of names and numbers.
+fn terms(name: &str) -> Option<Vec<&str>> {
+    let terms: Vec<&str> = name.split('+').map(str::trim).collect();
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let is_term = |term: &&str| !term.is_empty() && term.chars().all(is_letter);
+    (terms.len() > 1 && terms.iter().all(is_term)).then_some(terms)
+}
+
+/// A term that is a number.
+fn number(term: &str) -> Option<u32> {
+    term.parse().ok()
+}
 
 /// Whether an initializer is a parameter: a float array with axes.
 fn is_parameter(tensor: &TensorProto) -> bool {

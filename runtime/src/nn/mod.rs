@@ -11,6 +11,7 @@ mod children;
 mod conv;
 mod embedding;
 mod linear;
+mod lora;
 mod norm;
 mod plain;
 mod pool;
@@ -25,11 +26,12 @@ pub use children::{ModuleDict, ModuleList};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use embedding::{Bag, Embedding, EmbeddingBag, LearnedPositions};
 pub use linear::Linear;
+pub use lora::LoraLinear;
 pub use norm::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 pub use plain::{
-    DropPath, Dropout, DropoutChannels, Elu, Flatten, Gelu, GeluTanh, GlobalAvgPool, GlobalMaxPool,
-    Hardsigmoid, Hardswish, LeakyRelu, Mish, PixelShuffle, Prelu, QuickGelu, Relu, Relu6, Selu,
-    Sigmoid, Silu, Softplus, Tanh, Upsample,
+    AlphaDropout, DropPath, Dropout, DropoutChannels, Elu, Flatten, Gelu, GeluTanh, GlobalAvgPool,
+    GlobalMaxPool, Hardsigmoid, Hardswish, LeakyRelu, Mish, PixelShuffle, Prelu, QuickGelu, Relu,
+    Relu6, Selu, Sigmoid, Silu, Softplus, Tanh, Upsample,
 };
 pub use pool::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AvgPool1d,

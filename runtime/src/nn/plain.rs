@@ -61,6 +61,8 @@ plain! {
     Flatten(usize) |x, from| x.flatten(from);
     /// Drops with the given probability; see [`Tensor::dropout`].
     Dropout(f32) |x, p| x.dropout(p);
+    /// Drops with the given probability; see [`Tensor::alpha_dropout`].
+    AlphaDropout(f32) |x, p| x.alpha_dropout(p);
     /// Drops whole channels with the given probability; see [`Tensor::dropout_channels`].
     DropoutChannels(f32) |x, p| x.dropout_channels(p);
     /// Drops whole examples with the given probability; see [`Tensor::drop_path`].

@@ -104,6 +104,7 @@ impl Compiled {
                 Extent::DataDependent(_) => 0,
                 Extent::Rank(_) => self.rank.0,
                 Extent::Share(share) => share.at(&env),
+                Extent::Computed(formula) => formula.at(&env),
             };
         }
         self.check_derived(feed, &env)?;

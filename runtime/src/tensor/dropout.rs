@@ -1,4 +1,4 @@
-//! Dropout of whole channels and examples.
+//! Dropout of whole channels and examples, and dropout for layers that normalize themselves.
 
 use std::panic::Location;
 
@@ -25,11 +25,28 @@ impl<'t> Tensor<'t> {
         self.drop_whole("drop_path", p, 1)
     }
 
-    /// Drops what the first `axes` axes number.
+    /// Dropout for SELU networks (Klambauer et al. 2017): in a training trace each element becomes
+    /// the limit of [`Tensor::selu`] with probability `p`, and all are then scaled and moved so that
+    /// mean 0 and variance 1 stay; otherwise the identity.
     #[track_caller]
-    fn drop_whole(self, what: &str, p: f32, axes: usize) -> Tensor<'t> {
-        let at = Location::caller();
-        let x = self.require(at, |g, x| {
+    pub fn alpha_dropout(self, p: f32) -> Tensor<'t> {
+        const LIMIT: f32 = -1.758_099_3;
+        let x = self.droppable("alpha_dropout", p, 0);
+        if !self.trace.is_training() || p == 0.0 {
+            return x;
+        }
+        if p == 1.0 {
+            return x * 0.0;
+        }
+        let scale = ((1.0 - p) * (1.0 + p * LIMIT * LIMIT)).sqrt().recip();
+        let kept = x.uniform_like().ge(p);
+        kept.select(x, LIMIT) * scale - scale * p * LIMIT
+    }
+
+    /// This tensor, if it is f32 with so many axes and `p` is a probability.
+    #[track_caller]
+    fn droppable(self, what: &str, p: f32, axes: usize) -> Tensor<'t> {
+        self.require(Location::caller(), |g, x| {
             if !(0.0..=1.0).contains(&p) {
                 return Err(format!("{what}: {p} is not a probability"));
             }
@@ -41,7 +58,14 @@ impl<'t> Tensor<'t> {
                 ));
             }
             Ok(())
-        });
+        })
+    }
+
+    /// Drops what the first `axes` axes number.
+    #[track_caller]
+    fn drop_whole(self, what: &str, p: f32, axes: usize) -> Tensor<'t> {
+        let at = Location::caller();
+        let x = self.droppable(what, p, axes);
         if !self.trace.is_training() || p == 0.0 {
             return x;
         }

@@ -124,6 +124,9 @@ unary! {
     log2 Log2;
     /// The logarithm to base 10.
     log10 Log10;
+    /// ln |Γ(x)|, whose slope is [`Tensor::digamma`]; ∞ at 0, −1, −2, …
+    #[doc(alias = "gammaln")]
+    lgamma Lgamma;
     /// ln(1 + x), exact near 0.
     log1p Log1p;
     /// √x

@@ -4,8 +4,10 @@ use std::f32::consts::{FRAC_2_SQRT_PI, LN_2};
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
 
-use super::{Operand, Tensor};
+use super::{Operand, Tensor, checked};
+use crate::ops::{GraphBuilder, Op};
 
 impl<'t> Tensor<'t> {
     /// The angle of tangent x, in −π/2..=π/2 radians.
@@ -234,6 +236,26 @@ impl<'t> Tensor<'t> {
             .with_slope(y, (y - self).sigmoid())
     }
 
+    /// The slope of [`Tensor::lgamma`]; −∞ at 0, ∞ at −0, NaN at −1, −2, …
+    #[track_caller]
+    pub fn digamma(self) -> Tensor<'t> {
+        self.polygamma(0)
+    }
+
+    /// The derivative of order `n` of [`Tensor::digamma`], for `n` up to 100. Left of 0 the orders
+    /// from 2 on are as exact as f32 between −500 and 0.
+    #[track_caller]
+    pub fn polygamma(self, n: u32) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            if n > 100 {
+                return Err(format!("polygamma of order {n}: 100 is the largest"));
+            }
+            let dims = g.dims(ids[0]).clone();
+            let order = g.full(n as f32, DType::F32, &dims);
+            checked(g, Op::Scalar(ScalarOp::Polygamma), &[order, ids[0]])
+        })
+    }
+
     /// The number whose [`erf`](Tensor::erf) is x: ±∞ at ±1, NaN beyond. Its relative error is at
     /// most 6·10⁻⁷ (Giles, "Approximating the erfinv function", 2012).
     #[track_caller]
@@ -300,12 +322,9 @@ impl<'t> Tensor<'t> {
     /// This tensor as f32, if it is a float.
     #[track_caller]
     pub(super) fn require_float(self, what: &str) -> Tensor<'t> {
-        self.require(
-            Location::caller(),
-            |g, x| match crate::ops::GraphBuilder::dtype(g, x) {
-                DType::F32 => Ok(()),
-                other => Err(format!("{what} does not take {other}; convert with cast")),
-            },
-        )
+        self.require(Location::caller(), |g, x| match g.dtype(x) {
+            DType::F32 => Ok(()),
+            other => Err(format!("{what} does not take {other}; convert with cast")),
+        })
     }
 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::{Tensor, checked, no_axis, number};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::shape::Share;
+use crate::shape::{Computed, Share};
 use crate::trace::{Trace, countable};
 use crate::words::count;
 
@@ -216,12 +216,52 @@ impl<'t> Tensor<'t> {
     }
 }
 
+/// Two tensors one behind the other along an axis, whose lengths do not add up to one size: both are
+/// padded to the length of the whole, and each element chosen by its place.
+fn append(g: &mut Graph, a: NodeId, b: NodeId, axis: usize) -> Result<NodeId, String> {
+    let (mut dims, other, dtype) = (g.dims(a).clone(), g.dims(b).clone(), g.dtype(a));
+    let alike = dims.len() == other.len() && dtype == g.dtype(b);
+    if !alike || (0..dims.len()).any(|i| i != axis && dims[i] != other[i]) {
+        let (a, b) = (g.symbols.show(&dims), g.symbols.show(&other));
+        return Err(format!("{a} and {b} differ in another axis or in type"));
+    }
+    let first = dims[axis];
+    dims[axis] = g.symbols.computed(Computed::Sum(first, other[axis]))?;
+    countable("concat", &g.symbols, &[dims[axis]])?;
+    let value = number(0.0, dtype)?;
+    let mut padded = |x: NodeId, from: Size| {
+        let mut start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+        start[axis] = from;
+        let step = SmallVec::from_elem(1, dims.len());
+        g.emit(Op::Pad { start, step, value }, &[x], dtype, dims.clone())
+    };
+    let [a, b] = [padded(a, Size::ZERO), padded(b, first)];
+    let mut strides: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+    strides[axis] = Size::ONE;
+    let place = g.emit(Op::Index(strides), &[], DType::I32, dims);
+    let first = super::select::size_like(g, first, place);
+    let is_first = g.scalar(ScalarOp::Lt, &[place, first]);
+    Ok(g.scalar(ScalarOp::Select, &[is_first, a, b]))
+}
+
 impl Trace {
     /// Tensors of one type concatenated along an axis; their other axes are equal.
     #[track_caller]
     pub fn concat<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
         self.record(Location::caller(), tensors, |g, ids| {
-            checked(g, Op::Concat { axis }, ids)
+            let lengths = ids.iter().map(|&id| g.dims(id).get(axis).copied());
+            let lengths: Option<Vec<Size>> = lengths.collect();
+            let has_form = |lengths: &Vec<Size>| {
+                let sum = |n: Size, &m: &Size| n.checked_add(m);
+                lengths.iter().try_fold(Size::ZERO, sum).is_some()
+            };
+            if lengths.as_ref().is_none_or(has_form) {
+                return checked(g, Op::Concat { axis }, ids);
+            }
+            // Each pair is checked as if its lengths were equal, and then joined.
+            ids[1..].iter().try_fold(ids[0], |all, &next| {
+                append(g, all, next, axis).map_err(|why| format!("concat along axis {axis}: {why}"))
+            })
         })
     }
 

@@ -16,6 +16,9 @@ impl<'t> Tensor<'t> {
     /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`, f32; batch dimensions broadcast. An
     /// operand with one axis is a row on the left and a column on the right, and that axis is not
     /// in the result.
+    #[doc(alias = "mm")]
+    #[doc(alias = "mv")]
+    #[doc(alias = "bmm")]
     #[track_caller]
     pub fn matmul(self, rhs: impl Operand<'t>) -> Tensor<'t> {
         let at = Location::caller();
@@ -24,6 +27,60 @@ impl<'t> Tensor<'t> {
         self.trace.record(at, &[self, rhs], |g, ids| {
             let [a, b] = [ids[0], ids[1]].map(|id| precision.round(g, id));
             matmul(g, a, b)
+        })
+    }
+
+    /// The sum of products over pairs of axes, of this tensor and of `rhs`: the result has the other
+    /// axes of this tensor, then those of `rhs`.
+    #[track_caller]
+    pub fn tensordot(self, rhs: Tensor<'t>, axes: impl AsRef<[(usize, usize)]>) -> Tensor<'t> {
+        let (axes, precision) = (axes.as_ref(), self.trace.precision());
+        self.trace
+            .record(Location::caller(), &[self, rhs], |g, ids| {
+                super::einsum::over_pairs(g, ids[0], ids[1], axes, precision)
+                    .map_err(|why| format!("tensordot over {axes:?}: {why}"))
+            })
+    }
+
+    /// Kronecker's product: every element of this tensor times all of `rhs`, in blocks. Lengths
+    /// multiply axis by axis, from the last one on.
+    #[track_caller]
+    pub fn kron(self, rhs: Tensor<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let (mut apart, mut joined) = ([Dims::new(), Dims::new()], Dims::new());
+        let x = self.trace.record(at, &[self, rhs], |g, ids| {
+            let [a, b] = [ids[0], ids[1]].map(|id| g.dims(id).clone());
+            let rank = a.len().max(b.len());
+            for axis in 0..rank {
+                let length = |dims: &Dims| {
+                    let own = (axis + dims.len()).checked_sub(rank);
+                    own.map_or(Size::ONE, |own| dims[own])
+                };
+                let (n, m) = (length(&a), length(&b));
+                let product = n.checked_mul(m).ok_or_else(|| {
+                    let show = |d: &Dims| g.symbols.show(d).to_string();
+                    format!(
+                        "kron of {} and {}: a length has no form",
+                        show(&a),
+                        show(&b)
+                    )
+                })?;
+                apart[0].extend([n, Size::ONE]);
+                apart[1].extend([Size::ONE, m]);
+                joined.push(product);
+            }
+            Ok(ids[0])
+        });
+        if x.is_poisoned() {
+            return x;
+        }
+        let shaped = |x: Tensor<'t>, dims: &Dims| {
+            self.trace
+                .record(at, &[x], |g, ids| Ok(g.reshape(ids[0], dims)))
+        };
+        self.trace.on_behalf(at, || {
+            let product = shaped(x, &apart[0]) * shaped(rhs, &apart[1]);
+            shaped(product, &joined)
         })
     }
 }

@@ -206,7 +206,7 @@ impl<'t> Tensor<'t> {
     }
 }
 
-fn diagonal(g: &mut Graph, x: NodeId, offset: i64) -> Result<NodeId, String> {
+pub(super) fn diagonal(g: &mut Graph, x: NodeId, offset: i64) -> Result<NodeId, String> {
     let dims = g.dims(x).clone();
     let say = |g: &Graph| {
         Err(format!(

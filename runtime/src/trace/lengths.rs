@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::handle::Tensor;
 use super::{Trace, resolve};
 use crate::ops::{GraphBuilder, Op};
-use crate::shape::{Dim, Shape, Symbols};
+use crate::shape::{Computed, Dim, Shape, Symbols};
 
 /// A size as a length: never negative, and largest at the bounds, for which a program is planned.
 pub(super) fn length(symbols: &Symbols, size: Size) -> Result<Size, String> {
@@ -38,11 +38,6 @@ pub(super) fn length(symbols: &Symbols, size: Size) -> Result<Size, String> {
         });
     }
     Ok(size)
-}
-
-/// Whether a size is 0 or more in every run.
-fn is_never_negative(symbols: &Symbols, size: Option<Size>) -> bool {
-    size.is_some_and(|size| symbols.range_of(size).0 >= 0)
 }
 
 impl Trace {
@@ -73,6 +68,55 @@ impl Trace {
             };
             Ok(g.emit(op, &[], DType::I32, Dims::new()))
         })
+    }
+
+    /// The sum of two lengths, such as those of the past and of the new tokens of a text.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::inference();
+    /// let all = trace.sum_of_lengths(Dim::bounded("past", 60), Dim::bounded("new", 4));
+    /// let mask = trace.input("mask", F32, (1, all));
+    /// # assert_eq!(format!("{mask:?}"), "f32 [1, (past+new)]");
+    /// ```
+    #[track_caller]
+    pub fn sum_of_lengths(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Dim {
+        self.joint_length(a.into(), b.into(), Computed::Sum)
+    }
+
+    /// The product of two lengths, such as those of axes that are joined.
+    #[track_caller]
+    pub fn product_of_lengths(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Dim {
+        self.joint_length(a.into(), b.into(), Computed::Product)
+    }
+
+    #[track_caller]
+    fn joint_length(&self, a: Dim, b: Dim, formula: fn(Size, Size) -> Computed) -> Dim {
+        let mut joint = Size::ZERO;
+        self.record(Location::caller(), &[], |g, _| {
+            let parts = resolve(&mut g.symbols, &Shape::from((a, b)))?;
+            joint = g.symbols.computed(formula(parts[0], parts[1]))?;
+            Ok(g.emit(Op::Const(Value::I32(0)), &[], DType::I32, Dims::new()))
+        });
+        joint.as_fixed().map_or(Dim::Computed(joint), Dim::Fixed)
+    }
+
+    /// A size that is computed from others; the reason where it has no plan at a bound.
+    ///
+    /// # Errors
+    /// Parts that fall where a length grows, and more lengths than a program may have.
+    pub fn computed_size(&self, formula: Computed) -> Result<Size, String> {
+        self.with_graph_mut(|g| g.symbols.computed(formula))
+    }
+
+    /// a − b, where that has a form: the rest of a sum of lengths without one of them, too.
+    pub fn difference_of_sizes(&self, a: Size, b: Size) -> Option<Size> {
+        self.with_graph(|g| g.symbols.difference(a, b))
+    }
+
+    /// a / b, where that is exact: a product of lengths without one of them, too.
+    pub fn quotient_of_sizes(&self, a: Size, b: Size) -> Option<Size> {
+        self.with_graph(|g| g.symbols.quotient(a, b))
     }
 
     /// The least and the most that a size can be in a run of this trace.
@@ -119,17 +163,7 @@ impl<'t> Tensor<'t> {
                 ));
             };
             let symbols = &g.symbols;
-            let rest = start
-                .checked_add(count)
-                .and_then(|end| whole.checked_sub(end));
-            let apart = || {
-                let end = symbols
-                    .range_of(start)
-                    .1
-                    .checked_add(symbols.range_of(count).1);
-                end.is_some_and(|end| end <= symbols.range_of(whole).0)
-            };
-            if !is_never_negative(symbols, rest) && !apart() {
+            if !symbols.has_part(whole, start, count) {
                 let show = |size: Size| size.show(|s| symbols.name(s));
                 return Err(format!(
                     "narrow of axis {axis} of {} to {} from {} on: that part does not exist at \
@@ -171,8 +205,7 @@ impl<'t> Tensor<'t> {
                     symbols.show(&dims)
                 ));
             };
-            let apart = || symbols.range_of(own).1 <= symbols.range_of(length[0]).0;
-            if !is_never_negative(symbols, length[0].checked_sub(own)) && !apart() {
+            if !symbols.is_at_most(own, length[0]) {
                 return Err(format!(
                     "pad_to: axis {axis} of {} may be longer than {}",
                     symbols.show(&dims),

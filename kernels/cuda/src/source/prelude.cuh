@@ -38,6 +38,56 @@ SLABWISE_INLINE int integer_pow(int x, int y) {
     return int(power);
 }
 
+/// (sin πr, cos πr) for |r| ≤ 1/2, of the distance r of x from the nearest integer.
+SLABWISE_INLINE void half_turn(double x, double& sine, double& cosine) {
+    const double pi = 3.14159265358979323846, r = (x - rint(x)) * pi;
+    sine = sin(r);
+    cosine = cos(r);
+}
+
+/// Hurwitz's zeta function, the sum of (x + i)^-s, by Euler and Maclaurin's formula.
+SLABWISE_INLINE double zeta(int s, double x) {
+    const double even[8] = {1.0 / 12, -1.0 / 120, 1.0 / 252, -1.0 / 240, 1.0 / 132, -691.0 / 32760, 1.0 / 12, -3617.0 / 8160};
+    double y = x < -512 ? x + floor(-512 - x) : x, sum = 0;
+    for (; y < 10 + s; y += 1) sum += pow(y, -double(s));
+    const double term = pow(y, -double(s));
+    sum += term * (y / (s - 1) + 0.5);
+    double factor = s * term / y;
+    for (int k = 0; k < 8; k++) {
+        const double m = 2.0 * (k + 1);
+        sum += even[k] * factor;
+        factor *= (s + m - 1) * (s + m) / (y * y * m * (m + 1));
+    }
+    return sum;
+}
+
+/// The derivative of order n + 1 of ln Γ at x, for a whole number n in 0..=100.
+SLABWISE_INLINE float polygamma(float order, float x) {
+    const float rounded = rintf(order);
+    if (!(rounded >= 0 && rounded <= 100) || x != x) return __int_as_float(0x7fc00000);
+    const int n = int(rounded);
+    const bool pole = x <= 0 && x == floorf(x);
+    const double pi = 3.14159265358979323846;
+    double sine, cosine;
+    half_turn(x, sine, cosine);
+    if (n == 0) {
+        if (x == 0) return __int_as_float(__float_as_int(x) < 0 ? 0x7f800000 : 0xff800000);
+        if (pole) return __int_as_float(0x7fc00000);
+        if (x == infinity()) return x;
+        double y = x < 0 ? 1 - double(x) : double(x), value = x < 0 ? -pi * cosine / sine : 0.0;
+        for (; y < 10; y += 1) value -= 1 / y;
+        const double even[8] = {1.0 / 12, -1.0 / 120, 1.0 / 252, -1.0 / 240, 1.0 / 132, -691.0 / 32760, 1.0 / 12, -3617.0 / 8160};
+        double sum = 0;
+        for (int k = 7; k >= 0; k--) sum = (sum + even[k]) / (y * y);
+        return float(value + log(y) - 0.5 / y - sum);
+    }
+    if (x == infinity()) return 0;
+    if (n == 1 && x < 0 && !pole) return float(pi * pi / (sine * sine) - zeta(2, 1 - double(x)));
+    double factorial = n % 2 == 0 ? -1 : 1;
+    for (int k = 2; k <= n; k++) factorial *= k;
+    return float(factorial * (pole ? double(infinity()) : zeta(n + 1, x)));
+}
+
 // ---- Storage types that are not types of the language -------------------------------------------
 
 /// IEEE 754 half precision, as stored.

@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 
 use super::rules::{Gradients, Rule, TensorType};
 use super::{Axes, GraphBuilder, NodeId, Op};
-use crate::shape::{Symbols, elements};
+use crate::shape::Symbols;
 
 pub(super) fn infer_reshape(given: TensorType<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
-    let (from, to) = (elements(given.dims), elements(dims));
+    let (from, to) = (symbols.elements(given.dims), symbols.elements(dims));
     if from.is_none() || from != to {
         let count = |n: Option<Size>| n.map_or("too many".into(), |n| n.show(|s| symbols.name(s)));
         return Err(format!(

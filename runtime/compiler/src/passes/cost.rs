@@ -173,13 +173,13 @@ fn code(spec: &Spec, sizes: &Env) -> u64 {
 /// The time of an instruction, for one element.
 fn work(inst: &Inst) -> u64 {
     use ScalarOp::{
-        Atan2, Cos, Cosh, Erf, Exp, Exp2, Expm1, Fmod, Ln, Log1p, Log2, Log10, Pow, Sigmoid, Sin,
-        Sinh, Tan, Tanh,
+        Atan2, Cos, Cosh, Erf, Exp, Exp2, Expm1, Fmod, Lgamma, Ln, Log1p, Log2, Log10, Polygamma,
+        Pow, Sigmoid, Sin, Sinh, Tan, Tanh,
     };
     match inst {
         Inst::Op(
-            Atan2 | Cos | Cosh | Erf | Exp | Exp2 | Expm1 | Fmod | Ln | Log1p | Log2 | Log10 | Pow
-            | Sigmoid | Sin | Sinh | Tan | Tanh,
+            Atan2 | Cos | Cosh | Erf | Exp | Exp2 | Expm1 | Fmod | Lgamma | Ln | Log1p | Log2
+            | Log10 | Polygamma | Pow | Sigmoid | Sin | Sinh | Tan | Tanh,
             _,
         )
         | Inst::Uniform { .. } => PER_FUNCTION,

@@ -1,6 +1,6 @@
 //! Operators that arrange elements: views, slices, joins, padding.
 
-use slabwise::shape::Size;
+use slabwise::shape::{Computed, Size};
 use slabwise::tensor::PadMode;
 use slabwise::{DType, Shape, Tensor};
 
@@ -208,7 +208,8 @@ fn range<'t>(call: &Call<'_, 't>) -> Results<'t> {
         .as_fixed()
         .filter(|&n| n != 0 && n.unsigned_abs() <= 1 << 24);
     let step = step.ok_or("a step that is not a number")?;
-    let span = limit.checked_sub(start).and_then(|n| n.checked_div(step));
+    let span = call.trace.difference_of_sizes(limit, start);
+    let span = span.and_then(|n| n.checked_div(step));
     let count = span.ok_or_else(|| {
         let show = |n| call.trace.show_size(n);
         format!(
@@ -217,6 +218,7 @@ fn range<'t>(call: &Call<'_, 't>) -> Results<'t> {
             show(limit)
         )
     })?;
+    let count = call.trace.computed_size(Computed::Rest(count))?;
     let offset = call.trace.length(dim(start));
     let places = call.trace.arange(dim(count)).cast(DType::I32);
     let places = if step == 1 {
@@ -248,11 +250,15 @@ fn slice<'t>(call: &Call<'_, 't>) -> Results<'t> {
                 (0.., _) => Some(at),
                 _ => None,
             }?;
-            let rest = n.checked_sub(place);
+            let rest = call.trace.difference_of_sizes(n, place);
             match (range(place), rest.map(range)) {
                 ((_, ..=0), _) => Some(Size::ZERO),
                 (_, Some((_, ..=0))) => Some(n),
                 ((0.., _), Some((0.., _))) => Some(place),
+                // Of a shorter axis none.
+                ((..0, 1..), Some((0.., _))) => {
+                    call.trace.computed_size(Computed::Rest(place)).ok()
+                }
                 ((0.., most), None) if most <= range(n).0 => Some(place),
                 ((least, _), None) if least >= range(n).1 => Some(n),
                 _ => None,
@@ -271,11 +277,13 @@ fn slice<'t>(call: &Call<'_, 't>) -> Results<'t> {
             x = x.flip(axis);
             continue;
         }
-        let (from, to) = place(start).zip(place(end)).ok_or_else(undecided)?;
-        let count = to
-            .checked_sub(from)
-            .filter(|_| step == 1)
-            .ok_or_else(undecided)?;
+        let to = place(end).ok_or_else(undecided)?;
+        // A part that begins behind a shorter axis is empty, so that its place does not matter.
+        let from = place(start).or(start.as_fixed().filter(|&n| n >= 0).map(Size::fixed));
+        let from = from.ok_or_else(undecided)?;
+        let count = call.trace.difference_of_sizes(to, from);
+        let count = count.filter(|_| step == 1).ok_or_else(undecided)?;
+        let count = call.trace.computed_size(Computed::Rest(count))?;
         x = x.narrow(axis, dim(from), dim(count));
     }
     call.same(x)

@@ -206,6 +206,10 @@ fn their_mistakes() {
         ("ij->k", &[x]),
         ("i1", &[x]),
         ("ij,ji->", &[x, x]),
+        ("ii", &[x]),
+        ("i.j", &[x]),
+        ("...i...", &[x]),
+        ("ij->...", &[x]),
         ("n", &[n]),
     ] {
         trace.einsum(equation, operands);
@@ -231,6 +235,10 @@ fn their_mistakes() {
         "einsum \"ij->k\": k is in no operand",
         "einsum \"i1\": '1' is not a letter",
         "einsum \"ij,ji->\": j is 3 and batch",
+        "einsum \"ii\": i is batch and 3",
+        "einsum \"i.j\": '.' is not a letter",
+        "einsum \"...i...\": ... occurs twice in \"...i...\"",
+        "einsum \"ij->...\": ... is in no operand",
         "einsum \"n\": operand 0 is i32, not f32",
         "cross_entropy: a share of 1.5 cannot be spread",
     ];

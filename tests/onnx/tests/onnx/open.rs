@@ -16,6 +16,7 @@ use crate::{damaged, damages, made, noise};
 
 const BATCH: u32 = 4;
 const LENGTH: u32 = 32;
+const PAST: u32 = 8;
 
 fn models() -> Option<PathBuf> {
     let packages = "the packages onnx 1.23.2, onnxruntime 1.32.0 and numpy";
@@ -28,6 +29,7 @@ fn open(folder: &Path) -> OnnxModel {
         .expect("a model")
         .with_dim("batch", Dim::bounded("batch", BATCH))
         .with_dim("length", Dim::bounded("length", LENGTH))
+        .with_dim("past", Dim::bounded("past", PAST))
 }
 
 /// One program for all lengths gives onnxruntime's numbers at each of them. At the bounds it uses
@@ -41,6 +43,7 @@ fn one_program_runs_at_every_length() {
         ..CheckOptions::default()
     };
     for name in [
+        "cached",
         "cnn",
         "decoder",
         "encoder",
@@ -48,6 +51,7 @@ fn one_program_runs_at_every_length() {
         "lstm",
         "quantized",
         "scan",
+        "shifted",
     ] {
         let model = open(&root.join(name));
         let (params, trace) = (Params::seeded(0), Trace::inference());
@@ -176,9 +180,17 @@ fn lengths_without_form_are_refused() {
 fn damaged_models_with_open_lengths_are_refused() {
     let Some(root) = models() else { return };
     let mut panics = Vec::new();
-    for (at, name) in ["decoder", "encoder", "gru", "quantized", "scan"]
-        .iter()
-        .enumerate()
+    for (at, name) in [
+        "cached",
+        "decoder",
+        "encoder",
+        "gru",
+        "quantized",
+        "scan",
+        "shifted",
+    ]
+    .iter()
+    .enumerate()
     {
         let whole = fs::read(root.join(name).join("model.onnx")).expect("a model");
         for (turn, place) in noise(at as u64, 50 * damages()).iter().enumerate() {
