@@ -1,6 +1,8 @@
 //! Training on several ranks of one process: the same bits in worlds of every size, faults that
 //! every rank reports, and ranks that run different programs.
 
+#[path = "ranks/mesh.rs"]
+mod mesh;
 #[path = "ranks/models.rs"]
 mod models;
 

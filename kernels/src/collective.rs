@@ -11,15 +11,72 @@
 //! [copy](crate::copies) in flight. If a rank is lost, a thread that waits in a foreign library may
 //! access them for the rest of the process; then the arenas are never given back.
 
+use std::fmt;
+
 use crate::memory::{Foreign, Memory, Region};
 use crate::spec::CollectiveOp;
 
-/// A group of ranks that exchange bytes, as one of them sees it.
+/// The ranks of a world that take part in a movement with one of them, which are at equal
+/// distances. The groups of all ranks divide the world: ranks that are in order along the axes of a
+/// mesh have a group along each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// The number of ranks of a group.
+    pub ranks: u32,
+    /// The distance of two neighbours.
+    pub stride: u32,
+}
+
+impl Group {
+    /// All ranks of a world of so many.
+    pub const fn all(ranks: u32) -> Group {
+        Group { ranks, stride: 1 }
+    }
+
+    /// The number of ranks of a group.
+    pub fn size(self) -> usize {
+        self.ranks as usize
+    }
+
+    /// The place of a rank in its group, from 0.
+    pub fn place_of(self, rank: usize) -> usize {
+        rank / self.stride as usize % self.size()
+    }
+
+    /// The rank at a place of the group of a rank.
+    pub fn member(self, rank: usize, place: usize) -> usize {
+        let stride = self.stride as usize;
+        rank - self.place_of(rank) * stride + place * stride
+    }
+
+    /// The ranks of the group of a rank, by place.
+    pub fn members(self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.size()).map(move |place| self.member(rank, place))
+    }
+
+    /// Whether every rank of a world of so many is in a group.
+    pub fn divides(self, world: usize) -> bool {
+        let of_one = self.size().checked_mul(self.stride as usize);
+        of_one.is_some_and(|of_one| of_one > 0 && world.is_multiple_of(of_one))
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ranks", self.ranks)?;
+        match self.stride {
+            1 => Ok(()),
+            stride => write!(f, " at a distance of {stride}"),
+        }
+    }
+}
+
+/// A world of ranks that exchange bytes, as one of them sees it.
 ///
 /// Every rank starts the same movements in the same order, of as many bytes, and finishes them in
-/// the same order.
+/// the same order. A movement is between the ranks of a group, and waits for these alone.
 pub trait Transport: Send + Sync {
-    /// The number of ranks.
+    /// The number of ranks of the world.
     fn ranks(&self) -> usize;
 
     /// This rank, from 0.
@@ -32,8 +89,8 @@ pub trait Transport: Send + Sync {
         None
     }
 
-    /// Starts a movement, and returns at once. [`CollectiveOp`] says which part of the source goes
-    /// to which rank, and where in the destination it arrives.
+    /// Starts a movement in the group of this rank, and returns at once. [`CollectiveOp`] says
+    /// which part of the source goes to which rank of it, and where in the destination it arrives.
     ///
     /// # Errors
     /// If a rank is lost, or has failed.
@@ -47,6 +104,7 @@ pub trait Transport: Send + Sync {
     unsafe fn start(
         &self,
         op: CollectiveOp,
+        group: Group,
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<Ticket, TransportError>;
@@ -112,8 +170,8 @@ impl Exchanges {
 }
 
 impl Memory {
-    /// Starts to move bytes between ranks. Until [`Memory::finish_exchange`] neither region may be
-    /// written, and the destination may not be read.
+    /// Starts to move bytes between the ranks of a group. Until [`Memory::finish_exchange`] neither
+    /// region may be written, and the destination may not be read.
     ///
     /// # Errors
     /// The transport's.
@@ -124,7 +182,7 @@ impl Memory {
     pub fn start_exchange(
         &mut self,
         transport: &dyn Transport,
-        op: CollectiveOp,
+        (op, group): (CollectiveOp, Group),
         [from, to]: [Region; 2],
     ) -> Result<Exchange, TransportError> {
         assert!(
@@ -138,7 +196,7 @@ impl Memory {
         // SAFETY: both lie in live arenas and do not overlap. From here on the flight refuses
         // accesses that conflict, and keeps the arenas alive, until `finish` has returned for it
         // without keeping them. If the start fails and keeps them, the flight is never taken off.
-        let ticket = unsafe { transport.start(op, source, destination) };
+        let ticket = unsafe { transport.start(op, group, source, destination) };
         let exchange = Exchange(self.exchanges.started);
         let (ticket, result) = match ticket {
             Ok(ticket) => (ticket, Ok(exchange)),

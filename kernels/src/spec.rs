@@ -17,6 +17,7 @@ pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
+use crate::collective::Group;
 use crate::dtype::{DType, Lane};
 use crate::scalar::{ScalarOp, Value};
 use crate::size::{Env, Size};
@@ -448,8 +449,8 @@ pub enum CollectiveOp {
 pub struct Collective {
     /// Which parts move.
     pub op: CollectiveOp,
-    /// The number of ranks.
-    pub ranks: u32,
+    /// The ranks between which they move, by their places.
+    pub group: Group,
     /// The own parts, strides over [its space](Collective::source_space).
     pub source: Operand,
     /// The parts from every rank, strides over `dims`.
@@ -463,7 +464,7 @@ impl Collective {
             CollectiveOp::AllToAll => dims.clone(),
             CollectiveOp::AllGather => dims.iter().skip(1).copied().collect(),
             CollectiveOp::ReduceScatter => {
-                let rows = Size::fixed(i64::from(self.ranks));
+                let rows = Size::fixed(i64::from(self.group.ranks));
                 std::iter::once(rows).chain(dims.iter().copied()).collect()
             }
         }

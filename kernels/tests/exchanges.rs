@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use slabwise_kernels::collective::{Ticket, Transport, TransportError};
+use slabwise_kernels::collective::{Group, Ticket, Transport, TransportError};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::spec::CollectiveOp;
 
@@ -42,6 +42,7 @@ impl Transport for Sevens {
     unsafe fn start(
         &self,
         _op: CollectiveOp,
+        _group: Group,
         _source: *const [u8],
         destination: *mut [u8],
     ) -> Result<Ticket, TransportError> {
@@ -104,7 +105,7 @@ fn conflicts_are_refused_until_the_movement_has_ended() {
     let (mut memory, [from, to], is_given_back) = memory();
     memory.bytes_mut(&from).fill(1);
     let exchange = memory
-        .start_exchange(&ranks, CollectiveOp::AllGather, [from, to])
+        .start_exchange(&ranks, (CollectiveOp::AllGather, Group::all(2)), [from, to])
         .expect("no loss");
     assert_eq!(memory.first_exchange(), Some(exchange));
     // The source may be read, and the bytes between the two be written.
@@ -120,7 +121,8 @@ fn conflicts_are_refused_until_the_movement_has_ended() {
     assert!(refused(|| memory.copy(&to, &all.part(256, 128))).contains("is read"));
     assert!(refused(|| memory.start_copy(&all.part(256, 64), &from)).contains("is written"));
     let again = [from, to.part(64, 64)];
-    let mut start = || memory.start_exchange(&ranks, CollectiveOp::AllToAll, again);
+    let mut start =
+        || memory.start_exchange(&ranks, (CollectiveOp::AllToAll, Group::all(2)), again);
     assert!(refused(&mut start).contains("is written"));
     memory.finish_exchange(exchange, &ranks).expect("no loss");
     assert!(memory.bytes(&to).iter().all(|byte| *byte == 7));
@@ -142,7 +144,7 @@ fn memory_that_a_lost_transport_may_access_is_never_given_back() {
         };
         let (mut memory, [from, to], is_given_back) = memory();
         let exchange = memory
-            .start_exchange(&ranks, CollectiveOp::AllGather, [from, to])
+            .start_exchange(&ranks, (CollectiveOp::AllGather, Group::all(2)), [from, to])
             .expect("no loss");
         ranks.is_lost.store(true, Ordering::SeqCst);
         let error = memory.finish_exchange(exchange, &ranks);
@@ -168,7 +170,7 @@ fn memory_that_a_lost_transport_may_access_is_never_given_back() {
 fn memory_in_flight_outlives_its_owner() {
     let ranks = Sevens::default();
     let (mut memory, sides, is_given_back) = memory();
-    let started = memory.start_exchange(&ranks, CollectiveOp::AllGather, sides);
+    let started = memory.start_exchange(&ranks, (CollectiveOp::AllGather, Group::all(2)), sides);
     started.expect("no loss");
     // As in a panic between the start and the end.
     drop(memory);

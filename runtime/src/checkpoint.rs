@@ -51,7 +51,8 @@ impl Session {
                 bytes(at, v).get(..own)
             };
             let whole = v.info.whole.as_ref().and_then(|_| part());
-            let whole = whole.map(|part| self.world.gather(part)).transpose()?;
+            let whole = whole.map(|part| self.world.gather_parts(part));
+            let whole = whole.transpose()?;
             wholes.push(whole.map(|parts| {
                 let mut whole = parts.concat();
                 // The rest is padding.
@@ -155,7 +156,7 @@ impl Session {
                 let own = match variable.info.whole {
                     Some(_) => {
                         let each = bytes_of(&fixed(&variable.info.dims), variable);
-                        let start = bytes.len().min(self.world.rank() * each);
+                        let start = bytes.len().min(self.world.part() * each);
                         &bytes[start..bytes.len().min(start + each)]
                     }
                     None => &bytes,

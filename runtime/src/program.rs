@@ -203,8 +203,9 @@ pub(crate) struct Compiled {
     pub gaps: Vec<Vec<(u64, u64)>>,
     /// Its kernels as loaded on a device other than the CPU.
     pub loaded: Option<Loaded>,
-    /// The number of this rank among those that run it, and how many these are.
-    pub rank: (u32, u32),
+    /// The number of this rank among those that run it, how many these are, and how many of them
+    /// share a batch.
+    pub rank: [usize; 3],
     /// The number by which ranks know that they run the same program; `None` if it exchanges
     /// nothing.
     pub fingerprint: Option<u64>,

@@ -48,7 +48,7 @@ pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::{Learning, PartSums, names};
 pub use precision::Precision;
 pub use random::Key;
-pub(crate) use ranks::sum_over_ranks;
+pub(crate) use ranks::{exchanged, gathered_rows, scattered_sum, sum_over};
 pub use scan::Scan;
 pub(crate) use state::RANDOM;
 pub use state::State;

@@ -6,6 +6,7 @@
 //! follow from the batch and the number of its [grains](World::with_grains), and not from the
 //! number of ranks that share them.
 
+mod mesh;
 mod tree;
 
 use std::fmt;
@@ -15,9 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slabwise_comm::{Header, Kind};
-use slabwise_kernels::collective::Transport;
+use slabwise_kernels::collective::{Group, Transport};
 
 use crate::error::{Error, Result};
+pub(crate) use mesh::Axes;
+pub use mesh::{MAX_AXES, Mesh};
 pub(crate) use tree::{Tree, TreeSum};
 
 /// The ranks that run a program together, as one of them sees it.
@@ -34,6 +37,8 @@ pub struct World {
     transport: Option<Arc<Ranks>>,
     grains: Option<u32>,
     strategy: Strategy,
+    /// The axes of the mesh that the ranks are in.
+    axes: Option<Axes>,
 }
 
 /// Which values of a training step every rank holds, and of which each holds a part.
@@ -57,6 +62,7 @@ impl World {
             transport: None,
             grains: None,
             strategy: Strategy::default(),
+            axes: None,
         }
     }
 
@@ -124,11 +130,15 @@ impl World {
     /// and 12 ranks can share.
     pub fn with_grains(mut self, grains: usize) -> Result<World> {
         let tree = Tree::of(grains);
-        if tree.split(self.ranks()).is_none() {
+        let sharing = self.data().size();
+        if tree.split(sharing).is_none() {
             let fits = tree.worlds().map(|n| n.to_string()).collect::<Vec<_>>();
+            let (along, of) = match self.axes {
+                Some(_) => (" of the data axis", "data axes"),
+                None => ("", "worlds"),
+            };
             return Err(Error::Value(format!(
-                "{grains} grains over {} ranks: worlds of {} ranks can share them",
-                self.ranks(),
+                "{grains} grains over {sharing} ranks{along}: {of} of {} ranks can share them",
                 fits.join(", ")
             )));
         }
@@ -155,16 +165,18 @@ impl World {
 
     /// The number of grains of a step.
     pub fn grains(&self) -> usize {
-        self.grains.map_or(self.ranks(), |grains| grains as usize)
+        let each_one = || self.data().size();
+        self.grains.map_or_else(each_one, |grains| grains as usize)
     }
 
     /// The grains that each rank runs.
     pub fn grains_per_rank(&self) -> usize {
-        self.grains() / self.ranks()
+        self.grains() / self.data().size()
     }
 
     /// The rows of a batch of `rows` that belong to this rank: those of its grains, which are
-    /// consecutive and of one length, or the first ones of one row more.
+    /// consecutive and of one length, or the first ones of one row more. In a [mesh](Mesh) they
+    /// follow from the rank's place along the data axis.
     ///
     /// ```
     /// # use slabwise::World;
@@ -176,10 +188,21 @@ impl World {
         share_of(&self.own_grains(), rows)
     }
 
+    /// The ranks that share a batch.
+    pub(crate) fn data(&self) -> Group {
+        let all = || Group::all(self.ranks() as u32);
+        self.axes.map_or_else(all, |axes| axes.data())
+    }
+
+    /// The place of this rank among those that share a batch.
+    pub(crate) fn part(&self) -> usize {
+        self.data().place_of(self.rank())
+    }
+
     /// The grains of this rank.
     pub(crate) fn own_grains(&self) -> OwnGrains {
         OwnGrains {
-            first: self.rank() * self.grains_per_rank(),
+            first: self.part() * self.grains_per_rank(),
             own: self.grains_per_rank(),
             all: self.grains(),
         }
@@ -270,6 +293,16 @@ impl World {
         }
     }
 
+    /// The bytes of every rank that shares a batch with this one.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn gather_parts(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.gather(own)?;
+        let members = self.data().members(self.rank());
+        Ok(members.map(|rank| std::mem::take(&mut all[rank])).collect())
+    }
+
     /// The bytes of every rank, which may be of different lengths.
     ///
     /// # Errors
@@ -283,10 +316,12 @@ impl World {
 
     /// How the traces of a session in this world are written; `None` if as without a world.
     pub(crate) fn spread(&self) -> Option<Spread> {
-        (self.ranks() > 1 || self.grains.is_some()).then(|| Spread {
-            ranks: self.ranks(),
+        let is_alone = self.ranks() == 1 && self.grains.is_none() && self.axes.is_none();
+        (!is_alone).then(|| Spread {
+            group: self.data(),
             grains: self.grains(),
             strategy: self.strategy,
+            axes: self.axes,
             sums_in_place: self
                 .transport
                 .as_ref()
@@ -319,17 +354,42 @@ impl fmt::Debug for World {
 /// How a step is spread over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spread {
-    pub ranks: usize,
+    /// The ranks that share a batch.
+    pub group: Group,
     pub grains: usize,
     pub strategy: Strategy,
+    /// The axes of the mesh, if the ranks are in one.
+    pub axes: Option<Axes>,
     /// Whether ranks add gradients where their peers have them, and receive nothing for it.
     pub sums_in_place: bool,
+}
+
+impl Spread {
+    /// The number of ranks that share a batch.
+    pub fn ranks(&self) -> usize {
+        self.group.size()
+    }
+
+    /// The ranks along an axis of the mesh.
+    ///
+    /// # Errors
+    /// If there is none of this name, in words.
+    pub fn along(&self, axis: &str) -> std::result::Result<Group, String> {
+        let axes = self.axes.ok_or_else(|| {
+            format!(
+                "no axis \"{axis}\"; the session is on a world without axes, which \
+                 World::mesh gives it"
+            )
+        })?;
+        Ok(axes.find(axis)?.group)
+    }
 }
 
 /// The part of a weight that a rank updates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shard {
-    pub ranks: u32,
+    /// The ranks that update the weight, each a part.
+    pub group: Group,
     /// The elements of each rank's part; the last ones may be padding behind the weight's end.
     pub elements: i64,
     /// The elements of the weight.

@@ -4,6 +4,7 @@
 mod composites;
 mod loops;
 mod methods;
+mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -113,7 +113,8 @@ pub fn kind(op: &Op) -> usize {
         Op::Uniform { .. } => 4,
         Op::Scalar(_) => 5,
         Op::Cast(_) => 6,
-        // An exchange between ranks is that copy where there is one; `tests/ranks.rs` has the others.
+        // An exchange between ranks is that copy where there is one; `gradients/ranks.rs` has the
+        // others.
         Op::Copy | Op::Collective { .. } => 7,
         Op::Reduce(..) => 8,
         Op::Matmul => 9,

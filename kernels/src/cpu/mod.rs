@@ -31,7 +31,7 @@ use crate::collective::{Exchange, Transport, TransportError};
 use crate::memory::{Memory, Region};
 use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
+use crate::spec::{Access, Body, Collective, Dims, MAX_ARGUMENTS, Operand, Spec};
 pub use crate::spec::{MAX_AXES, SpecError};
 
 /// The machine that kernels are prepared for.
@@ -332,7 +332,8 @@ impl Kernel {
     /// The transport's.
     ///
     /// # Panics
-    /// As [`Kernel::run`], or if the kernel is no collective or one of another number of ranks.
+    /// As [`Kernel::run`], or if the kernel is no collective, or its groups do not divide the
+    /// ranks.
     pub fn start_exchange(
         &self,
         memory: &mut Memory,
@@ -343,7 +344,12 @@ impl Kernel {
         let Body::Collective(collective) = &self.spec.body else {
             panic!("a kernel that is no collective is given a transport")
         };
-        assert_eq!(collective.ranks as usize, transport.ranks(), "ranks");
+        let Collective { op, group, .. } = *collective;
+        assert!(
+            group.divides(transport.ranks()),
+            "{group} of {}",
+            transport.ranks()
+        );
         self.check(args, &Region::default(), env);
         // A collective's operands are contiguous.
         let part = |argument: usize| {
@@ -353,7 +359,7 @@ impl Kernel {
             let offset = operand.offset.usize_at(env) * size;
             args[argument].part(offset as u64, (elements * size) as u64)
         };
-        memory.start_exchange(transport, collective.op, [part(0), part(1)])
+        memory.start_exchange(transport, (op, group), [part(0), part(1)])
     }
 
     /// Runs a slice of a run of the sizes `whole`. Regions hold the slice's examples; regions of

@@ -263,7 +263,7 @@ impl Spec {
     }
 
     fn check_collective(&self, collective: &Collective) -> Result<(), SpecError> {
-        let (dims, ranks) = (&self.dims, collective.ranks);
+        let (dims, ranks) = (&self.dims, collective.group.ranks);
         let space = collective.source_space(dims);
         let is_sum = collective.op == CollectiveOp::ReduceScatter;
         let types = if is_sum {
@@ -284,7 +284,7 @@ impl Spec {
         let whole = rows.first().is_some_and(|d| d.is(i64::from(ranks)))
             && contiguous(&collective.source, &space)
             && contiguous(&collective.result, dims);
-        if ranks > 0 && whole {
+        if ranks > 0 && collective.group.stride > 0 && whole {
             Ok(())
         } else {
             Err(SpecError::Collective {

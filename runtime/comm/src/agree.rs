@@ -85,13 +85,8 @@ impl World {
     /// Gathers values of one length, by rank, counted as control traffic.
     fn gather_small(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
         let mut all = vec![0; value.len() * self.size()];
-        self.run(
-            name,
-            Movement::AllGather,
-            value,
-            &mut all,
-            Some(Kind::Control),
-        )?;
+        let gather = (Movement::AllGather, self.all());
+        self.run(gather, name, value, &mut all, Some(Kind::Control))?;
         Ok(all)
     }
 
@@ -147,6 +142,7 @@ impl World {
         own.copy_from_slice(&header.to_bytes());
         let job = Job {
             movement: Movement::AllGather,
+            group: self.all(),
             source: own.as_ptr(),
             source_len: own.len(),
             destination: all.as_mut_ptr(),

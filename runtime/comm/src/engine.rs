@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::memory::Foreign;
 
-/// A movement of bytes in which every rank of a world takes part.
+/// A movement of bytes in which every rank of a world takes part, each within its group.
 ///
-/// In the table, `n` is the number of ranks and `c` the bytes of a chunk.
+/// In the table, `n` is the number of ranks of a group, which are counted by their places in it,
+/// and `c` the bytes of a chunk.
 ///
 /// | movement | source | destination |
 /// |---|---|---|
@@ -18,7 +20,7 @@ use slabwise_kernels::memory::Foreign;
 /// | barrier | none | none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
-    /// Exchanges chunks between all ranks.
+    /// Exchanges chunks between all ranks of a group.
     AllToAll,
     /// Concatenates the chunks of all ranks on each of them.
     AllGather,
@@ -53,8 +55,9 @@ pub(crate) struct Chunk {
 }
 
 impl Movement {
-    /// The chunk that `receiver` gets from `sender`; `None` if there is no message between them. A
-    /// chunk of 0 bytes is a message too. Bytes that a rank sends to itself are copied.
+    /// The chunk that the rank at place `receiver` gets from that at place `sender`; `None` if
+    /// there is no message between them. A chunk of 0 bytes is a message too. Bytes that a rank
+    /// sends to itself are copied.
     pub(crate) fn chunk(
         self,
         receiver: usize,
@@ -148,6 +151,8 @@ impl Movement {
 pub struct Job {
     /// The movement.
     pub movement: Movement,
+    /// The ranks between which bytes move.
+    pub group: Group,
     /// The start of the source.
     pub source: *const u8,
     /// The bytes of the source.
@@ -176,13 +181,27 @@ impl Job {
         }
     }
 
+    /// The chunk that a rank gets from another one of its group.
+    pub(crate) fn chunk(&self, receiver: usize, sender: usize) -> Option<Chunk> {
+        let [to, from] = [receiver, sender].map(|rank| self.group.place_of(rank));
+        let size = self.group.size();
+        self.movement.chunk(to, from, size, self.destination_len)
+    }
+
+    /// The ranks other than this one that it exchanges bytes with, from the next place on.
+    pub(crate) fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        let (group, size) = (self.group, self.group.size());
+        let own = group.place_of(rank);
+        (1..size).map(move |i| group.member(rank, (own + i) % size))
+    }
+
     /// Copies the chunk that this rank sends to itself, if there is one. A chunk that is in place
     /// already is not copied.
     ///
     /// # Safety
     /// As for [`Engine::start`].
-    pub(crate) unsafe fn copy_own(&self, rank: usize, size: usize) {
-        if let Some(chunk) = self.movement.chunk(rank, rank, size, self.destination_len) {
+    pub(crate) unsafe fn copy_own(&self, rank: usize) {
+        if let Some(chunk) = self.chunk(rank, rank) {
             // SAFETY: the caller's promise: both regions are valid for their lengths, in which the
             // chunk lies because `Movement::check` accepted them.
             unsafe { copy_chunk(self.outgoing(), self.destination, chunk) };
@@ -209,7 +228,7 @@ pub(crate) unsafe fn copy_chunk(source: *const u8, destination: *mut u8, chunk: 
 /// Runs a movement over copies of the regions, which an engine that abandons them may keep after an
 /// error.
 pub(crate) fn with_copies<E>(
-    movement: Movement,
+    (movement, group): (Movement, Group),
     source: &[u8],
     destination: &mut [u8],
     abandons: bool,
@@ -219,6 +238,7 @@ pub(crate) fn with_copies<E>(
     let mut copy = destination.to_vec();
     let ended = run(Job {
         movement,
+        group,
         source: source.as_ptr(),
         source_len: source.len(),
         destination: copy.as_mut_ptr(),
@@ -252,7 +272,7 @@ pub enum Stop {
 pub const IN_FLIGHT_MAX: usize = 64;
 
 /// Moves bytes between the ranks of a world. All ranks start the same movements in the same order,
-/// numbered from 0.
+/// numbered from 0; one waits for the ranks of its group alone.
 pub trait Engine: Send + Sync {
     /// The engine's name and version.
     fn name(&self) -> String;
@@ -260,11 +280,11 @@ pub trait Engine: Send + Sync {
     /// Starts movement number `seq`, and returns at once.
     ///
     /// # Safety
-    /// The lengths agree with [`Movement`]'s table. Until [`Engine::wait`] has returned `Ok` for
-    /// `seq`, both regions stay valid, the source is not written, and the destination is neither
-    /// read nor written. They do not overlap, except that the source of an all-gather may be its
-    /// own chunk of the destination. After an `Err` they stay valid for the rest of the process
-    /// if [`Engine::abandons`] says so.
+    /// The groups divide the world, and the lengths agree with [`Movement`]'s table. Until
+    /// [`Engine::wait`] has returned `Ok` for `seq`, both regions stay valid, the source is not
+    /// written, and the destination is neither read nor written. They do not overlap, except that
+    /// the source of an all-gather may be its own chunk of the destination. After an `Err` they
+    /// stay valid for the rest of the process if [`Engine::abandons`] says so.
     unsafe fn start(&self, seq: u64, job: Job) -> Result<(), Stop>;
 
     /// Waits until movement `seq` has ended: this rank's destination is complete, and its source

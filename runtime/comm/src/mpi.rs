@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use slabwise_kernels::collective::Group;
+
 use crate::engine::{Engine, Movement, Stop, with_copies};
 use crate::launcher::{Family, Place};
 use crate::library::{self, Surroundings};
@@ -168,11 +170,17 @@ fn run(
     destination: &mut [u8],
     until: Instant,
 ) -> Result<()> {
-    let ended = with_copies(movement, source, destination, true, |job| {
-        // SAFETY: the regions are not accessed before the movement has ended, and are never freed
-        // if it fails.
-        unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until))
-    });
+    let ended = with_copies(
+        (movement, Group::all(mpi.size as u32)),
+        source,
+        destination,
+        true,
+        |job| {
+            // SAFETY: the regions are not accessed before the movement has ended, and are never
+            // freed if it fails.
+            unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until))
+        },
+    );
     ended.map_err(|stop| {
         Error::Join(match stop {
             Stop::Lost { rank, why } => {

@@ -112,9 +112,10 @@ impl<S: Sight> Near<S> {
         rank != self.rank && self.sight.area(rank).is_some()
     }
 
-    /// Whether this rank sees the memory of all others.
-    pub fn sees_all(&self) -> bool {
-        (0..self.size).all(|rank| self.sight.area(rank).is_some())
+    /// Whether this rank sees the memory of all others of a movement.
+    pub fn sees_all(&self, job: &Job) -> bool {
+        let mut peers = job.peers(self.rank);
+        peers.all(|rank| self.sight.area(rank).is_some())
     }
 
     /// Whether all ranks see each other's memory.
@@ -122,9 +123,9 @@ impl<S: Sight> Near<S> {
         self.is_whole
     }
 
-    /// The other ranks that this one sees, with their areas.
-    fn peers(&self) -> impl Iterator<Item = (usize, &Area)> {
-        let others = (0..self.size).filter(|rank| *rank != self.rank);
+    /// The other ranks of a movement that this one sees, with their areas.
+    fn peers(&self, job: &Job) -> impl Iterator<Item = (usize, &Area)> {
+        let others = job.peers(self.rank);
         others.filter_map(|rank| Some((rank, self.sight.area(rank)?)))
     }
 
@@ -159,25 +160,26 @@ impl<S: Sight> Near<S> {
 
     /// Waits until all peers have started a movement, and compares it with theirs.
     pub fn arrive(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
-        self.wait_for_all(seq, until, fate, |area| area.has_started(seq))?;
-        let own = self.own().posted(seq);
-        for (_, area) in self.peers() {
-            let other = area.posted(seq);
-            if (own.movement, own.len) != (other.movement, other.len) {
-                return Err(Stop::Mismatch(self.difference(seq)));
-            }
+        let job = self.job(seq);
+        self.wait_for_all(seq, &job, until, fate, |area| area.has_started(seq))?;
+        let what = |posted: area::Posted| (posted.movement, posted.group, posted.len);
+        let own = what(self.own().posted(seq));
+        if self.peers(&job).any(|(_, a)| what(a.posted(seq)) != own) {
+            return Err(Stop::Mismatch(self.difference(seq, &job)));
         }
         Ok(())
     }
 
     /// The job of a movement that has arrived, if bytes of a peer come by messages.
     pub fn hidden(&self, seq: u64) -> Option<Job> {
+        let job = self.job(seq);
         let is_hidden = |(_, area): (usize, &Area)| area.posted(seq).place == Place::Elsewhere;
-        self.peers().any(is_hidden).then(|| self.job(seq))
+        self.peers(&job).any(is_hidden).then_some(job)
     }
 
     /// Copies the bytes of a movement that this rank sees, or adds them up. Its own chunk is one of
-    /// them. The chunks of peers whose bytes it does not see are `messages`, by rank.
+    /// them. The chunks of peers whose bytes it does not see are `messages`, by their places in the
+    /// group.
     pub fn receive(&self, seq: u64, messages: &[u8], fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         fate.begin_reading()?;
@@ -194,44 +196,45 @@ impl<S: Sight> Near<S> {
         // No code panics while it holds the lock.
         let addends = self.addends.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = || {
-            let row = |rank: usize| addends[rank].load(Ordering::Relaxed).cast_const();
+            let row = |place: usize| addends[place].load(Ordering::Relaxed).cast_const();
             // SAFETY: all ranks have started this movement with equal lengths, so that a chunk of
             // the destination's length is at each address, which stays valid and unwritten until
             // this rank has said that it has ended. Nothing else accesses the destination.
-            unsafe { add_in_tree(self.size, &row, job.destination, job.destination_len) };
+            unsafe { add_in_tree(job.group.size(), &row, job.destination, job.destination_len) };
         };
         self.with_addends(0, seq, job, messages, &addends, &mut sum)
     }
 
-    /// Notes the addresses of the addends of a rank and those after it, and calls `sum` while they
+    /// Notes the addresses of the addends of the ranks from a place on, and calls `sum` while they
     /// are valid.
     fn with_addends(
         &self,
-        rank: usize,
+        at: usize,
         seq: u64,
         job: &Job,
         messages: &[u8],
         addends: &[AtomicPtr<u8>],
         sum: &mut dyn FnMut(),
     ) -> Result<(), String> {
-        if rank == self.size {
+        if at == job.group.size() {
             sum();
             return Ok(());
         }
         let len = job.destination_len;
         let mut rest = Ok(());
-        let mut at = |address: *const u8| {
-            addends[rank].store(address.cast_mut(), Ordering::Relaxed);
-            rest = self.with_addends(rank + 1, seq, job, messages, addends, sum);
+        let mut note = |address: *const u8| {
+            addends[at].store(address.cast_mut(), Ordering::Relaxed);
+            rest = self.with_addends(at + 1, seq, job, messages, addends, sum);
         };
-        let from = self.rank * len;
+        let rank = job.group.member(self.rank, at);
+        let from = job.group.place_of(self.rank) * len;
         let area = self.sight.area(rank).ok_or("a rank is not near")?;
         let place = area.posted(seq).place;
         if rank == self.rank {
-            at(job.source.wrapping_add(from));
+            note(job.source.wrapping_add(from));
         } else if place == Place::Elsewhere {
-            let message = messages.get(rank * len..(rank + 1) * len);
-            at(message.ok_or("a message is missing")?.as_ptr());
+            let message = messages.get(at * len..(at + 1) * len);
+            note(message.ok_or("a message is missing")?.as_ptr());
         } else {
             let end = from + len;
             let bytes = Posted {
@@ -242,7 +245,7 @@ impl<S: Sight> Near<S> {
             };
             let seen = self
                 .sight
-                .with_bytes(bytes, &mut |start| at(start.wrapping_add(from)));
+                .with_bytes(bytes, &mut |start| note(start.wrapping_add(from)));
             seen.map_err(|why| unseen(rank, &why))?;
         }
         rest
@@ -250,11 +253,9 @@ impl<S: Sight> Near<S> {
 
     fn copy(&self, seq: u64, job: &Job) -> Result<(), String> {
         // SAFETY: the promise of `Engine::start`.
-        unsafe { job.copy_own(self.rank, self.size) };
-        for (sender, area) in self.peers() {
-            let chunk = job
-                .movement
-                .chunk(self.rank, sender, self.size, job.destination_len);
+        unsafe { job.copy_own(self.rank) };
+        for (sender, area) in self.peers(job) {
+            let chunk = job.chunk(self.rank, sender);
             let (Some(chunk), place) = (chunk, area.posted(seq).place) else {
                 continue;
             };
@@ -283,19 +284,21 @@ impl<S: Sight> Near<S> {
     /// Says that this rank has received all of its bytes, and waits until all peers have.
     pub fn finish(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
         self.own().end(seq);
-        self.wait_for_all(seq, until, fate, |area| area.has_ended(seq))
+        let job = self.job(seq);
+        self.wait_for_all(seq, &job, until, fate, |area| area.has_ended(seq))
     }
 
-    /// Waits until something is true of the areas of all peers.
+    /// Waits until something is true of the areas of all peers of a movement.
     fn wait_for_all(
         &self,
         seq: u64,
+        job: &Job,
         until: Instant,
         fate: &impl Fate,
         is_there: impl Fn(&Area) -> bool,
     ) -> Result<(), Stop> {
         let begun = Instant::now();
-        for (rank, area) in self.peers() {
+        for (rank, area) in self.peers(job) {
             loop {
                 let bell = area.bell();
                 if is_there(area) {
@@ -306,15 +309,17 @@ impl<S: Sight> Near<S> {
                     continue;
                 }
                 let is_missing = |rank: usize| {
-                    let area = self.sight.area(rank);
-                    rank != self.rank && area.is_some_and(|area| !is_there(area))
+                    let is_peer = job.peers(self.rank).any(|peer| peer == rank);
+                    let area = self.sight.area(rank).filter(|_| is_peer);
+                    area.is_some_and(|area| !is_there(area))
                 };
                 if let Some(stop) = fate.verdict(seq, &is_missing) {
                     return Err(stop);
                 }
                 let now = Instant::now();
                 if now >= until {
-                    return Err(fate.late(rank, area.step(), now - begun));
+                    let (rank, step) = self.last(rank);
+                    return Err(fate.late(rank, step, now - begun));
                 }
                 area.sleep(bell, NAP.min(until - now));
             }
@@ -322,20 +327,34 @@ impl<S: Sight> Near<S> {
         Ok(())
     }
 
+    /// The rank that has started the fewest movements, and its step: one that is waited for may
+    /// itself wait for a rank of another group. Of equals, the one that is waited for.
+    fn last(&self, waited_for: usize) -> (usize, u64) {
+        let others = (0..self.size).filter(|rank| *rank != self.rank);
+        let seen = others.filter_map(|rank| Some((rank, self.sight.area(rank)?)));
+        let last = seen.min_by_key(|(rank, area)| (area.started(), *rank != waited_for));
+        last.map_or((waited_for, 0), |(rank, area)| (rank, area.step()))
+    }
+
     /// The first difference between a movement of this rank and others, in words that are the same
     /// on all that see each other.
-    fn difference(&self, seq: u64) -> String {
-        let seen = (0..self.size).filter_map(|rank| Some((rank, self.sight.area(rank)?)));
+    fn difference(&self, seq: u64, job: &Job) -> String {
+        let members = job.group.members(self.rank);
+        let seen = members.filter_map(|rank| Some((rank, self.sight.area(rank)?)));
         let all: Vec<_> = seen
             .map(|(rank, area)| (rank, area.posted(seq)))
-            .map(|(rank, posted)| (rank, posted.movement, posted.len))
+            .map(|(rank, posted)| (rank, posted.movement, posted.len, posted.group))
             .collect();
-        let shown = |(rank, code, len): (usize, u64, u64)| {
-            format!("{:?} of {len} bytes on rank {rank}", movement(code))
+        let shown = |(rank, code, len, group): (usize, u64, u64, u64)| {
+            let among = match group as u32 {
+                1 => String::new(),
+                stride => format!(" among {} ranks at a distance of {stride}", group >> 32),
+            };
+            format!("{:?} of {len} bytes{among} on rank {rank}", movement(code))
         };
         let other = all
             .iter()
-            .find(|one| (one.1, one.2) != (all[0].1, all[0].2));
+            .find(|one| (one.1, one.2, one.3) != (all[0].1, all[0].2, all[0].3));
         let other = other.copied().unwrap_or(all[0]);
         format!("{}, {}", shown(all[0]), shown(other))
     }

@@ -1,6 +1,6 @@
 //! Worlds as the transports of kernels.
 
-use slabwise_kernels::collective::{self, Transport, TransportError};
+use slabwise_kernels::collective::{self, Group, Transport, TransportError};
 use slabwise_kernels::memory::Foreign;
 use slabwise_kernels::spec::CollectiveOp;
 
@@ -29,13 +29,15 @@ impl Transport for World {
     unsafe fn start(
         &self,
         op: CollectiveOp,
+        group: Group,
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<collective::Ticket, TransportError> {
         let movement = MOVEMENTS[op as usize];
         // SAFETY: the caller promises as much: until `finish` has returned, and after an error for
         // as long as `abandons` asks for it.
-        let started = unsafe { World::start(self, movement.name(), movement, source, destination) };
+        let started =
+            unsafe { self.start_in(group, movement.name(), movement, source, destination) };
         let ticket = started.map_err(|error| self.failure(&error))?;
         Ok(collective::Ticket([
             ticket.seq,

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::memory::Foreign;
 
 use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
@@ -273,8 +274,28 @@ impl World {
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<Ticket> {
+        // SAFETY: the caller promises as much.
+        unsafe { self.start_in(self.all(), name, movement, source, destination) }
+    }
+
+    /// As [`World::start`], between the ranks of each group.
+    ///
+    /// # Errors
+    /// As [`World::start`], or if groups of so many ranks do not divide the world.
+    ///
+    /// # Safety
+    /// As for [`World::start`].
+    pub unsafe fn start_in(
+        &self,
+        group: Group,
+        name: &str,
+        movement: Movement,
+        source: *const [u8],
+        destination: *mut [u8],
+    ) -> Result<Ticket> {
         let job = Job {
             movement,
+            group,
             source: source.cast(),
             source_len: source.len(),
             destination: destination.cast(),
@@ -327,9 +348,16 @@ impl World {
         job: Job,
         kind: Option<Kind>,
     ) -> Result<Ticket> {
+        if !job.group.divides(self.size()) {
+            return Err(Error::Size(format!(
+                "\"{name}\": groups of {} in a world of {}",
+                job.group,
+                self.size()
+            )));
+        }
         let check = job
             .movement
-            .check(self.size(), job.source_len, job.destination_len);
+            .check(job.group.size(), job.source_len, job.destination_len);
         check.map_err(|why| Error::Size(format!("\"{name}\": {why}")))?;
         if job.movement == Movement::ReduceScatter && !self.sums_in_place() {
             return Err(Error::Size(format!(
@@ -362,12 +390,9 @@ impl World {
         sequence.in_flight |= slot;
         drop(sequence);
         let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.movement)) as usize];
-        let bytes = (0..self.size())
-            .filter(|peer| *peer != self.rank())
-            .filter_map(|peer| {
-                job.movement
-                    .chunk(peer, self.rank(), self.size(), job.destination_len)
-            })
+        let bytes = job
+            .peers(self.rank())
+            .filter_map(|peer| job.chunk(peer, self.rank()))
             .map(|chunk| chunk.len as u64);
         counter.movements.fetch_add(1, Ordering::Relaxed);
         counter.bytes.fetch_add(bytes.sum(), Ordering::Relaxed);
@@ -403,7 +428,7 @@ impl World {
     /// # Errors
     /// If the lengths differ or the number of ranks does not divide them, or a rank is lost.
     pub fn all_to_all(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        self.run(name, Movement::AllToAll, source, destination, None)
+        self.run_in(self.all(), name, Movement::AllToAll, source, destination)
     }
 
     /// Concatenates the sources of all ranks, by rank, on each of them.
@@ -411,7 +436,7 @@ impl World {
     /// # Errors
     /// If the destination is not as long as all sources together, or a rank is lost.
     pub fn all_gather(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        self.run(name, Movement::AllGather, source, destination, None)
+        self.run_in(self.all(), name, Movement::AllGather, source, destination)
     }
 
     /// Adds up f32 of all ranks: on rank `i` chunk `i` of the sources, in a tree over the ranks.
@@ -420,7 +445,13 @@ impl World {
     /// If the source is not as long as a destination for each rank, the ranks do not read each
     /// other's memory ([`World::sums_in_place`]), or one is lost.
     pub fn reduce_scatter(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        self.run(name, Movement::ReduceScatter, source, destination, None)
+        self.run_in(
+            self.all(),
+            name,
+            Movement::ReduceScatter,
+            source,
+            destination,
+        )
     }
 
     /// Copies the root's bytes to all other ranks.
@@ -428,7 +459,7 @@ impl World {
     /// # Errors
     /// If there is no such rank, or a rank is lost.
     pub fn broadcast(&self, name: &str, root: usize, bytes: &mut [u8]) -> Result<()> {
-        self.run(name, Movement::Broadcast { root }, &[], bytes, None)
+        self.run_in(self.all(), name, Movement::Broadcast { root }, &[], bytes)
     }
 
     /// Sends to the rank at a distance, cyclically, and receives from the one at the same distance
@@ -443,7 +474,13 @@ impl World {
         source: &[u8],
         destination: &mut [u8],
     ) -> Result<()> {
-        self.run(name, Movement::Shift { by }, source, destination, None)
+        self.run_in(
+            self.all(),
+            name,
+            Movement::Shift { by },
+            source,
+            destination,
+        )
     }
 
     /// Waits until all ranks are here.
@@ -451,14 +488,34 @@ impl World {
     /// # Errors
     /// If a rank is lost.
     pub fn barrier(&self, name: &str) -> Result<()> {
-        self.run(name, Movement::Barrier, &[], &mut [], None)
+        self.run_in(self.all(), name, Movement::Barrier, &[], &mut [])
+    }
+
+    /// Runs a movement between the ranks of each group.
+    ///
+    /// # Errors
+    /// As [`World::start_in`], or if a rank is lost.
+    pub fn run_in(
+        &self,
+        group: Group,
+        name: &str,
+        movement: Movement,
+        source: &[u8],
+        destination: &mut [u8],
+    ) -> Result<()> {
+        self.run((movement, group), name, source, destination, None)
+    }
+
+    /// The group of all ranks.
+    pub(crate) fn all(&self) -> Group {
+        Group::all(self.size() as u32)
     }
 
     /// Runs a movement over copies of the regions, which an engine may keep after an error.
     pub(crate) fn run(
         &self,
+        movement: (Movement, Group),
         name: &str,
-        movement: Movement,
         source: &[u8],
         destination: &mut [u8],
         kind: Option<Kind>,

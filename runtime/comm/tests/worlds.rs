@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use exercise::exercise;
-use slabwise_comm::{Error, Header, IN_FLIGHT_MAX, Kind, Movement, World};
+use slabwise_comm::{Error, Group, Header, IN_FLIGHT_MAX, Kind, Movement, World};
 
 /// Runs a program on each rank, and returns the results by rank.
 fn on_ranks<T: Send>(size: usize, program: impl Fn(World) -> T + Sync) -> Vec<T> {
@@ -306,6 +306,118 @@ fn a_step_of_another_program_or_number_is_refused() {
             let told = result.expect_err("rank 1 differs").to_string();
             assert!(told.contains(says) && told.starts_with("rank 1 "), "{told}");
         }
+    }
+}
+
+/// The groups of a world: every stride at which as many ranks divide it.
+fn groups_of(size: u32) -> Vec<Group> {
+    let all = (1..=size).flat_map(|ranks| (1..=size).map(move |stride| Group { ranks, stride }));
+    all.filter(|group| group.divides(size as usize)).collect()
+}
+
+#[test]
+fn movements_stay_in_their_groups() {
+    for size in [4, 6, 8] {
+        on_ranks(size, |world| {
+            let rank = world.rank();
+            for (round, group) in groups_of(size as u32).into_iter().enumerate() {
+                world.begin_step(round as u64);
+                let members: Vec<usize> = (0..size)
+                    .filter(|other| {
+                        // Ranks whose numbers differ in one digit.
+                        let (ranks, stride) = (group.ranks as usize, group.stride as usize);
+                        let rest = |r: usize| (r % stride, r / (stride * ranks));
+                        rest(*other) == rest(rank)
+                    })
+                    .collect();
+                assert_eq!(members.len(), group.size());
+                let place = members.iter().position(|r| *r == rank).expect("itself");
+                assert_eq!(group.place_of(rank), place);
+                assert!(group.members(rank).eq(members.iter().copied()));
+                let run = |movement, source: &[u8], len| {
+                    let mut all = vec![0xaa; len];
+                    let ended = world.run_in(group, "group", movement, source, &mut all);
+                    ended.expect("no loss");
+                    all
+                };
+                let n = members.len();
+                let before = world.sent(Kind::AllGather).bytes;
+                let all = run(Movement::AllGather, &[rank as u8; 3], 3 * n);
+                let want: Vec<u8> = members.iter().flat_map(|r| [*r as u8; 3]).collect();
+                assert_eq!(all, want);
+                let sent = world.sent(Kind::AllGather).bytes - before;
+                assert_eq!(sent, 3 * (n as u64 - 1));
+                let own: Vec<u8> = (0..n).map(|to| (10 * rank + to) as u8).collect();
+                let all = run(Movement::AllToAll, &own, n);
+                let want: Vec<u8> = members.iter().map(|r| (10 * r + place) as u8).collect();
+                assert_eq!(all, want);
+                let own: Vec<u8> = (0..n)
+                    .flat_map(|to| ((10 * rank + to) as f32).to_le_bytes())
+                    .collect();
+                let sum = run(Movement::ReduceScatter, &own, 4);
+                let want: f32 = members.iter().map(|r| (10 * r + place) as f32).sum();
+                assert_eq!(sum, want.to_le_bytes());
+                let shifted = run(Movement::Shift { by: 1 }, &[rank as u8], 1);
+                assert_eq!(usize::from(shifted[0]), members[(place + n - 1) % n]);
+                let from = members[n - 1];
+                let root = if rank == from { 7 + from as u8 } else { 0 };
+                let mut copied = [root];
+                let copy = Movement::Broadcast { root: n - 1 };
+                let ended = world.run_in(group, "copy", copy, &[], &mut copied);
+                ended.expect("no loss");
+                assert_eq!(usize::from(copied[0]), 7 + from);
+            }
+        });
+    }
+}
+
+#[test]
+fn groups_that_do_not_divide_the_world_or_differ_are_refused() {
+    let group = |ranks, stride| Group { ranks, stride };
+    let results = on_ranks(4, |world| {
+        for (ranks, stride, shown) in [(3, 1, "3 ranks"), (2, 3, "2 ranks at a distance of 3")] {
+            let ended = world.run_in(group(ranks, stride), "sum", Movement::Barrier, &[], &mut []);
+            let told = ended.expect_err("it does not fit").to_string();
+            assert_eq!(told, format!("\"sum\": groups of {shown} in a world of 4"));
+        }
+        let own = if world.rank() == 3 {
+            group(2, 2)
+        } else {
+            group(2, 1)
+        };
+        world.run_in(own, "sum", Movement::AllGather, &[1], &mut [0; 2])
+    });
+    // Rank 2 shares a group with rank 3, which shares one with rank 1.
+    for rank in [2, 3] {
+        let told = results[rank].clone().expect_err("they differ").to_string();
+        let differs = [1, 2].map(|other| {
+            format!(
+                "AllGather of 2 bytes on rank {other}, AllGather of 2 bytes among 2 ranks at a \
+                 distance of 2 on rank 3"
+            )
+        });
+        let differs = differs.iter().any(|text| told.contains(text));
+        assert!(differs || told.contains("has left the world"), "{told}");
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_beyond_its_group() {
+    // Rank 3 does not come. Rank 2 waits for it, and rank 0 for rank 2.
+    let results = on_ranks(4, |world| {
+        let patience = if world.rank() == 2 { 5000 } else { 300 };
+        let world = world.with_patience(Duration::from_millis(patience));
+        let group = |stride| Group { ranks: 2, stride };
+        if world.rank() == 3 {
+            thread::sleep(Duration::from_millis(1200));
+            return Ok(());
+        }
+        world.run_in(group(1), "rows", Movement::Barrier, &[], &mut [])?;
+        world.run_in(group(2), "columns", Movement::Barrier, &[], &mut [])
+    });
+    for (rank, result) in results.into_iter().enumerate().take(3) {
+        let (late, why) = lost(result);
+        assert_eq!(late, 3, "rank {rank}: {why}");
     }
 }
 

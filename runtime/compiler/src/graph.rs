@@ -9,13 +9,14 @@ mod verify;
 use std::panic::Location;
 use std::sync::Arc;
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::shape::Symbols;
+use crate::shape::{Extent, Symbols};
 pub use bases::Bases;
 pub use body::{Body, BodyBuilder, Feed, Kept, PlannedBody};
 pub use variables::{Counter, VariableInfo};
@@ -187,6 +188,17 @@ impl Graph {
     pub fn has_collectives(&self) -> bool {
         let is_collective = |node: &Node| matches!(node.op, Op::Collective { .. });
         self.nodes.iter().any(is_collective)
+    }
+
+    /// Whether its values may differ along the ranks of such groups though the inputs do not: it
+    /// exchanges bytes between them, or knows the rank's place.
+    pub fn exchanges_along(&self, group: Group) -> bool {
+        let exchanges = |node: &Node| match node.op {
+            Op::Collective { group: other, .. } => other == group,
+            _ => false,
+        };
+        let known = |(_, _, extent)| extent == Extent::Rank(group);
+        self.nodes.iter().any(exchanges) || self.symbols.iter().any(known)
     }
 
     /// For each node whether its value is requested or excluded from recomputation.

@@ -12,6 +12,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 use rustc_hash::FxHashMap;
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
@@ -198,7 +199,7 @@ pub fn evaluate(
     variables: &[Array],
     precision: Precision,
 ) -> Result<Evaluated, Fault> {
-    let alone = |op: CollectiveOp, value: &Array| {
+    let alone = |op: CollectiveOp, _: Group, value: &Array| {
         let mut value = value.clone();
         match op {
             CollectiveOp::AllToAll => {}
@@ -211,14 +212,15 @@ pub fn evaluate(
 }
 
 /// The value of every node of a graph on one of several ranks, as [`evaluate`]; `exchange` gives
-/// the result of a collective for this rank's operand, and all ranks call it in the same order.
+/// the result of a collective in its group for this rank's operand, and all ranks call it in the
+/// same order.
 pub fn evaluate_rank(
     graph: &Graph,
     env: &Env,
     inputs: &[Array],
     variables: &[Array],
     precision: Precision,
-    exchange: &dyn Fn(CollectiveOp, &Array) -> Array,
+    exchange: &dyn Fn(CollectiveOp, Group, &Array) -> Array,
 ) -> Result<Evaluated, Fault> {
     let mut env = *env;
     let mut loops: FxHashMap<NodeId, Vec<Array>> = FxHashMap::default();
@@ -299,7 +301,7 @@ pub fn evaluate_rank(
                 let found = results.and_then(|r| r.get(*result as usize)).cloned();
                 found.ok_or(missing)?
             }
-            Op::Collective { op, .. } => exchange(*op, args[0]),
+            Op::Collective { op, group } => exchange(*op, *group, args[0]),
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
                 Fault::Index {
                     node: id.0,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use slabwise_kernels::collective::Group;
 pub use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 pub use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
@@ -143,8 +144,8 @@ pub enum Extent {
     Unbounded(u32),
     /// Data-dependent: a kernel computes it in the run, at most this.
     DataDependent(Size),
-    /// The number of the rank that runs the program, below this.
-    Rank(u32),
+    /// The place of the rank that runs the program in its group.
+    Rank(Group),
     /// The rows of some parts of a batch.
     Share(Share),
     /// Computed from the lengths of earlier symbols.
@@ -220,16 +221,18 @@ impl Symbols {
         )
     }
 
-    /// The symbol of the rank that runs the program, one of so many.
-    pub fn rank(&mut self, ranks: u32) -> Result<Symbol, String> {
-        let known = self
+    /// The symbol of the place in its group of the rank that runs the program.
+    pub fn rank(&mut self, group: Group) -> Result<Symbol, String> {
+        const NAMES: [&str; 4] = ["rank", "rank2", "rank3", "rank4"];
+        let ranks = self
             .0
             .iter()
-            .position(|(_, e)| matches!(e, Extent::Rank(_)));
-        known.map_or_else(
-            || self.add("rank", Extent::Rank(ranks)),
-            |at| Ok(Symbol(at as u8)),
-        )
+            .filter(|(_, e)| matches!(e, Extent::Rank(_)))
+            .count();
+        match self.0.iter().position(|(_, e)| *e == Extent::Rank(group)) {
+            Some(at) => Ok(Symbol(at as u8)),
+            None => self.add(NAMES[ranks.min(3)], Extent::Rank(group)),
+        }
     }
 
     /// The symbol of a share of a batch, if it has one.
@@ -324,7 +327,7 @@ impl Symbols {
             Extent::DataDependent(most) => {
                 format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
             }
-            Extent::Rank(ranks) => format!("{name} of {ranks}"),
+            Extent::Rank(group) => format!("{name} of {group}"),
             Extent::Share(Share {
                 rows,
                 parts,
@@ -361,7 +364,7 @@ impl Symbols {
         for (at, (_, extent)) in self.0.iter().enumerate() {
             env.0[at] = match extent {
                 Extent::Bounded(max) | Extent::Unbounded(max) => *max,
-                Extent::Rank(ranks) => ranks.saturating_sub(1),
+                Extent::Rank(group) => group.ranks.saturating_sub(1),
                 Extent::Share(share) => share.at(&env),
                 Extent::Computed(formula) => formula.at(&env),
                 // Computed from earlier symbols.

@@ -17,11 +17,12 @@ impl Trace {
         }
         let loss = self.scalar_loss(at, "minimize", loss);
         let spread = self.spread();
-        if let Some(spread) = spread.filter(|s| s.grains != s.ranks) {
-            let each = spread.grains / spread.ranks;
+        if let Some(spread) = spread.filter(|s| s.grains != s.ranks()) {
+            let each = spread.grains / spread.ranks();
             let message = format!(
                 "minimize: each of {} ranks runs {each} of {} grains; use minimize_in_parts({each}, …)",
-                spread.ranks, spread.grains
+                spread.ranks(),
+                spread.grains
             );
             self.fail(at, "", message);
             return;

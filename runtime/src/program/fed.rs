@@ -102,7 +102,7 @@ impl Compiled {
                 Extent::Bounded(max) | Extent::Unbounded(max) => known[i].unwrap_or(max),
                 // Until a kernel has computed it.
                 Extent::DataDependent(_) => 0,
-                Extent::Rank(_) => self.rank.0,
+                Extent::Rank(group) => group.place_of(self.rank[0]) as u32,
                 Extent::Share(share) => share.at(&env),
                 Extent::Computed(formula) => formula.at(&env),
             };
@@ -161,14 +161,14 @@ impl Compiled {
 
     /// The error of a rank whose part of the batch is empty.
     fn without_rows(&self, env: &Env) -> Option<Error> {
-        let (rank, ranks) = self.rank;
+        let [rank, ranks, sharing] = self.rank;
         let first = self.inputs.first()?;
         let is_empty = ranks > 1 && first.dims.first()?.at(env) == 0;
         is_empty.then(|| Error::Input {
             name: first.name.to_string(),
             message: format!(
                 "rank {rank} of {ranks} has no row of this batch (\"{}\" is 0 long), and the step needs one of each rank; \
-                 leave out batches of fewer than {ranks} rows, or join the last one with the batch before it",
+                 leave out batches of fewer than {sharing} rows, or join the last one with the batch before it",
                 first.name
             ),
         })

@@ -66,7 +66,7 @@ impl Compiled {
             has_data_dependent,
             gaps,
             loaded: None,
-            rank: (0, 1),
+            rank: [0, 1, 1],
             fingerprint: None,
         })
     }

@@ -48,7 +48,11 @@ impl Session {
         let shown = self.shown(&compiled);
         let mut compiled =
             Compiled::link(compiled, &variables, self.options.shapes.use_gaps, self.id)?;
-        compiled.rank = (self.world.rank() as u32, self.world.ranks() as u32);
+        compiled.rank = [
+            self.world.rank(),
+            self.world.ranks(),
+            self.world.data().size(),
+        ];
         compiled.fingerprint = self.agree(&compiled, shown)?;
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;

@@ -44,6 +44,12 @@ impl Session {
     /// random numbers of a training step differ between ranks; those of a [key](crate::Trace::key) of
     /// the program's own and of an inference trace are the same.
     ///
+    /// On a [mesh](crate::Mesh) the ranks along its data axis share the batch, and the others have
+    /// the same rows: the step is that of a world of the data axis' size, to the bit if it has the
+    /// same [grains](World::with_grains) and exchanges nothing along other axes. If it does, a
+    /// weight's gradient is the mean of those along these axes, each of the sum of what the ranks
+    /// along it compute; the loss must be the same along them.
+    ///
     /// ```
     /// # use slabwise::prelude::*;
     /// # use slabwise::{nn::Linear, optim::Sgd, World};
@@ -71,7 +77,8 @@ impl Session {
     /// # Errors
     /// If programs were compiled before, or on a device other than the CPU in a world of several
     /// ranks.
-    pub fn on(mut self, world: World) -> Result<Self> {
+    pub fn on(mut self, world: impl Into<World>) -> Result<Self> {
+        let world = world.into();
         if !self.variables.list.is_empty() {
             return Err(Error::Value(
                 "the session has compiled a program or loaded weights already; join a world before that".into(),

@@ -80,10 +80,10 @@ impl Trace {
 
 /// The number of a grain of the batch: of the grains of this rank, that of a part.
 fn number_of(g: &mut Graph, spread: Spread, part: usize) -> Result<NodeId, String> {
-    let each = Size::fixed((spread.grains / spread.ranks) as i64);
-    let first = match spread.ranks {
+    let each = Size::fixed((spread.grains / spread.ranks()) as i64);
+    let first = match spread.ranks() {
         1 => Some(Size::ZERO),
-        ranks => Size::symbol(g.symbols.rank(ranks as u32)?).checked_mul(each),
+        _ => Size::symbol(g.symbols.rank(spread.group)?).checked_mul(each),
     };
     let number = first.and_then(|first| first.checked_add(Size::fixed(part as i64)));
     let number = number.ok_or("too many grains")?;

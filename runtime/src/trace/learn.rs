@@ -184,7 +184,7 @@ impl Trace {
             // One after the other, which holds the fewest gradients.
             return Ok(PartSums::new(Tree::chain(parts), None));
         };
-        let Spread { ranks, grains, .. } = spread;
+        let (ranks, grains) = (spread.ranks(), spread.grains);
         if grains / ranks != parts {
             return Err(format!(
                 "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
@@ -234,8 +234,9 @@ impl Trace {
         update: impl FnOnce(Vec<Learning<'t>>),
     ) {
         self.check_frozen();
-        let spread = self.spread().filter(|spread| spread.ranks > 1);
-        if spread.is_some_and(|s| s.strategy == Strategy::ShardedState) && !is_elementwise {
+        let spread = self.spread();
+        let is_sharded = |s: Spread| s.ranks() > 1 && s.strategy == Strategy::ShardedState;
+        if spread.is_some_and(is_sharded) && !is_elementwise {
             let message = "minimize: this optimizer reads more of a weight than the element that it updates, \
                            so ranks cannot hold parts of its state; Strategy::Replicated can be used"
                 .into();

@@ -1,5 +1,6 @@
 //! Steps of several ranks: the share of each in the loss, and the sums of their gradients.
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
@@ -61,13 +62,13 @@ impl Trace {
                 .first()
                 .and_then(|input| input.dims.first().copied());
             let examples = examples.filter(|n| n.as_fixed().is_none());
-            let Some(examples) = examples.filter(|_| spread.ranks > 1) else {
-                let share = 1.0 / (spread.ranks * parts) as f32;
+            let Some(examples) = examples.filter(|_| spread.ranks() > 1) else {
+                let share = 1.0 / (spread.ranks() * parts) as f32;
                 return Ok(g.emit(Op::Const(Value::F32(share)), &[], DType::F32, Dims::new()));
             };
             let own = g.emit(Op::Size(examples), &[], DType::I32, Dims::new());
             let own = g.cast(own, DType::F32);
-            let total = sum_over_ranks(g, own, spread.ranks);
+            let total = sum_over(g, own, &spread, spread.group);
             let number = Op::Const(Value::F32(parts as f32));
             let parts = g.emit(number, &[], DType::F32, Dims::new());
             let total = g.mul(total, parts);
@@ -101,7 +102,7 @@ impl Trace {
         };
         let total = self.record(at, &[], |g, _| {
             let own = number(g, examples);
-            Ok(sum_over_ranks(g, own, spread.ranks))
+            Ok(sum_over(g, own, &spread, spread.group))
         });
         let share = |length| {
             self.record(at, &[total], |g, ids| {
@@ -115,12 +116,12 @@ impl Trace {
     /// The part of a weight that this rank updates, as one row.
     pub(super) fn part_of<'t>(&'t self, at: Line, weight: Tensor<'t>, shard: Shard) -> Tensor<'t> {
         self.record(at, &[weight], |g, ids| {
-            let rank = Size::symbol(g.symbols.rank(shard.ranks)?);
+            let rank = Size::symbol(g.symbols.rank(shard.group)?);
             let each = Size::fixed(shard.elements);
             let start = each.checked_mul(rank).ok_or("the weight is too long")?;
             let row = g.reshape(ids[0], &Dims::from_slice(&[Size::fixed(shard.whole)]));
             let (dtype, own) = (g.dtype(row), Dims::from_slice(&[each]));
-            if shard.elements * i64::from(shard.ranks) == shard.whole {
+            if shard.elements * i64::from(shard.group.ranks) == shard.whole {
                 let slice = Op::Slice {
                     start: Dims::from_slice(&[start]),
                     step: SmallVec::from_elem(1, 1),
@@ -158,7 +159,7 @@ impl Trace {
                     g.symbols.show(g.dims(ids[0]))
                 ));
             }
-            let row = gathered(g, ids[0], shard.ranks as usize);
+            let row = gathered(g, ids[0], shard.group);
             let row = narrowed(g, row, 0, shard.whole);
             Ok(g.reshape(row, &dims))
         })
@@ -168,13 +169,55 @@ impl Trace {
 impl Building {
     /// The gradients of the whole batch on every rank, or of its part of a weight, from those of
     /// each rank's part of the batch.
+    ///
+    /// Along an axis of a mesh that is not the batch's all ranks have the same loss. Where values
+    /// are exchanged along it, a rank's gradient is that of the sum of these losses by the weight
+    /// as this rank has it, so that the mean is the gradient of the loss by the weight of all.
     pub(super) fn gradients_of_all_ranks(
         &mut self,
         at: Line,
         gradients: Vec<(u32, NodeId)>,
         spread: Spread,
     ) -> Vec<(u32, Summed)> {
-        let ranks = spread.ranks;
+        let others = spread.axes.iter().flat_map(|axes| axes.others());
+        let used = others.filter(|group| group.ranks > 1 && self.graph.exchanges_along(*group));
+        let used: Vec<Group> = used.collect();
+        let mut gradients = gradients;
+        for group in used {
+            let replicated = Spread {
+                group,
+                strategy: Strategy::Replicated,
+                ..spread
+            };
+            let sums = self.sums_of_gradients(at, gradients, &replicated);
+            gradients = sums
+                .into_iter()
+                .map(|(variable, sum)| {
+                    let (Summed::Whole(sum) | Summed::Shard(sum, _)) = sum;
+                    self.origin_of(at, variable);
+                    let mean = 1.0 / group.ranks as f32;
+                    let g = &mut self.graph;
+                    let dims = g.dims(sum).clone();
+                    let mean = g.full(mean, DType::F32, &dims);
+                    (variable, g.mul(sum, mean))
+                })
+                .collect();
+        }
+        if spread.ranks() == 1 {
+            let whole = gradients.into_iter();
+            return whole.map(|(v, g)| (v, Summed::Whole(g))).collect();
+        }
+        self.sums_of_gradients(at, gradients, &spread)
+    }
+
+    /// The sums of gradients over the ranks of a group.
+    fn sums_of_gradients(
+        &mut self,
+        at: Line,
+        gradients: Vec<(u32, NodeId)>,
+        spread: &Spread,
+    ) -> Vec<(u32, Summed)> {
+        let (group, ranks) = (spread.group, spread.ranks());
         let mut summed: Vec<(u32, Summed)> = Vec::with_capacity(gradients.len());
         let mut bucket: Vec<Sent> = Vec::new();
         let mut bytes = 0;
@@ -193,16 +236,16 @@ impl Building {
                 let g = &mut self.graph;
                 let row = row_of(g, &sent);
                 let row = joined(g, SmallVec::from_slice(&[row]), elements, ranks);
-                let own = sum_of_part(g, row, spread);
+                let own = sum_of_part(g, row, spread, group);
                 let sum = if is_sharded {
                     let shard = Shard {
-                        ranks: ranks as u32,
+                        group,
                         elements: (elements as u64).div_ceil(ranks as u64) as i64,
                         whole: elements,
                     };
                     Summed::Shard(own, shard)
                 } else {
-                    let sum = gathered(g, own, ranks);
+                    let sum = gathered(g, own, group);
                     Summed::Whole(part(g, sum, 0, &sent))
                 };
                 summed.push((variable, sum));
@@ -225,18 +268,18 @@ impl Building {
         &mut self,
         at: Line,
         bucket: Vec<Sent>,
-        spread: Spread,
+        spread: &Spread,
         summed: &mut Vec<(u32, Summed)>,
     ) {
         let Some(first) = bucket.first() else { return };
-        let ranks = spread.ranks;
+        let (group, ranks) = (spread.group, spread.ranks());
         self.origin_of(at, first.variable);
         let g = &mut self.graph;
         let rows = bucket.iter().map(|sent| row_of(g, sent)).collect();
         let elements = bucket.iter().map(|sent| sent.elements).sum();
         let whole = joined(g, rows, elements, ranks);
-        let own = sum_of_part(g, whole, spread);
-        let sum = gathered(g, own, ranks);
+        let own = sum_of_part(g, whole, spread, group);
+        let sum = gathered(g, own, group);
         let mut start = 0;
         for sent in bucket {
             summed.push((sent.variable, Summed::Whole(part(g, sum, start, &sent))));
@@ -300,54 +343,76 @@ fn narrowed(g: &mut Graph, row: NodeId, start: i64, elements: i64) -> NodeId {
     g.emit(slice, &[row], dtype, own)
 }
 
-/// The sum over all ranks of this rank's part of a row: each rank adds up one part of all rows.
-fn sum_of_part(g: &mut Graph, row: NodeId, spread: Spread) -> NodeId {
-    let ranks = spread.ranks;
-    let (dtype, length) = (g.dtype(row), g.dims(row)[0]);
-    let each = length.checked_div(ranks as i64).unwrap_or(Size::ZERO);
-    let parts = Dims::from_slice(&[Size::fixed(ranks as i64), each]);
-    let own = g.reshape(row, &parts);
-    let exchange = |op| Op::Collective {
-        op,
-        ranks: ranks as u32,
-    };
-    if spread.sums_in_place {
-        let sum = exchange(CollectiveOp::ReduceScatter);
-        return g.emit(sum, &[own], dtype, Dims::from_slice(&[each]));
+/// The sum over the ranks of a group of this rank's part of a row: each rank adds up one part of
+/// all rows.
+fn sum_of_part(g: &mut Graph, row: NodeId, spread: &Spread, group: Group) -> NodeId {
+    let each = g.dims(row)[0].checked_div(i64::from(group.ranks));
+    let rows = Size::fixed(i64::from(group.ranks));
+    let parts = Dims::from_slice(&[rows, each.unwrap_or(Size::ZERO)]);
+    let parts = g.reshape(row, &parts);
+    scattered_sum(g, parts, spread, group)
+}
+
+/// `[ranks, …] → […]`: the row at this rank's place, added up over the ranks of a group.
+pub(crate) fn scattered_sum(g: &mut Graph, rows: NodeId, spread: &Spread, group: Group) -> NodeId {
+    let (dtype, dims) = (g.dtype(rows), Dims::from_slice(&g.dims(rows)[1..]));
+    if group.ranks == 1 {
+        return g.reshape(rows, &dims);
     }
-    let received = g.emit(exchange(CollectiveOp::AllToAll), &[own], dtype, parts);
-    sum_of_rows(g, received, ranks)
+    if spread.sums_in_place && dtype == DType::F32 {
+        let op = CollectiveOp::ReduceScatter;
+        return g.emit(Op::Collective { op, group }, &[rows], dtype, dims);
+    }
+    let received = exchanged(g, rows, group);
+    sum_of_rows(g, received, group.size())
+}
+
+/// `[ranks, …] → [ranks, …]`: the row for this rank of every rank of a group.
+pub(crate) fn exchanged(g: &mut Graph, rows: NodeId, group: Group) -> NodeId {
+    if group.ranks == 1 {
+        return rows;
+    }
+    let (dtype, dims) = (g.dtype(rows), g.dims(rows).clone());
+    let op = CollectiveOp::AllToAll;
+    g.emit(Op::Collective { op, group }, &[rows], dtype, dims)
+}
+
+/// `[…] → [ranks, …]`: the values of every rank of a group.
+pub(crate) fn gathered_rows(g: &mut Graph, own: NodeId, group: Group) -> NodeId {
+    let (dtype, rows) = (g.dtype(own), Size::fixed(i64::from(group.ranks)));
+    let dims = g.dims(own).iter().copied();
+    let all: Dims = std::iter::once(rows).chain(dims).collect();
+    if group.ranks == 1 {
+        return g.reshape(own, &all);
+    }
+    let op = CollectiveOp::AllGather;
+    g.emit(Op::Collective { op, group }, &[own], dtype, all)
 }
 
 /// The parts of every rank as one row. With [`sum_of_part`] a rank sends 2(ranks − 1)/ranks of the
 /// row's bytes.
-fn gathered(g: &mut Graph, part: NodeId, ranks: usize) -> NodeId {
-    let (dtype, each) = (g.dtype(part), g.dims(part)[0]);
-    let rows = Size::fixed(ranks as i64);
-    let gather = Op::Collective {
-        op: CollectiveOp::AllGather,
-        ranks: ranks as u32,
-    };
-    let parts = Dims::from_slice(&[rows, each]);
-    let all = g.emit(gather, &[part], dtype, parts);
-    let length = each.checked_mul(rows).unwrap_or(Size::ZERO);
-    g.reshape(all, &Dims::from_slice(&[length]))
+fn gathered(g: &mut Graph, part: NodeId, group: Group) -> NodeId {
+    let all = gathered_rows(g, part, group);
+    let length = g.dims(all)[0].checked_mul(g.dims(all)[1]);
+    g.reshape(all, &Dims::from_slice(&[length.unwrap_or(Size::ZERO)]))
 }
 
-/// The sum of a small value of every rank, on every rank.
-pub(crate) fn sum_over_ranks(g: &mut Graph, own: NodeId, ranks: usize) -> NodeId {
-    if ranks == 1 {
+/// The sum of a value of fixed shape over the ranks of a group, on each of them. Small values go to
+/// every rank; of large ones each rank adds up a part, with the same bits.
+pub(crate) fn sum_over(g: &mut Graph, own: NodeId, spread: &Spread, group: Group) -> NodeId {
+    if group.ranks == 1 {
         return own;
     }
-    let (dtype, dims) = (g.dtype(own), g.dims(own).clone());
-    let rows = Size::fixed(ranks as i64);
-    let all: Dims = std::iter::once(rows).chain(dims.iter().copied()).collect();
-    let gather = Op::Collective {
-        op: CollectiveOp::AllGather,
-        ranks: ranks as u32,
-    };
-    let all = g.emit(gather, &[own], dtype, all);
-    sum_of_rows(g, all, ranks)
+    let dims = g.dims(own).clone();
+    let elements: i64 = dims.iter().map(|d| d.as_fixed().unwrap_or(0)).product();
+    if elements * 4 >= LARGE && elements % i64::from(group.ranks) == 0 {
+        let row = g.reshape(own, &Dims::from_slice(&[Size::fixed(elements)]));
+        let part = sum_of_part(g, row, spread, group);
+        let sum = gathered(g, part, group);
+        return g.reshape(sum, &dims);
+    }
+    let all = gathered_rows(g, own, group);
+    sum_of_rows(g, all, group.size())
 }
 
 /// `[ranks, …] → […]`: the rows, added in the tree of that many ranks.

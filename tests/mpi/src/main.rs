@@ -9,7 +9,7 @@ use ndarray::Axis;
 use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::AdamW;
 use slabwise::prelude::*;
-use slabwise::{Error, Strategy, World};
+use slabwise::{Error, Mesh, Strategy, World};
 use slabwise_models::{Model, noise, rows_of};
 
 const INPUTS: usize = 12;
@@ -21,13 +21,16 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
-        ["train", strategy, grains, steps, file] => train(strategy, grains, steps, file),
+        ["train", strategy, grains, steps, file] => {
+            join(strategy, grains).and_then(|world| train(&world, steps, file))
+        }
+        ["mesh", strategy, grains, steps, file] => mesh([strategy, grains, steps, file]),
         ["model", name, batch, strategy, grains, steps, file] => {
             model(name, batch, [strategy, grains, steps, file])
         }
         ["mistake"] => mistake(),
         _ => Err(Error::Value(
-            "train STRATEGY GRAINS STEPS FILE, model NAME BATCH …, or mistake".into(),
+            "train|mesh STRATEGY GRAINS STEPS FILE, model NAME BATCH …, or mistake".into(),
         )),
     };
     match done {
@@ -141,6 +144,74 @@ fn model(name: &str, batch: &str, [strategy, grains, steps, file]: [&str; 4]) ->
     session.save(file)
 }
 
+/// Exchanges values along both axes of a mesh of 2 x 2, trains on it as [`train`] does, and says
+/// how many bytes it has sent by messages and in all.
+fn mesh([strategy, grains, steps, file]: [&str; 4]) -> Result<()> {
+    let world = join(strategy, grains)?;
+    let mesh = world.mesh([("data", 2), ("model", 2)])?;
+    for axis in ["data", "model"] {
+        exchanges(&mesh, axis)?;
+    }
+    let world = mesh.world();
+    let before = [world.message_bytes(), world.sent_bytes()];
+    train(world, steps, file)?;
+    let after = [world.message_bytes(), world.sent_bytes()];
+    let [messages, all] = [after[0] - before[0], after[1] - before[1]];
+    println!("messages {messages} of {all}");
+    Ok(())
+}
+
+/// Checks every exchange along an axis. `WIDTH` rows are of 64 KiB and more.
+fn exchanges(mesh: &Mesh, axis: &str) -> Result<()> {
+    let params = Params::seeded(3);
+    let one = params.root().param("one", (), Init::Constant(1.0));
+    let mut session = Session::new(Device::Cpu, params)?
+        .with_threads(1)
+        .on(mesh.clone())?;
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (WIDTH, WIDTH)) * trace.param(&one);
+    let outputs = [
+        x.sum_across(axis),
+        x.gather_across(axis, 1),
+        x.scatter_across(axis, 0),
+        x.exchange_across(axis, 1, 0),
+    ];
+    let program = session.compile(&trace, outputs)?;
+    let of_rank = |rank: usize| {
+        ndarray::Array2::from_shape_fn((WIDTH, WIDTH), |(i, j)| ((i * 3 + j) % 7 + 8 * rank) as f32)
+    };
+    let rank = mesh.world().rank();
+    let stride = if axis == "data" { 2 } else { 1 };
+    let place = rank / stride % 2;
+    assert_eq!(mesh.coordinate(axis)?, place);
+    let first = rank - place * stride;
+    let pair = [of_rank(first), of_rank(first + stride)];
+    let sum = &pair[0] + &pair[1];
+    let half = |x: &ndarray::Array2<f32>, dim: usize| {
+        let own = place * WIDTH / 2..(place + 1) * WIDTH / 2;
+        x.slice_axis(Axis(dim), own.into()).to_owned()
+    };
+    let join = |parts: [ndarray::Array2<f32>; 2], dim: usize| {
+        let views = [parts[0].view(), parts[1].view()];
+        ndarray::concatenate(Axis(dim), &views).expect("they fit")
+    };
+    let wanted = [
+        sum.clone(),
+        join(pair.clone(), 1),
+        half(&sum, 0),
+        join([half(&pair[0], 1), half(&pair[1], 1)], 0),
+    ];
+    let ran = session.run(&program, &of_rank(rank))?;
+    for (at, (ran, wanted)) in ran.iter().zip(wanted).enumerate() {
+        assert_eq!(
+            ran.array::<f32>()?,
+            wanted.into_dyn(),
+            "exchange {at} along {axis}"
+        );
+    }
+    Ok(())
+}
+
 /// Compiles a program that has a mistake on rank 1.
 fn mistake() -> Result<()> {
     let world = World::join()?;
@@ -156,9 +227,8 @@ fn mistake() -> Result<()> {
 }
 
 /// Trains, and writes the file of all weights and state.
-fn train(strategy: &str, grains: &str, steps: &str, file: &str) -> Result<()> {
-    let world = join(strategy, grains)?;
-    let (mut session, step) = learner(&world)?;
+fn train(world: &World, steps: &str, file: &str) -> Result<()> {
+    let (mut session, step) = learner(world)?;
     for seed in 0..number(steps)? as u64 {
         run_step(&mut session, &step, seed)?;
     }

@@ -201,6 +201,33 @@ fn an_error_of_one_process_in_a_compilation_is_told_to_all() {
 }
 
 #[test]
+fn processes_on_a_mesh_have_the_bits_of_one() {
+    let Some(mpi) = all().into_iter().next() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("weights.safetensors");
+    let name = file.to_str().expect("a name");
+    run_alone(&["train", "replicated", "4", "3", name]);
+    let alone = data(&file);
+    for (strategy, is_near) in [
+        ("replicated", true),
+        ("sharded", true),
+        ("replicated", false),
+    ] {
+        std::fs::remove_file(&file).expect("it was there");
+        let mut command = mpi.command(4, &["mesh", strategy, "4", "3", name]);
+        command.env("SLABWISE_NEAR", if is_near { "1" } else { "0" });
+        let output = command.output().expect("mpiexec starts");
+        let told = text(&output);
+        assert!(output.status.success(), "{told}");
+        assert!(data(&file) == alone, "{strategy}, near: {is_near}");
+        let silent = told.matches("messages 0 of ").count();
+        assert_eq!(silent, 4 * usize::from(is_near), "{told}");
+    }
+}
+
+#[test]
 fn processes_have_the_bits_of_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("weights.safetensors");

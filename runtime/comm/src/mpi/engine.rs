@@ -396,7 +396,7 @@ impl Engine for Mpi {
             None => (Ranks::All, Ranks::All),
             Some(near) => {
                 let is_seen = near.start(seq, job);
-                let others = if near.sees_all() {
+                let others = if near.sees_all(&job) {
                     Ranks::None
                 } else {
                     Ranks::Far
@@ -545,7 +545,7 @@ struct Active {
 /// The library's thread: starts what is queued and looks after it until the world closes or is
 /// lost.
 fn serve(calls: &Calls, shared: &Shared) {
-    let place = calls.place();
+    let (rank, _) = calls.place();
     let mut active: Vec<Active> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
     let mut spare: Vec<Vec<Request>> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
     let mut fresh: Vec<Errand> = Vec::with_capacity(2 * IN_FLIGHT_MAX);
@@ -579,7 +579,7 @@ fn serve(calls: &Calls, shared: &Shared) {
             .drain(..)
             .try_for_each(|errand| {
                 let mut requests = spare.pop().unwrap_or_default();
-                post(calls, place, shared, &errand, &mut requests)?;
+                post(calls, rank, shared, &errand, &mut requests)?;
                 let seq = errand.seq;
                 active.push(Active { seq, requests });
                 Ok(())
@@ -601,7 +601,7 @@ fn serve(calls: &Calls, shared: &Shared) {
 /// Starts the messages of an errand.
 fn post(
     calls: &Calls,
-    (rank, size): (usize, usize),
+    rank: usize,
     shared: &Shared,
     errand: &Errand,
     requests: &mut Vec<Request>,
@@ -613,10 +613,12 @@ fn post(
         receives,
     } = *errand;
     let tag = (seq % TAGS) as c_int;
-    let peers = (1..size).map(|i| (rank + i) % size);
-    let chunk = |to, from| job.movement.chunk(to, from, size, job.destination_len);
+    let peers = job.peers(rank);
     for peer in peers.clone() {
-        let Some(chunk) = chunk(rank, peer).filter(|_| shared.includes(receives, peer, seq)) else {
+        let Some(chunk) = job
+            .chunk(rank, peer)
+            .filter(|_| shared.includes(receives, peer, seq))
+        else {
             continue;
         };
         for (at, len) in pieces(chunk.len, PIECE_MAX) {
@@ -632,7 +634,10 @@ fn post(
         }
     }
     for peer in peers {
-        let Some(chunk) = chunk(peer, rank).filter(|_| shared.includes(sends, peer, seq)) else {
+        let Some(chunk) = job
+            .chunk(peer, rank)
+            .filter(|_| shared.includes(sends, peer, seq))
+        else {
             continue;
         };
         shared.sent.fetch_add(chunk.len as u64, Ordering::Relaxed);
@@ -650,7 +655,7 @@ fn post(
     if shared.near.get().is_none() {
         // SAFETY: the promise of `Engine::start`; messages do not touch the rank's own chunk of
         // the destination.
-        unsafe { job.copy_own(rank, size) };
+        unsafe { job.copy_own(rank) };
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Posted {
     pub movement: u64,
+    /// The number of ranks of the group, and their distance.
+    pub group: u64,
     pub len: u64,
     pub place: Place,
 }
@@ -63,8 +65,9 @@ struct Post {
     started: AtomicU64,
     /// One more than the number of the last movement whose bytes have all been received.
     ended: AtomicU64,
-    /// The [code](code) of the movement, the bytes of its destination, and where its bytes are.
-    words: [AtomicU64; 5],
+    /// The [code](code) of the movement, its group, the bytes of its destination, and where its
+    /// bytes are.
+    words: [AtomicU64; 6],
 }
 
 /// An arena, as others find it.
@@ -120,14 +123,16 @@ impl Area {
 
     /// Says that this rank has started a movement.
     pub fn start(&self, seq: u64, job: &Job, place: Place) {
-        let [a, b, c, d] = match place {
-            Place::Address(at) => [0, at as u64, 0, 0],
-            Place::Inline => [1, 0, 0, 0],
-            Place::Arena { index, id, offset } => [2 | (index as u64) << 2, id, offset, 0],
-            Place::Elsewhere => [3, 0, 0, 0],
+        let [a, b, c] = match place {
+            Place::Address(at) => [0, at as u64, 0],
+            Place::Inline => [1, 0, 0],
+            Place::Arena { index, id, offset } => [2 | (index as u64) << 2, id, offset],
+            Place::Elsewhere => [3, 0, 0],
         };
         let post = self.post(seq);
-        let words = [code(job.movement), job.destination_len as u64, a, b, c | d];
+        let group = u64::from(job.group.ranks) << 32 | u64::from(job.group.stride);
+        let len = job.destination_len as u64;
+        let words = [code(job.movement), group, len, a, b, c];
         for (to, word) in post.words.iter().zip(words) {
             to.store(word, Ordering::Relaxed);
         }
@@ -153,13 +158,19 @@ impl Area {
         get(&self.post(seq).started) > seq
     }
 
+    /// The number of movements that the rank has started.
+    pub fn started(&self) -> u64 {
+        let posts = self.posts.0.iter();
+        posts.map(|post| get(&post.started)).max().unwrap_or(0)
+    }
+
     pub fn has_ended(&self, seq: u64) -> bool {
         get(&self.post(seq).ended) > seq
     }
 
     /// A movement that the rank has started.
     pub fn posted(&self, seq: u64) -> Posted {
-        let [movement, len, a, b, c] = self.post(seq).words.each_ref().map(get);
+        let [movement, group, len, a, b, c] = self.post(seq).words.each_ref().map(get);
         let place = match a & 3 {
             0 => Place::Address(b as usize),
             1 => Place::Inline,
@@ -172,6 +183,7 @@ impl Area {
         };
         Posted {
             movement,
+            group,
             len,
             place,
         }
@@ -246,6 +258,8 @@ impl Area {
 
 #[cfg(test)]
 mod tests {
+    use slabwise_kernels::collective::Group;
+
     use super::*;
 
     #[test]
@@ -268,6 +282,10 @@ mod tests {
         let area = Area::default();
         let job = Job {
             movement: Movement::AllGather,
+            group: Group {
+                ranks: 3,
+                stride: 2,
+            },
             source: ptr::null(),
             source_len: 2,
             destination: ptr::null_mut(),
@@ -294,6 +312,7 @@ mod tests {
             let (movement, len) = (code(job.movement), 6);
             let posted = Posted {
                 movement,
+                group: 3 << 32 | 2,
                 len,
                 place,
             };

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Graph;
+use crate::ops::Op;
 
 impl Graph {
     /// The graph in DOT, for Graphviz.
@@ -44,6 +45,11 @@ impl fmt::Display for Graph {
             let node = self.node(id);
             let inputs: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
             write!(f, "%{} = {}({})", id.0, node.op.name(), inputs.join(", "))?;
+            if let Op::Collective { group, .. } = node.op
+                && group.stride != 1
+            {
+                write!(f, " of {group}")?;
+            }
             writeln!(
                 f,
                 " : {} {}  # {}",

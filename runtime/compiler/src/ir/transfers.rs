@@ -90,7 +90,7 @@ impl Program {
         }
     }
 
-    /// The number of ranks that collectives move bytes between, and the bytes that each of them sends
+    /// The most ranks that a collective moves bytes between, and the bytes that each of them sends
     /// to others at the bounds of the symbols.
     pub fn sent_by_ranks(&self) -> (u32, u64) {
         let sizes = self.graph.symbols.bounds();
@@ -101,15 +101,13 @@ impl Program {
                 Body::Collective(collective) => Some((call, collective)),
                 _ => None,
             });
-        collectives.fold((1, 0), |(_, sum), (call, collective)| {
+        collectives.fold((1, 0), |(ranks, sum), (call, collective)| {
             let each = collective.part_space(&call.spec.dims).iter();
             let each: u64 = each.map(|d| d.at(&sizes).max(0) as u64).product();
             let part = each * collective.result.dtype.bytes() as u64;
             // A part comes from each other rank, and as much goes to each.
-            (
-                collective.ranks,
-                sum + u64::from(collective.ranks - 1) * part,
-            )
+            let own = collective.group.ranks;
+            (ranks.max(own), sum + u64::from(own - 1) * part)
         })
     }
 

@@ -5,6 +5,7 @@
 //! additions is the program's. A reduce-scatter is both in one, which adds in the order of a tree
 //! over the ranks and receives nothing, for ranks that read each other's memory.
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{CollectiveOp, Dims, ReduceOp};
@@ -48,12 +49,12 @@ pub(super) fn infer(
     }
 }
 
-/// The gradient of the sum of what all ranks compute: it goes back to the rank that a value came
-/// from.
+/// The gradient of the sum of what the ranks of a group compute: it goes back to the rank that a
+/// value came from.
 pub(super) fn gradient(
     g: &mut dyn GraphBuilder,
     op: CollectiveOp,
-    ranks: u32,
+    group: Group,
     input: NodeId,
     dy: NodeId,
 ) -> Gradients {
@@ -63,13 +64,13 @@ pub(super) fn gradient(
     if op == CollectiveOp::ReduceScatter {
         let dims = g.dims(input).clone();
         let op = CollectiveOp::AllGather;
-        let gather = Op::Collective { op, ranks };
+        let gather = Op::Collective { op, group };
         return SmallVec::from_iter([Some(g.emit(gather, &[dy], DType::F32, dims))]);
     }
     let dims = g.dims(dy).clone();
     let back = Op::Collective {
         op: CollectiveOp::AllToAll,
-        ranks,
+        group,
     };
     let received = g.emit(back, &[dy], DType::F32, dims);
     SmallVec::from_iter([Some(match op {

@@ -21,6 +21,7 @@ mod scan;
 mod select;
 mod view;
 
+use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
@@ -185,14 +186,15 @@ pub enum Op {
     Iterated(u32),
     /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
     Placeholder,
-    /// Moves parts of the operand between the ranks that run this program, each on its own data.
+    /// Moves parts of the operand between ranks that run this program, each on its own data: those
+    /// of a group, by their places in it.
     /// `AllToAll`: `[ranks, …] → [ranks, …]`. `AllGather`: `[…] → [ranks, …]`. `ReduceScatter`:
     /// `[ranks, …] → […]`.
     Collective {
         /// Which parts move.
         op: CollectiveOp,
-        /// The number of ranks.
-        ranks: u32,
+        /// The ranks between which they move.
+        group: Group,
     },
     /// Assigns the operand to a variable at the end of the step; its value is never read.
     Assign(u32),

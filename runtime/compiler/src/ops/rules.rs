@@ -91,7 +91,7 @@ pub fn infer(
         Op::NonMaxSuppression { threshold } => {
             select::infer_non_max_suppression(*threshold, given[0], symbols)
         }
-        Op::Collective { op, ranks } => collective::infer(*op, *ranks, given[0], symbols),
+        Op::Collective { op, group } => collective::infer(*op, group.ranks, given[0], symbols),
     }
 }
 
@@ -157,7 +157,7 @@ pub fn gradient(
             };
             scan::gradient(g, scan, node, inputs, dy)
         }
-        Op::Collective { op, ranks } => collective::gradient(g, *op, *ranks, inputs[0], dy),
+        Op::Collective { op, group } => collective::gradient(g, *op, *group, inputs[0], dy),
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

@@ -10,9 +10,10 @@ use super::{OffloadedValue, Plan};
 /// The exchange of bytes between ranks in a step, which is the same on each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Communication {
-    /// The number of ranks.
+    /// The number of ranks that exchange with each other: in a mesh, those of the longest axis that
+    /// is exchanged along.
     pub ranks: u32,
-    /// Movements of bytes between all ranks.
+    /// Movements of bytes between ranks.
     pub collectives: usize,
     /// Bytes of values that each rank sends to others, at the bounds of dynamic lengths.
     pub sent: u64,

@@ -195,9 +195,9 @@ impl<'a> Lowering<'a> {
                             keep: own,
                         })
                     }
-                    Op::Collective { op, ranks } => Body::Collective(Collective {
+                    Op::Collective { op, group } => Body::Collective(Collective {
                         op: *op,
-                        ranks: *ranks,
+                        group: *group,
                         source: first,
                         result: own,
                     }),
