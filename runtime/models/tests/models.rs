@@ -230,7 +230,10 @@ fn a_token_costs_the_same_at_every_length_but_for_attention() {
         let mut session = Session::new(Device::Cpu, params).expect("a session");
         let program = session.compile(&trace, [logits]).expect("it compiles");
         let token = ndarray::Array2::<i32>::from_elem((1, 1), 7);
-        let kernels = session.profile(&program, (&token,), 1).expect("a run");
+        let kernels = session
+            .profile(&program, (&token,), 1)
+            .expect("a run")
+            .kernels;
         let costs = kernels.into_iter().map(|k| (k.name, k.flops, k.bytes));
         costs.collect::<Vec<_>>()
     };

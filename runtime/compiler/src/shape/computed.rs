@@ -123,11 +123,7 @@ impl Symbols {
             };
             let beside = a.checked_sub(Size::symbol(symbol))?;
             let other = |part: Size, other: Size| {
-                Some(
-                    part.checked_sub(b)?
-                        .checked_add(other)?
-                        .checked_add(beside)?,
-                )
+                part.checked_sub(b)?.checked_add(other)?.checked_add(beside)
             };
             other(x, y).or_else(|| other(y, x))
         })

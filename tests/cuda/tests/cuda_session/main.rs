@@ -499,7 +499,7 @@ fn buffers_values_and_the_dynamic_mode_work_as_on_the_cpu() {
         }
         seen.extend(session.value("head.bias").expect("it is there"));
         let profile = session.profile(&program, (&resident,), 1).expect("a run");
-        assert_eq!(profile.len(), program.plan().kernels());
+        assert_eq!(profile.kernels.len(), program.plan().kernels());
         session.free(resident).expect("it was there");
         seen
     };
