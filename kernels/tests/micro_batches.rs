@@ -343,6 +343,12 @@ fn weight_gradients_go_on_where_the_last_slice_ended() {
         let case = filtered(&mut random, ConvKind::WeightGrad);
         check(&case, &mut random);
     }
+    // Panels of one kernel element each, and parts of 32 and of 10 images.
+    for (hw, channels, k) in [([4, 4], [80, 20], 3), ([7, 7], [30, 9], 5)] {
+        let geometry = [[k; 2], [1; 2], [k / 2; 2]];
+        let case = convolution(ConvKind::WeightGrad, 1, channels, hw, geometry, 70);
+        check(&case, &mut random);
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod columns;
 mod depthwise;
 mod few;
 mod image;
+mod inside;
 mod pieces;
 mod tile;
 mod weight_grad;

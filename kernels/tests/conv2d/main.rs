@@ -417,6 +417,42 @@ fn few_positions() {
     }
 }
 
+/// Images so small that many products of a weight gradient are with padding, whose panels belong to
+/// one kernel element each: several k-blocks, ragged blocks of channels and elements that read
+/// padding alone.
+#[test]
+fn weight_gradients_of_small_images() {
+    let (mut random, teams) = (Random(59), teams());
+    let shapes = [
+        Shape::simple(70, 80, 40, 4, 3, 1),
+        Shape::simple(16, 150, 130, 2, 3, 1),
+        Shape::simple(3, 31, 70, 9, 5, 2),
+        Shape::simple(600, 90, 17, 1, 3, 1),
+        Shape {
+            hw: [4, 7],
+            stride: [2, 2],
+            ..Shape::simple(40, 77, 33, 0, 3, 1)
+        },
+        Shape {
+            hw: [5, 3],
+            k: [3, 4],
+            pad: [2, 1],
+            dilation: [2, 1],
+            groups: 5,
+            ..Shape::simple(9, 70, 50, 0, 0, 0)
+        },
+        Shape {
+            cut: [1, 0],
+            stride: [1, 3],
+            ..Shape::simple(11, 100, 9, 6, 3, 1)
+        },
+    ];
+    for shape in shapes {
+        check(&mut random, shape, ConvKind::WeightGrad, true, &teams);
+        check(&mut random, shape, ConvKind::WeightGrad, false, &teams);
+    }
+}
+
 /// A kernel of one element is a matrix: its axes of length 1 may have any stride, and the bits and
 /// the workspace, which holds no panel, are the same.
 #[test]
@@ -485,7 +521,7 @@ fn batches_below_the_bound() {
     let (mut random, teams) = (Random(31), teams());
     let images = Size::symbol(Symbol(0));
     for kind in KINDS {
-        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5)] {
+        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5), (80, 9, 4, 3)] {
             let shape = Shape::simple(1, ci, co, hw, k, k / 2);
             let [a, b, out] = shape
                 .spaces(kind)

@@ -136,6 +136,15 @@ impl Axis {
             .saturating_add(self.offset(last) + 1)
     }
 
+    /// The output positions at which kernel element `tap` reads an element of the source. (Not of
+    /// an input gradient.)
+    pub fn inside(&self, tap: usize) -> Range<usize> {
+        let first = self.offset(tap) as isize - self.pad;
+        let up = |distance: isize| distance.max(0).unsigned_abs().div_ceil(self.step);
+        let end = up(self.source as isize - first).min(self.out);
+        up(-first).min(end)..end
+    }
+
     /// The elements of the source that these output positions read, and those between them.
     pub fn reads_of(&self, positions: &Range<usize>) -> Range<usize> {
         let first = (positions.start * self.step) as isize - self.pad;

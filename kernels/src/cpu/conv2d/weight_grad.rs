@@ -1,10 +1,12 @@
 //! The weight gradient: for every kernel element, the image shifted by it times the output
 //! gradient, summed over all positions. Rows of the product are (input channel, kernel row, kernel
-//! column), read from the tile by offsets; columns are output channels.
+//! column), read from the tile by offsets; columns are output channels. The rows of a panel are
+//! neighbours or, where products with padding are left out ([`inside`]), those of one kernel element.
 
 use std::ops::Range;
 
 use super::image::Image;
+use super::inside::{self, Inside};
 use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
@@ -28,6 +30,13 @@ fn channels(sizes: &Sizes, rows: usize) -> usize {
 /// The k-blocks of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
     Parts::from_first(sizes.images, &sizes.axes, channels(sizes, MC), POSITIONS, 1)
+}
+
+/// Most rows of a block of the result.
+fn most_rows(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    let rows = inside::channels(sizes, &parts(sizes), micro, limits)
+        .map_or(MC, |channels| channels * sizes.taps());
+    rows.min(sizes.source.saturating_mul(sizes.taps()))
 }
 
 /// Images, rows and columns of a k-block's sub-blocks.
@@ -77,11 +86,16 @@ pub(super) fn space(
         // are positions.
         false => (1, positions),
     };
-    let rows = product.min(if splits(fewest, k_blocks) > 1 {
-        MC
-    } else {
-        limits.mc
-    });
+    let apart = inside::channels(sizes, &parts(sizes), micro, limits);
+    let (rows, columns) = match apart {
+        Some(channels) => {
+            let rows = channels * sizes.taps();
+            let most = most_columns(rows, limits, micro);
+            (rows, inside::columns(sizes, channels, most, 1, micro))
+        }
+        None if splits(fewest, k_blocks) > 1 => (MC.min(product), columns),
+        None => (limits.mc.min(product), columns),
+    };
     let tile = |rows_of: usize, [images, rows, columns]: [usize; 3]| {
         Shape::new(&sizes.axes, channels(sizes, rows_of), rows, columns).elements(images)
     };
@@ -103,7 +117,7 @@ pub(super) fn space(
     }
     .min(rows * columns);
     Space {
-        left: (MC.min(product).next_multiple_of(TABLE)
+        left: (most_rows(sizes, micro, limits).next_multiple_of(TABLE)
             + POSITIONS.min(positions).next_multiple_of(TABLE))
         .saturating_add(tile)
         .next_multiple_of(TABLE)
@@ -118,7 +132,11 @@ pub(super) fn space(
         } else {
             0
         },
-        partial: partial_space(product, sizes.other, fewest, k_blocks, micro),
+        // There are either splits or lists.
+        partial: match apart {
+            Some(_) => Inside::elements(sizes, parts(sizes).size()[0]),
+            None => partial_space(product, sizes.other, fewest, k_blocks, micro),
+        },
     }
 }
 
@@ -184,12 +202,21 @@ pub(super) unsafe fn run(call: &Call) {
         parts(sizes),
         blocking(sizes, kernel.micro, kernel.limits),
     );
-    let Blocking { nc, splits, .. } = blocking;
+    let splits = blocking.splits;
     let threads = kernel.threads.min(launch.team.threads());
-    let others = sizes.groups * sizes.other.div_ceil(nc);
-    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.mc) < wanted(threads) {
+    let others = sizes.groups * sizes.other.div_ceil(blocking.nc);
+    let apart = inside::channels(sizes, &parts, kernel.micro, kernel.limits);
+    if let Some(channels) = apart {
+        blocking.mc = channels * sizes.taps();
+        let most = most_columns(blocking.mc, kernel.limits, kernel.micro);
+        blocking.nc = inside::columns(sizes, channels, most, threads, kernel.micro);
+    } else if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.mc) < wanted(threads) {
         blocking.mc = share_rows(rows, blocking.mc, others, wanted(threads));
     }
+    let resources = call.resources();
+    // SAFETY: `space` has room for the lists, and nothing else is there, because there are no splits.
+    let inside =
+        apart.map(|_| unsafe { Inside::new(sizes, parts.size()[0], resources.partial().cast()) });
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,
@@ -200,6 +227,8 @@ pub(super) unsafe fn run(call: &Call) {
         blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
         nc: blocking.nc,
         code: kernel.code.bind(spec, launch),
+        inside,
+        table: most_rows(sizes, kernel.micro, kernel.limits).next_multiple_of(TABLE),
     };
     let carry = launch.part.map(|part| Carry {
         k_blocks: parts.before(part.examples.start * call.per_example())
@@ -209,7 +238,6 @@ pub(super) unsafe fn run(call: &Call) {
         sums: part.sums.cast(),
         last: part.last,
     });
-    let resources = call.resources();
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe { drive_some(&product, kernel.micro, &blocking, &resources, carry) };
@@ -228,6 +256,10 @@ struct WeightGrad<'a> {
     /// Output channels of a block of columns.
     nc: usize,
     code: Bound<'a>,
+    /// The lists of positions, if panels belong to one kernel element each.
+    inside: Option<Inside>,
+    /// Elements of the table of rows.
+    table: usize,
 }
 
 // SAFETY: operands are only read, and blocks of the result are written by one worker each.
@@ -256,6 +288,36 @@ impl Product for WeightGrad<'_> {
 
     fn columns(&self, column_block: usize) -> Range<usize> {
         column_block * self.nc..((column_block + 1) * self.nc).min(self.call.sizes.other)
+    }
+
+    fn pitch(&self) -> usize {
+        self.inside.as_ref().map_or(1, |_| self.call.sizes.taps())
+    }
+
+    unsafe fn steps(
+        &self,
+        first: usize,
+        block: usize,
+        (left, right, depth): (Left, Right, usize),
+    ) -> (Left, Right, usize) {
+        let Some(inside) = &self.inside else {
+            return (left, right, depth);
+        };
+        let k_block = self.parts.range(block / self.blocks(0).len()).start;
+        let steps = self.depth(block);
+        let start = steps.start - k_block;
+        let list = inside.between(first, start..steps.end - k_block);
+        // Positions are counted from the start of the k-block.
+        let left = Left {
+            steps: left.steps.wrapping_sub(start),
+            ..left
+        };
+        let right = Right {
+            at: right.at.wrapping_sub(start * right.stride),
+            steps: list.as_ptr(),
+            ..right
+        };
+        (left, right, list.len())
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
@@ -294,12 +356,15 @@ impl Product for WeightGrad<'_> {
         unsafe {
             let row_table = to.cast::<i32>();
             for (i, row) in rows.clone().enumerate() {
-                let (channel, tap) = (row / taps - channels.start, row % taps);
+                let (channel, tap) = match self.inside {
+                    Some(_) => (i % channels.len(), i / channels.len()),
+                    None => (row / taps - channels.start, row % taps),
+                };
                 let offset =
                     channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
                 *row_table.add(i) = offset as i32;
             }
-            let mut step = row_table.add(MC.min(self.rows()).next_multiple_of(TABLE));
+            let mut step = row_table.add(self.table);
             for image in 0..part.images.len() {
                 for row in 0..part.rows.len() {
                     for column in 0..part.columns.len() {
@@ -329,7 +394,7 @@ impl Product for WeightGrad<'_> {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();
-            let steps = table.add(MC.min(self.rows()).next_multiple_of(TABLE));
+            let steps = table.add(self.table);
             Left {
                 base: left.add(self.tables()),
                 rows: table.add(row),
@@ -443,7 +508,7 @@ impl WeightGrad<'_> {
 
     /// Elements of both tables.
     fn tables(&self) -> usize {
-        MC.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
+        self.table + self.parts.most().next_multiple_of(TABLE)
     }
 
     /// Bytes of the epilogue's scratch memory.

@@ -61,6 +61,21 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         to: *mut f32,
     );
+    /// The distance between the rows of a left panel in a block of the result. If it is not 1, it
+    /// divides the rows of every block, and blocks are prepared in the order of the panels.
+    fn pitch(&self) -> usize {
+        1
+    }
+    /// The steps of a sub-block over which panels are summed that start at row `first` below the
+    /// pitch: both operands from the first of them on, and their number, given those of all steps.
+    unsafe fn steps(
+        &self,
+        _first: usize,
+        _block: usize,
+        operands: (Left, Right, usize),
+    ) -> (Left, Right, usize) {
+        operands
+    }
     /// The panel that starts `row` rows into those that [`Product::left`] prepared for `rows`.
     unsafe fn panel(
         &self,
@@ -623,8 +638,10 @@ impl<P: Product> Job<'_, P> {
         before: Before,
     ) {
         let Job { product, micro, .. } = self;
-        let panel = panel_rows(cut.rows.len(), micro.mr);
-        let panels = cut.rows.len().div_ceil(panel);
+        let pitch = product.pitch();
+        let rows = cut.rows.len() / pitch;
+        let panel = panel_rows(rows, micro.mr);
+        let panels = pitch * rows.div_ceil(panel);
         let mut from = cut.columns.start;
         while from < cut.columns.end {
             // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
@@ -645,13 +662,20 @@ impl<P: Product> Job<'_, P> {
                     panels,
                 };
                 let right = product.micro_panel(at, slot.right, slot.micro_panel);
-                for row in (0..cut.rows.len()).step_by(panel) {
-                    let height = panel.min(cut.rows.len() - row);
-                    let left = product.panel(cut.group, &cut.rows, row, block, left);
-                    let acc = acc.add(row * stride + from - cut.columns.start);
+                for at in 0..panels {
+                    let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
+                    let height = panel.min(rows - row);
+                    let left = product.panel(cut.group, &cut.rows, start * rows + row, block, left);
+                    let acc = acc.add((row * pitch + start) * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
+                    let (left, right, depth) = product.steps(start, block, (left, right, depth));
                     micro.kernel(product.indirect(), height, &right, width)(
-                        depth, left, right, acc, stride, before,
+                        depth,
+                        left,
+                        right,
+                        acc,
+                        stride * pitch,
+                        before,
                     );
                 }
                 from = if to == end { next } else { to };

@@ -43,7 +43,8 @@ impl Left {
 }
 
 /// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there
-/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that is not packed.
+/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that is not packed. If there are
+/// `steps` beside an indirect left panel, the sums run over these steps of both.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Right {
     pub at: *const f32,
@@ -94,6 +95,8 @@ pub(in super::super) struct Micro {
     indirect: &'static [[Kernel; 2]],
     /// For packed left panels and right ones in a tile.
     tiled: &'static [[Kernel; 2]],
+    /// For indirect left panels and some steps of packed right ones.
+    listed: &'static [[Kernel; 2]],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
     pub fill: pack::Fill,
@@ -159,6 +162,11 @@ impl LeftAccess for Indirect {
 
 /// The addressing of the vectors of a right panel.
 trait RightAccess: Copy {
+    /// The step of both operands that is the k-th of the sum.
+    #[inline(always)]
+    unsafe fn step(_right: &Right, k: usize) -> usize {
+        k
+    }
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
 }
 
@@ -167,6 +175,22 @@ struct Panel;
 
 #[derive(Clone, Copy)]
 struct Tile;
+
+#[derive(Clone, Copy)]
+struct Listed;
+
+impl RightAccess for Listed {
+    #[inline(always)]
+    unsafe fn step(right: &Right, k: usize) -> usize {
+        // SAFETY: the list has this entry.
+        unsafe { *right.steps.add(k) as usize }
+    }
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: as for `Panel`.
+        unsafe { Panel::vector::<S>(right, step, c) }
+    }
+}
 
 impl RightAccess for Panel {
     #[inline(always)]
@@ -210,7 +234,8 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
         }
         let rows = W::rows::<R>(&left);
         let mut b = [S::zero(); C];
-        for step in 0..depth {
+        for k in 0..depth {
+            let step = F::step(&right, k);
             for (c, b) in b.iter_mut().enumerate() {
                 *b = S::load(F::vector::<S>(&right, step, c));
             }
@@ -342,6 +367,7 @@ macro_rules! micro {
                 packed: table!(run, Packed, Panel, $($rows)+),
                 indirect: table!(run, Indirect, Panel, $($rows)+),
                 tiled: table!(run, Packed, Tile, $($rows)+),
+                listed: table!(run, Indirect, Listed, $($rows)+),
                 pack,
                 gather,
                 fill,
@@ -408,7 +434,8 @@ impl Micro {
     /// wide. The right panel of an indirect left one is packed.
     pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
         let table = match (indirect, right.steps.is_null()) {
-            (true, _) => self.indirect,
+            (true, true) => self.indirect,
+            (true, false) => self.listed,
             (false, true) => self.packed,
             (false, false) => self.tiled,
         };
