@@ -361,6 +361,10 @@ fn convolutions_and_poolings_are_those_of_their_images() {
         }
         let case = filtered(&mut random, kind);
         check(&case, &mut random);
+        // Many small images, whose slices are those of few.
+        let geometry = [[3; 2], [1; 2], [1; 2]];
+        let case = convolution(kind, 1, [70, 20], [2, 3], geometry, 24);
+        check(&case, &mut random);
     }
     let (channels, side) = (3, 10);
     let window = Window {

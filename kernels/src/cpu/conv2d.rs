@@ -9,8 +9,8 @@
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
 //! product, but loops over the tile's rows ([`depthwise`]). 3×3 and 5×5 kernels of enough channels
 //! are computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
-//! product with the transposed weights, and neither operand is packed ([`few`]). The idea of
-//! lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the
+//! product with the transposed weights, and neither operand is packed ([`few`]). Vectors along
+//! images skip the padding of small ones ([`vertical`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the
 //! addressing by offsets that of the indirect convolution (Dukhan, 2019).
 
 mod columns;
@@ -20,6 +20,7 @@ mod image;
 mod inside;
 mod pieces;
 mod tile;
+mod vertical;
 mod weight_grad;
 mod winograd;
 mod winograd_weight;
@@ -48,6 +49,8 @@ pub(crate) struct Conv2d {
     winograd: bool,
     /// Whether [`few`] computes it.
     few: bool,
+    /// Whether [`vertical`] computes it for some numbers of images.
+    vertical: bool,
     prologue: Option<Box<Prologue>>,
 }
 
@@ -64,6 +67,11 @@ impl Conv2d {
         let winograd = winograd::applies(body, &sizes, micro);
         let few = !depthwise && !winograd && few::applies(body, &sizes);
         let strides = weight_strides(body, bound);
+        let counts = [sizes.other, sizes.source, body.k[0], body.k[1]];
+        let vertical = sizes.fixed
+            && ![depthwise, winograd, few].contains(&true)
+            && columns::reach_fits(counts, strides)
+            && vertical::applies(body, bound, &sizes);
         let indirect = columns::always_indirect(&sizes, strides);
         let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
@@ -98,6 +106,10 @@ impl Conv2d {
                 _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };
+            let space = match vertical {
+                true => space.max(&vertical::space(body, bound, &sizes, micro, limits, buffer)),
+                false => space,
+            };
             Space {
                 scratch: space.scratch + code.scratch_bytes(),
                 ..space
@@ -125,6 +137,7 @@ impl Conv2d {
             depthwise,
             winograd,
             few,
+            vertical,
             prologue,
         })
     }
@@ -174,6 +187,7 @@ impl Conv2d {
                 ConvKind::WeightGrad => weight_grad::run(&call),
                 _ if self.winograd => winograd::run(&call),
                 _ if self.few => few::run(&call),
+                _ if self.vertical && vertical::has_images(&call) => vertical::run(&call),
                 _ => columns::run(&call),
             }
         }

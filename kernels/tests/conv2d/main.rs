@@ -515,13 +515,85 @@ fn few_positions_have_the_bits_of_many() {
     }
 }
 
+/// Small images, from fewer than a vector to several vectors of them, with steps of their own for
+/// each position: padding, strides, gaps, groups, several k-blocks and blocks of channels.
+fn small_images() -> Vec<Shape> {
+    vec![
+        Shape::simple(16, 70, 29, 2, 3, 1),
+        Shape::simple(12, 9, 100, 4, 3, 1),
+        Shape::simple(31, 4, 180, 3, 2, 1),
+        Shape {
+            stride: [2, 2],
+            ..Shape::simple(17, 60, 20, 4, 3, 1)
+        },
+        Shape {
+            stride: [2, 1],
+            cut: [1, 1],
+            ..Shape::simple(13, 5, 7, 4, 3, 2)
+        },
+        Shape {
+            groups: 3,
+            ..Shape::simple(20, 12, 51, 3, 2, 1)
+        },
+        Shape {
+            stride: [2, 2],
+            ..Shape::simple(14, 130, 17, 8, 3, 1)
+        },
+        Shape {
+            k: [3, 2],
+            dilation: [2, 1],
+            pad: [3, 1],
+            hw: [2, 5],
+            ..Shape::simple(12, 3, 15, 0, 0, 0)
+        },
+        // Kernel elements that reach no position.
+        Shape::simple(64, 3, 5, 1, 3, 1),
+    ]
+}
+
+#[test]
+fn images_along_vectors() {
+    let (mut random, teams) = (Random(59), teams());
+    for shape in small_images() {
+        for kind in [ConvKind::Forward, ConvKind::InputGrad] {
+            check(&mut random, shape, kind, true, &teams);
+            check(&mut random, shape, kind, false, &teams);
+        }
+    }
+}
+
+/// A small image has the bits that it has alone: leaving out products with padding changes none.
+#[test]
+fn images_along_vectors_have_the_bits_of_one() {
+    let (mut random, teams) = (Random(61), teams());
+    for shape in small_images() {
+        for kind in [ConvKind::Forward, ConvKind::InputGrad] {
+            let lens = shape.spaces(kind).map(|space| space.iter().product());
+            let (images, weights) = (random.floats(lens[0]), random.floats(lens[1]));
+            let run = |n: usize| {
+                let shape = Shape { n, ..shape };
+                let spaces = shape.spaces(kind);
+                let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
+                let spec = shape.spec(kind, a, b, out);
+                let [a, _, out] = spaces.map(|space| space.iter().product());
+                let args = [images[..a].to_vec(), weights.clone(), vec![f32::NAN; out]];
+                run_all(&spec, &Env::default(), &Env::default(), &teams, &args)
+            };
+            for ((isa, one), (_, many)) in run(1).iter().zip(&run(shape.n)) {
+                let one = &one[2];
+                assert!(one[..] == many[2][..one.len()], "{isa} {kind:?} {shape:?}");
+            }
+        }
+    }
+}
+
 /// A batch below the bound runs, and gives the bits of a kernel prepared for just that batch.
 #[test]
 fn batches_below_the_bound() {
     let (mut random, teams) = (Random(31), teams());
     let images = Size::symbol(Symbol(0));
     for kind in KINDS {
-        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5), (80, 9, 4, 3)] {
+        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5), (80, 9, 4, 3), (20, 30, 2, 3)] {
             let shape = Shape::simple(1, ci, co, hw, k, k / 2);
             let [a, b, out] = shape
                 .spaces(kind)

@@ -358,6 +358,13 @@ fn images_that_cross_blocks() {
             ..Shape::simple(2, 3, 5, 7, 3, 3)
         },
         Shape::simple(2, 2, 3, 1, 3, 4),
+        // Images along vectors.
+        Shape::simple(18, 70, 9, 2, 3, 1),
+        Shape {
+            groups: 2,
+            stride: [2, 2],
+            ..Shape::simple(12, 6, 8, 4, 3, 1)
+        },
     ];
     for shape in shapes {
         for kind in IMAGE_KINDS {

@@ -22,7 +22,7 @@ use crate::spec::ConvKind;
 /// Elements that tables are rounded up to, no fewer than a vector's.
 const LANES: usize = 16;
 /// Columns that have to be multiplied with the weights before packing these pays.
-const PACKED_COLUMNS: usize = 512;
+pub(super) const PACKED_COLUMNS: usize = 512;
 /// Most left panels that read vectors directly from the tile instead of packed: vectors across two
 /// cache lines then cost little.
 const TILED_PANELS: usize = 3;
@@ -32,7 +32,7 @@ const MIN_MC: usize = MC / 2;
 const MIN_KC: usize = KC / 4;
 
 /// Channels of the source in k-blocks of the contracted axis and their sub-blocks.
-fn k_blocks(sizes: &Sizes, limits: &Limits) -> KBlocks {
+pub(super) fn k_blocks(sizes: &Sizes, limits: &Limits) -> KBlocks {
     KBlocks::new(
         sizes.source,
         even(sizes.source, KC / sizes.taps(), 1),
@@ -98,7 +98,7 @@ pub(super) fn positions(sizes: &Sizes) -> usize {
 }
 
 /// Whether tables can hold the offsets of so many weights along each axis.
-fn reach_fits(counts: [usize; 4], strides: [isize; 4]) -> bool {
+pub(super) fn reach_fits(counts: [usize; 4], strides: [isize; 4]) -> bool {
     let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| {
         sum.checked_add(s.unsigned_abs().checked_mul(n)?)
     });
