@@ -1,6 +1,6 @@
 //! Loops without reductions.
 
-use super::{CHUNK, Loop};
+use super::{CHUNK, Loop, chunk};
 use crate::cpu::Launch;
 use crate::cpu::tile::{AXES, Along, Bound, MAX_ROWS, Machine, TILE, VECTOR};
 use crate::spec::Spec;
@@ -45,10 +45,12 @@ impl Loop {
             (CHUNK / dims[col]).clamp(1, MAX_ROWS)
         }
         .min(dims[row]);
-        let long = dims[col].min((CHUNK / high / wide).max(1) * wide);
+        let each = chunk(dims.iter().product());
+        let most = if tall { CHUNK } else { each };
+        let long = dims[col].min((most / high / wide).max(1) * wide);
         let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));
         let strips = dims[..row].iter().product::<usize>() * down * across;
-        let per_chunk = (CHUNK / (long * high)).max(1);
+        let per_chunk = (each / (long * high)).max(1);
         let work = |chunk: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory.
             let mut machine =

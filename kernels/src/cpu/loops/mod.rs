@@ -19,8 +19,14 @@ use crate::size::Env;
 use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
-/// Points that a thread takes at a time: enough work to be worth handing out.
+/// The most points that a thread takes at a time: enough work to be worth handing out.
 const CHUNK: usize = 1 << 15;
+
+/// Points that a thread takes at a time of a loop over so many: fewer of a small loop, so that all
+/// threads have a part of it.
+fn chunk(points: usize) -> usize {
+    (points / 8).clamp(CHUNK / 8, CHUNK)
+}
 
 /// A prepared [`crate::spec::Body::Loop`].
 pub(crate) struct Loop {

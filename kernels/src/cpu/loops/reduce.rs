@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{CHUNK, Loop};
+use super::{CHUNK, Loop, chunk};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
@@ -24,8 +24,6 @@ const WIDE: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
 const PARTS: usize = 64;
 const FEW_GROUPS: usize = 16;
-/// Points of the groups that a thread takes at a time. (Reductions run many operations per point.)
-const GROUPS_CHUNK: usize = CHUNK / 8;
 /// Lanes that each value kept between passes may take beyond need, so that several points are
 /// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
@@ -444,7 +442,7 @@ impl Loop {
             }
         }
         if parts == 1 {
-            let per_chunk = (GROUPS_CHUNK / (points / cut.groups).max(1)).max(1);
+            let per_chunk = (chunk(points) / (points / cut.groups).max(1)).max(1);
             let work = |chunk: usize, worker: usize| {
                 // SAFETY: the worker's own scratch memory; groups are disjoint.
                 unsafe {
