@@ -10,13 +10,16 @@ use crate::reference;
 use crate::support::{Bytes, Choices, run_all};
 
 /// Rows, columns, and whether rows are contiguous.
-const SHAPES: [(i64, i64, bool); 9] = [
+const SHAPES: [(i64, i64, bool); 12] = [
     (1, 1, true),
     (3, 16, true),
     (2, 1024, true),
     (5, 1100, true),
     (70, 48, true),
     (7, 33, true),
+    (90, 4, true),
+    (33, 8, true),
+    (20, 9, true),
     (48, 70, false),
     (1100, 5, false),
     (2048, 64, false),
@@ -117,8 +120,8 @@ fn products_that_are_summed_and_needed_otherwise() {
     }
 }
 
-/// A batch norm's relu and its gradient: both written over the operands that they are computed from,
-/// over the other's operand, or apart.
+/// A batch norm's relu and its gradient: both written over the operands that they are computed
+/// from, over the other's operand, or apart.
 #[test]
 fn joined_operations_in_place() {
     for shape in SHAPES {
