@@ -11,6 +11,7 @@ pub mod copies;
 pub mod cpu;
 pub mod dtype;
 pub mod expr;
+mod group;
 mod math;
 pub mod memory;
 pub mod micro_batch;

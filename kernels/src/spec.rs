@@ -17,8 +17,8 @@ pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
-use crate::collective::Group;
 use crate::dtype::{DType, Lane};
+use crate::group::Group;
 use crate::scalar::{ScalarOp, Value};
 use crate::size::{Env, Size};
 

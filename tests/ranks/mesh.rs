@@ -45,7 +45,7 @@ enum Exchange {
     Mean,
     Gather(usize),
     Scatter(usize),
-    Exchange(usize, usize),
+    Swap(usize, usize),
 }
 
 impl Exchange {
@@ -56,8 +56,8 @@ impl Exchange {
         Exchange::Gather(1),
         Exchange::Scatter(0),
         Exchange::Scatter(1),
-        Exchange::Exchange(0, 1),
-        Exchange::Exchange(1, 1),
+        Exchange::Swap(0, 1),
+        Exchange::Swap(1, 1),
     ];
 
     fn record<'t>(self, x: Tensor<'t>, axis: &str) -> Tensor<'t> {
@@ -66,7 +66,7 @@ impl Exchange {
             Exchange::Mean => x.mean_across(axis),
             Exchange::Gather(dim) => x.gather_across(axis, dim),
             Exchange::Scatter(dim) => x.scatter_across(axis, dim),
-            Exchange::Exchange(from, to) => x.exchange_across(axis, from, to),
+            Exchange::Swap(from, to) => x.exchange_across(axis, from, to),
         }
     }
 
@@ -86,7 +86,7 @@ impl Exchange {
             Exchange::Mean => tree_sum(given) * (1.0 / given.len() as f32),
             Exchange::Gather(dim) => join(given, dim),
             Exchange::Scatter(dim) => part(&tree_sum(given), dim),
-            Exchange::Exchange(from, to) => {
+            Exchange::Swap(from, to) => {
                 let parts: Vec<_> = given.iter().map(|x| part(x, from)).collect();
                 join(&parts, to)
             }
@@ -414,8 +414,8 @@ fn mistakes_in_meshes_name_the_numbers() {
     let weight = params.root().param("weight", [5, 6], Init::Constant(1.0));
     let bias = params.root().param("bias", (), Init::Constant(1.0));
     let session = Session::new(Device::Cpu, params.clone()).expect("a session");
-    let mut session = session.on(square().expect("it fits")).expect("it joins");
-    let mut compile = |record: for<'t> fn(Tensor<'t>) -> Tensor<'t>| {
+    let session = session.on(square().expect("it fits")).expect("it joins");
+    let compile = |record: for<'t> fn(Tensor<'t>) -> Tensor<'t>| {
         let trace = Trace::inference();
         let x = record(trace.param(&weight) * trace.param(&bias));
         session
@@ -447,7 +447,7 @@ fn mistakes_in_meshes_name_the_numbers() {
             "mean_across(\"model\") does not take i32; convert with cast",
         ),
         (
-            |x| x.greater(0.0).sum_across("model"),
+            |x| x.gt(0.0).sum_across("model"),
             "sum_across(\"model\") does not take bool; convert with cast",
         ),
     ] {

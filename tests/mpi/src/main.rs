@@ -201,7 +201,7 @@ fn exchanges(mesh: &Mesh, axis: &str) -> Result<()> {
         half(&sum, 0),
         join([half(&pair[0], 1), half(&pair[1], 1)], 0),
     ];
-    let ran = session.run(&program, &of_rank(rank))?;
+    let ran = session.run(&program, of_rank(rank))?;
     for (at, (ran, wanted)) in ran.iter().zip(wanted).enumerate() {
         assert_eq!(
             ran.array::<f32>()?,
