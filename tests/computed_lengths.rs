@@ -172,7 +172,7 @@ fn lengths_are_sums_and_products_of_others() {
         all.narrow(0, a.dim(0), b.dim(0)) - b,
         twice.sum_over(1),
         trace
-            .ones((trace.product_of_lengths(past, all.dim(0)),))
+            .ones((trace.product_of_lengths(all.dim(0), b.pad([(0, 1), (0, 0)], 0.0).dim(0)),))
             .sum()
             .reshape([1]),
         weighted_slope(&trace, all, b),
@@ -201,7 +201,7 @@ fn lengths_are_sums_and_products_of_others() {
             masked,
             vec![0.0; 3 * new],
             sums,
-            vec![(past * (past + new)) as f32],
+            vec![((past + new) * (new + 1)) as f32],
             (past..past + new).flat_map(|i| [i as f32; 3]).collect(),
             of_a.collect(),
         ];

@@ -157,6 +157,10 @@ fn lengths_without_form_are_refused() {
             ][..],
         ),
         ("doubled", &["Expand", "must be known", "--dim length="]),
+        (
+            "lengthened",
+            &["Concat", "too many bounded lengths", "--dim batch="],
+        ),
     ] {
         let refusal = |model: OnnxModel| {
             let (params, trace) = (Params::seeded(0), Trace::inference());
