@@ -447,7 +447,7 @@ fn mistakes_in_meshes_name_the_numbers() {
             "mean_across(\"model\") does not take i32; convert with cast",
         ),
         (
-            |x| x.greater(0.0).sum_across("model"),
+            |x| x.gt(0.0).sum_across("model"),
             "sum_across(\"model\") does not take bool; convert with cast",
         ),
     ] {
