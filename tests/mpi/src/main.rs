@@ -153,12 +153,13 @@ fn mesh([strategy, grains, steps, file]: [&str; 4]) -> Result<()> {
         exchanges(&mesh, axis)?;
     }
     let world = mesh.world();
+    let (mut session, step) = learner(world)?;
     let before = [world.message_bytes(), world.sent_bytes()];
-    train(world, steps, file)?;
+    run_steps(&mut session, &step, steps)?;
     let after = [world.message_bytes(), world.sent_bytes()];
     let [messages, all] = [after[0] - before[0], after[1] - before[1]];
     println!("messages {messages} of {all}");
-    Ok(())
+    session.save(file)
 }
 
 /// Checks every exchange along an axis. `WIDTH` rows are of 64 KiB and more.
@@ -229,9 +230,15 @@ fn mistake() -> Result<()> {
 /// Trains, and writes the file of all weights and state.
 fn train(world: &World, steps: &str, file: &str) -> Result<()> {
     let (mut session, step) = learner(world)?;
+    run_steps(&mut session, &step, steps)?;
+    session.save(file)
+}
+
+/// Makes so many steps, in the planned bytes.
+fn run_steps(session: &mut Session, step: &Program<1>, steps: &str) -> Result<()> {
     for seed in 0..number(steps)? as u64 {
-        run_step(&mut session, &step, seed)?;
+        run_step(session, step, seed)?;
     }
     assert_eq!(session.last_run().peak_slab_bytes, step.plan().slab_bytes());
-    session.save(file)
+    Ok(())
 }

@@ -218,7 +218,9 @@ mod tests {
         assert_eq!(symbols.range_of(product), (0, 44));
         let env = symbols.bounds();
         assert_eq!([sum, product, rest].map(|n| n.at(&env)), [10, 44, 3]);
-        let falling = past.checked_mul(Size::fixed(-1)).unwrap();
+        let below = past.checked_mul(Size::fixed(-1)).unwrap();
+        assert_eq!(symbols.computed(Computed::Rest(below)), Ok(Size::ZERO));
+        let falling = below.checked_add(Size::fixed(3)).unwrap();
         assert!(symbols.computed(Computed::Rest(falling)).is_err());
         let long = Size::fixed(i64::from(u32::MAX));
         assert!(
