@@ -149,7 +149,7 @@ fn operations() {
             cases.push(case);
         }
     }
-    assert!(exact.len() + near.len() > ScalarOp::ALL.len() && near.len() == 18);
+    assert!(exact.len() + near.len() > ScalarOp::ALL.len() && near.len() == 20);
     check(&exact, 0.0);
     check(&near, 1e-5);
 }
