@@ -57,7 +57,7 @@ extern SLABWISE_HIDDEN const SlabwiseEntry slabwise_entries[];
 extern SLABWISE_HIDDEN const unsigned slabwise_entry_count;
 
 double rint(double), sin(double), cos(double), floor(double), pow(double, double), log(double);
-float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), tanhf(float), erff(float),
+float lgammaf(float), expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), tanhf(float), erff(float),
     sinf(float), cosf(float), tanf(float), sinhf(float), coshf(float), log10f(float), floorf(float), ceilf(float), rintf(float), truncf(float), fabsf(float), powf(float, float), frexpf(float, int*), ldexpf(float, int),
     atan2f(float, float), fmodf(float, float),
     fmaf(float, float, float), fmaxf(float, float), fminf(float, float);
