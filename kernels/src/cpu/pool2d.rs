@@ -10,6 +10,8 @@
 mod forward;
 mod grad;
 #[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
 mod vectors;
 
 pub(crate) use forward::Pool2d;

@@ -3,15 +3,15 @@
 //! lanes that are not read, so that padding and ends of rows take the same instructions as the
 //! middle. Results are those of the loops over single rows, bit by bit.
 
-use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::forward::{Forward, Source};
 use super::grad::Backward;
+use super::lanes::Lanes;
 use super::{Geometry, Tile};
 use crate::cpu::Isa;
-use crate::cpu::gemm::simd::{Avx2, Avx512, Simd};
+use crate::cpu::gemm::simd::{Avx2, Avx512};
 use crate::cpu::pointwise::{Vectorized, product, vectorized};
 use crate::spec::PoolKind;
 
@@ -19,119 +19,6 @@ use crate::spec::PoolKind;
 const TAPS: usize = 8;
 /// Most lanes of a vector.
 const LANES: usize = 16;
-
-/// The operations that pooling needs beside those of products. Integers are vectors' bits.
-trait Lanes: Simd {
-    type Mask: Copy;
-    /// The lanes of `lanes` in which [`Source::beats`] holds.
-    unsafe fn beats(value: Self::V, best: Self::V, lanes: u32) -> Self::Mask;
-    /// The lanes of `a` where the mask is set, those of `b` elsewhere.
-    unsafe fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
-    /// `value` where an integer equals `position`, zeros elsewhere.
-    unsafe fn where_at(positions: Self::V, position: i32, value: Self::V) -> Self::V;
-    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// Bytes as integers, in the lanes whose bit is set; memory behind clear lanes is not touched.
-    unsafe fn load_bytes(at: *const u8, lanes: u32) -> Self::V;
-}
-
-impl Lanes for Avx512 {
-    type Mask = __mmask16;
-
-    #[inline(always)]
-    unsafe fn beats(value: __m512, best: __m512, lanes: u32) -> __mmask16 {
-        // SAFETY: callers enable AVX-512.
-        unsafe {
-            // "Not less or equal" also holds beside a NaN, of which only the first counts.
-            let ordered = _mm512_mask_cmp_ps_mask::<_CMP_ORD_Q>(lanes as u16, best, best);
-            _mm512_mask_cmp_ps_mask::<_CMP_NLE_UQ>(ordered, value, best)
-        }
-    }
-    #[inline(always)]
-    unsafe fn select(mask: __mmask16, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: callers enable AVX-512.
-        unsafe { _mm512_mask_blend_ps(mask, b, a) }
-    }
-    #[inline(always)]
-    unsafe fn where_at(positions: __m512, position: i32, value: __m512) -> __m512 {
-        // SAFETY: callers enable AVX-512.
-        unsafe {
-            let positions = _mm512_castps_si512(positions);
-            let mask = _mm512_cmpeq_epi32_mask(positions, _mm512_set1_epi32(position));
-            _mm512_maskz_mov_ps(mask, value)
-        }
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: callers enable AVX-512.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m512 {
-        // SAFETY: callers enable AVX-512; lanes whose bit is clear are not read.
-        unsafe {
-            let bytes = _mm_maskz_loadu_epi8(lanes as u16, at.cast());
-            _mm512_castsi512_ps(_mm512_cvtepu8_epi32(bytes))
-        }
-    }
-}
-
-impl Lanes for Avx2 {
-    type Mask = __m256;
-
-    #[inline(always)]
-    unsafe fn beats(value: __m256, best: __m256, lanes: u32) -> __m256 {
-        // SAFETY: callers enable AVX2.
-        unsafe {
-            let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-            let set = _mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit);
-            let lanes = _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
-            let beats = _mm256_and_ps(
-                _mm256_cmp_ps::<_CMP_NLE_UQ>(value, best),
-                _mm256_cmp_ps::<_CMP_ORD_Q>(best, best),
-            );
-            _mm256_and_ps(beats, lanes)
-        }
-    }
-    #[inline(always)]
-    unsafe fn select(mask: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: callers enable AVX2.
-        unsafe { _mm256_blendv_ps(b, a, mask) }
-    }
-    #[inline(always)]
-    unsafe fn where_at(positions: __m256, position: i32, value: __m256) -> __m256 {
-        // SAFETY: callers enable AVX2.
-        unsafe {
-            let positions = _mm256_castps_si256(positions);
-            let mask = _mm256_cmpeq_epi32(positions, _mm256_set1_epi32(position));
-            _mm256_and_ps(_mm256_castsi256_ps(mask), value)
-        }
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: callers enable AVX2.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m256 {
-        let mut bytes = [0u8; 8];
-        if lanes == 0xff {
-            // SAFETY: the caller gives eight readable bytes.
-            bytes = unsafe { at.cast::<[u8; 8]>().read() };
-        } else {
-            for (i, byte) in bytes.iter_mut().enumerate() {
-                if lanes >> i & 1 != 0 {
-                    // SAFETY: the caller gives readable bytes where a bit is set.
-                    *byte = unsafe { at.wrapping_add(i).read() };
-                }
-            }
-        }
-        // SAFETY: callers enable AVX2.
-        unsafe {
-            let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(bytes));
-            _mm256_castsi256_ps(_mm256_cvtepu8_epi32(bytes))
-        }
-    }
-}
 
 /// `value` in all lanes.
 #[inline(always)]
@@ -254,6 +141,42 @@ unsafe fn mean<S: Lanes>(sum: S::V, factor: f32, divisors: &[f32; LANES]) -> S::
     }
 }
 
+/// A tile that is computed column by column of its windows.
+trait Columns: Sized {
+    /// Computes the tile in vectors of `S`, with windows `STRIDE` columns apart.
+    ///
+    /// # Safety
+    /// S's instruction set is enabled; the rest as the implementation says.
+    unsafe fn compute<S: Lanes, const STRIDE: usize>(self);
+}
+
+/// [`Columns`] on the vectors of one instruction set.
+struct Strided<C, S, const STRIDE: usize>(C, PhantomData<S>);
+
+impl<C: Columns, S: Lanes, const STRIDE: usize> Vectorized for Strided<C, S, STRIDE> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: `vectorized` enables S's instruction set; the rest is the caller's promise.
+        unsafe { self.0.compute::<S, STRIDE>() }
+    }
+}
+
+/// Computes a tile whose windows are `stride` columns apart, one or two.
+///
+/// # Safety
+/// As [`Columns::compute`]; `isa` is one of this CPU's, with vectors.
+unsafe fn on_vectors<C: Columns>(columns: C, isa: Isa, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (isa, stride) {
+            (Isa::Avx512, 1) => vectorized(isa, Strided::<_, Avx512, 1>(columns, PhantomData)),
+            (Isa::Avx512, _) => vectorized(isa, Strided::<_, Avx512, 2>(columns, PhantomData)),
+            (_, 1) => vectorized(isa, Strided::<_, Avx2, 1>(columns, PhantomData)),
+            _ => vectorized(isa, Strided::<_, Avx2, 2>(columns, PhantomData)),
+        }
+    }
+}
+
 /// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows are as
 /// fast, and read each element once.
 fn applies(isa: Isa, g: &Geometry, kind: PoolKind) -> bool {
@@ -283,14 +206,7 @@ impl Windows<'_> {
             return false;
         }
         // SAFETY: the caller's promise.
-        unsafe {
-            match (isa, job.geometry.window.stride[1]) {
-                (Isa::Avx512, 1) => vectorized(isa, Strided::<_, Avx512, 1>(self, PhantomData)),
-                (Isa::Avx512, _) => vectorized(isa, Strided::<_, Avx512, 2>(self, PhantomData)),
-                (_, 1) => vectorized(isa, Strided::<_, Avx2, 1>(self, PhantomData)),
-                _ => vectorized(isa, Strided::<_, Avx2, 2>(self, PhantomData)),
-            }
-        }
+        unsafe { on_vectors(self, isa, job.geometry.window.stride[1]) }
         true
     }
 
@@ -389,29 +305,26 @@ impl Windows<'_> {
     }
 }
 
-/// Work of a tile on vectors of `S`, with windows `STRIDE` columns apart.
-struct Strided<W, S, const STRIDE: usize>(W, PhantomData<S>);
-
-impl<S: Lanes, const STRIDE: usize> Vectorized for Strided<Windows<'_>, S, STRIDE> {
+impl Columns for Windows<'_> {
     #[inline(always)]
-    unsafe fn run(self) {
-        let Windows { job, tile, .. } = self.0;
+    unsafe fn compute<S: Lanes, const STRIDE: usize>(self) {
+        let Windows { job, tile, .. } = self;
         let g = &job.geometry;
         for from in (0..tile.cols.len()).step_by(S::LANES) {
             let count = S::LANES.min(tile.cols.len() - from);
             let taps = taps::<S, STRIDE>(g, tile.cols.start + from, count);
             let taps = &taps[..g.window.k[1]];
-            // SAFETY: `vectorized` enables S's instruction set; the rest is the caller's promise.
+            // SAFETY: the caller's promise.
             unsafe {
                 match job.kind {
                     PoolKind::Max if job.arg.is_none() => {
-                        self.0.max::<S, STRIDE, false>(from, count, taps)
+                        self.max::<S, STRIDE, false>(from, count, taps)
                     }
                     PoolKind::Max | PoolKind::ArgMax => {
-                        self.0.max::<S, STRIDE, true>(from, count, taps)
+                        self.max::<S, STRIDE, true>(from, count, taps)
                     }
                     PoolKind::Avg { count_pad } => {
-                        self.0.mean::<S, STRIDE>(from, count, taps, count_pad)
+                        self.mean::<S, STRIDE>(from, count, taps, count_pad)
                     }
                 }
             }
@@ -440,14 +353,7 @@ impl<A: Source<Lane = i32>> Gradients<'_, A> {
             return false;
         }
         // SAFETY: the caller's promise.
-        unsafe {
-            match (isa, job.geometry.window.stride[1]) {
-                (Isa::Avx512, 1) => vectorized(isa, Strided::<_, Avx512, 1>(self, PhantomData)),
-                (Isa::Avx512, _) => vectorized(isa, Strided::<_, Avx512, 2>(self, PhantomData)),
-                (_, 1) => vectorized(isa, Strided::<_, Avx2, 1>(self, PhantomData)),
-                _ => vectorized(isa, Strided::<_, Avx2, 2>(self, PhantomData)),
-            }
-        }
+        unsafe { on_vectors(self, isa, job.geometry.window.stride[1]) }
         true
     }
 
@@ -526,12 +432,10 @@ impl<A: Source<Lane = i32>> Gradients<'_, A> {
     }
 }
 
-impl<A: Source<Lane = i32>, S: Lanes, const STRIDE: usize> Vectorized
-    for Strided<Gradients<'_, A>, S, STRIDE>
-{
+impl<A: Source<Lane = i32>> Columns for Gradients<'_, A> {
     #[inline(always)]
-    unsafe fn run(self) {
-        let Gradients { job, tile, .. } = self.0;
+    unsafe fn compute<S: Lanes, const STRIDE: usize>(self) {
+        let Gradients { job, tile, .. } = self;
         let g = &job.geometry;
         let wide = STRIDE * S::LANES;
         for from in (0..tile.cols.len()).step_by(wide) {
@@ -556,8 +460,8 @@ impl<A: Source<Lane = i32>, S: Lanes, const STRIDE: usize> Vectorized
                 }
             }
             let taps = std::array::from_fn(|phase| &taps[phase][..counts[phase]]);
-            // SAFETY: `vectorized` enables S's instruction set; the rest is the caller's promise.
-            unsafe { self.0.columns::<S, STRIDE>(from, count, taps) };
+            // SAFETY: the caller's promise.
+            unsafe { self.columns::<S, STRIDE>(from, count, taps) };
         }
     }
 }
