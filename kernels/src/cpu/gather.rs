@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
-use super::tile::TileCode;
+use super::pointwise::{Block, BlockCode, OperandView, Space, check_rank};
 use super::{Config, Fault, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -14,34 +13,15 @@ const BLOCK: usize = 2048;
 
 /// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty
 /// axis: the run is memory-safe for all indices, and [`BoundsCheck`] reports those outside.
-pub(crate) struct Gather {
-    code: TileCode,
-    threads: usize,
-    /// Most points of a block.
-    capacity: usize,
-}
+pub(crate) struct Gather(BlockCode);
 
 impl Gather {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        check_rank(&spec.dims, 1)?;
-        let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(Gather {
-            code: TileCode::new(spec, bound, config)?,
-            threads: config.threads,
-            capacity,
-        })
-    }
-
-    fn values_bytes(&self) -> usize {
-        aligned(self.capacity * size_of::<u32>())
-    }
-
-    fn worker_bytes(&self) -> usize {
-        self.values_bytes() + self.code.scratch_bytes()
+        BlockCode::new(spec, bound, config, BLOCK).map(Gather)
     }
 
     pub fn workspace(&self) -> u64 {
-        (self.worker_bytes() * self.threads) as u64
+        self.0.workspace()
     }
 
     /// # Safety
@@ -50,7 +30,6 @@ impl Gather {
         let Body::Gather(gather) = &spec.body else {
             unreachable!("checked by new")
         };
-        let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
         let lookup = Lookup {
             source: OperandView::new(&gather.source, launch.args[0], launch.env),
             index: OperandView::new(&gather.index, launch.args[1], launch.env),
@@ -58,29 +37,14 @@ impl Gather {
             axis_len: gather.axis_len.at(launch.env),
             last: spec.dims.len() - 1,
         };
-        let scratch = Scratch::new(launch, self.worker_bytes());
-        let code = self.code.bind(spec, launch);
-        launch.team.run(blocks.count(), &|index, worker| {
-            let (block, values) = (blocks.block(index), scratch.of(worker).cast::<u32>());
-            blocks
-                .space
-                .rows(block.from, block.points, |at, len, done| {
-                    // SAFETY: the worker's values hold a block, of which this row's begin at
-                    // `done`.
-                    let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
-                    // SAFETY: the row lies inside the space of the operands.
-                    unsafe { lookup.row(at, row) };
-                });
-            // SAFETY: the epilogue's bytes follow the values.
-            unsafe {
-                blocks.finish(
-                    &code,
-                    &block,
-                    values,
-                    scratch.of(worker).wrapping_add(self.values_bytes()),
-                )
-            };
-        });
+        let fill = |space: &Space, block: &Block, values: &mut [u32]| {
+            space.rows(block.from, block.points, |at, len, done| {
+                // SAFETY: the row lies inside the space of the operands.
+                unsafe { lookup.row(at, &mut values[done..done + len]) };
+            });
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.0.run(spec, launch, fill) };
     }
 }
 

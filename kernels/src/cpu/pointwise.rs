@@ -1,11 +1,11 @@
 //! Helpers of the kernels that access memory point by point: sizes and strides at launch,
 //! per-worker scratch, and code compiled once per instruction set.
 
-use super::tile::Bound;
-use super::{Isa, Launch, SpecError};
+use super::tile::{Bound, TileCode};
+use super::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{Dims, Operand};
+use crate::spec::{Dims, Operand, Spec};
 
 /// Most axes of a space these kernels iterate over, so that sizes and strides live on the stack.
 pub(super) const MAX_RANK: usize = 8;
@@ -93,8 +93,8 @@ impl Space {
 /// A space cut into blocks of neighbouring points, none larger than a capacity: steps along one
 /// axis, with all points of the axes after it. The cut depends on the sizes alone.
 #[derive(Clone, Copy)]
-pub(super) struct Blocks {
-    pub space: Space,
+struct Blocks {
+    space: Space,
     axis: usize,
     /// Steps along the axis in a block, and in all.
     steps: (usize, usize),
@@ -110,7 +110,7 @@ pub(super) struct Block {
 
 impl Blocks {
     /// Cuts a space of at least one axis.
-    pub fn new(dims: &[Size], capacity: usize, env: &Env) -> Blocks {
+    fn new(dims: &[Size], capacity: usize, env: &Env) -> Blocks {
         let space = Space::new(dims, env);
         let inner = |axis: usize| product(&space.sizes()[axis + 1..]);
         let axis = (0..space.rank)
@@ -131,7 +131,7 @@ impl Blocks {
     }
 
     /// How many blocks there are.
-    pub fn count(&self) -> usize {
+    fn count(&self) -> usize {
         if self.inner == 0 {
             0
         } else {
@@ -140,7 +140,7 @@ impl Blocks {
     }
 
     /// The block of an index below the count.
-    pub fn block(&self, index: usize) -> Block {
+    fn block(&self, index: usize) -> Block {
         let (outer, step) = (
             index / self.per_outer(),
             index % self.per_outer() * self.steps.0,
@@ -156,13 +156,7 @@ impl Blocks {
     ///
     /// # Safety
     /// `acc` holds the block's values, `scratch` the epilogue's bytes for this worker.
-    pub unsafe fn finish(
-        &self,
-        code: &Bound<'_>,
-        block: &Block,
-        acc: *const u32,
-        scratch: *mut u8,
-    ) {
+    unsafe fn finish(&self, code: &Bound<'_>, block: &Block, acc: *const u32, scratch: *mut u8) {
         let origin = self.space.point(block.from);
         // Steps along the first axis are the block's rows; along a later one they are columns of
         // the axis before.
@@ -182,6 +176,71 @@ impl Blocks {
                 scratch,
             )
         };
+    }
+}
+
+/// A kernel that computes its values block by block into memory of each worker, where its epilogue
+/// reads them.
+pub(super) struct BlockCode {
+    code: TileCode,
+    threads: usize,
+    /// Most points of a block.
+    capacity: usize,
+}
+
+impl BlockCode {
+    /// Prepares the epilogue of `spec` behind blocks of `largest` points at most.
+    pub fn new(
+        spec: &Spec,
+        bound: &Env,
+        config: &Config,
+        largest: usize,
+    ) -> Result<Self, SpecError> {
+        check_rank(&spec.dims, 1)?;
+        Ok(BlockCode {
+            code: TileCode::new(spec, bound, config)?,
+            threads: config.threads,
+            capacity: Space::new(&spec.dims, bound).points().clamp(1, largest),
+        })
+    }
+
+    fn values_bytes(&self) -> usize {
+        aligned(self.capacity * size_of::<u32>())
+    }
+
+    fn worker_bytes(&self) -> usize {
+        self.values_bytes() + self.code.scratch_bytes()
+    }
+
+    pub fn workspace(&self) -> u64 {
+        (self.worker_bytes() * self.threads) as u64
+    }
+
+    /// Computes all blocks: `fill` writes the values of one, and the epilogue follows.
+    ///
+    /// # Safety
+    /// The addresses must be as [`Launch`] promises.
+    pub unsafe fn run(
+        &self,
+        spec: &Spec,
+        launch: &Launch,
+        fill: impl Fn(&Space, &Block, &mut [u32]) + Sync,
+    ) {
+        let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
+        let scratch = Scratch::new(launch, self.worker_bytes());
+        let code = self.code.bind(spec, launch);
+        launch.team.run(blocks.count(), &|index, worker| {
+            let (block, memory) = (blocks.block(index), scratch.of(worker));
+            let values = memory.cast::<u32>();
+            // SAFETY: the worker's values hold a block and are its own.
+            let row = unsafe { std::slice::from_raw_parts_mut(values, block.points) };
+            fill(&blocks.space, &block, row);
+            // SAFETY: the epilogue's bytes follow the values.
+            unsafe {
+                let scratch = memory.wrapping_add(self.values_bytes());
+                blocks.finish(&code, &block, values, scratch)
+            };
+        });
     }
 }
 

@@ -6,8 +6,7 @@
 
 use std::ops::Range;
 
-use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
-use super::tile::TileCode;
+use super::pointwise::{Block, BlockCode, OperandView, Space};
 use super::{Config, Launch, SpecError};
 use crate::dtype::Lane;
 use crate::size::Env;
@@ -19,34 +18,15 @@ const BLOCK: usize = 1 << 14;
 
 /// See [`Body::Scatter`]. Values whose index lies outside the axis go nowhere;
 /// [`super::gather::BoundsCheck`] reports them.
-pub(crate) struct Scatter {
-    code: TileCode,
-    threads: usize,
-    /// Most points of a block.
-    capacity: usize,
-}
+pub(crate) struct Scatter(BlockCode);
 
 impl Scatter {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        check_rank(&spec.dims, 1)?;
-        let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(Scatter {
-            code: TileCode::new(spec, bound, config)?,
-            threads: config.threads,
-            capacity,
-        })
-    }
-
-    fn values_bytes(&self) -> usize {
-        aligned(self.capacity * size_of::<u32>())
-    }
-
-    fn worker_bytes(&self) -> usize {
-        self.values_bytes() + self.code.scratch_bytes()
+        BlockCode::new(spec, bound, config, BLOCK).map(Scatter)
     }
 
     pub fn workspace(&self) -> u64 {
-        (self.worker_bytes() * self.threads) as u64
+        self.0.workspace()
     }
 
     /// # Safety
@@ -56,7 +36,6 @@ impl Scatter {
             unreachable!("checked by new")
         };
         let (env, axis) = (launch.env, scatter.axis);
-        let blocks = Blocks::new(&spec.dims, self.capacity, env);
         let sums = Sums {
             value: OperandView::new(&scatter.value, launch.args[0], env),
             index: OperandView::new(&scatter.index, launch.args[1], env),
@@ -66,25 +45,13 @@ impl Scatter {
             len: spec.dims[axis].usize_at(env),
             values: scatter.space[axis].usize_at(env),
         };
-        let scratch = Scratch::new(launch, self.worker_bytes());
-        let code = self.code.bind(spec, launch);
-        launch.team.run(blocks.count(), &|index, worker| {
-            let (block, acc) = (blocks.block(index), scratch.of(worker).cast::<u32>());
-            // SAFETY: the worker's values hold a block and are its own.
-            let row = unsafe { std::slice::from_raw_parts_mut(acc, block.points) };
+        let fill = |_: &Space, block: &Block, values: &mut [u32]| {
             let range = block.from..block.from + block.points;
             // SAFETY: the operands are accessed inside their spaces.
-            unsafe { sums.reduce_by(scatter.reduce, range, row) };
-            // SAFETY: the epilogue's bytes follow the values.
-            unsafe {
-                blocks.finish(
-                    &code,
-                    &block,
-                    acc,
-                    scratch.of(worker).wrapping_add(self.values_bytes()),
-                )
-            };
-        });
+            unsafe { sums.reduce_by(scatter.reduce, range, values) };
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.0.run(spec, launch, fill) };
     }
 }
 
