@@ -22,6 +22,8 @@ pub(crate) struct StridedAccess {
     pub strides: [isize; AXES],
     /// The same along the trailing axes that are iterated as one.
     pub inner: isize,
+    /// The operands that are read from memory that this one is stored to, by bit.
+    pub overwrites: u64,
 }
 
 /// [`TileCode`] with the sizes and addresses of one launch.
@@ -29,8 +31,8 @@ pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
     /// One for each operand and index: they always fit without the heap.
     pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
-    /// The operands that are read and whose memory is also written, by bit.
-    pub(super) overwritten: u64,
+    /// Whether memory is written from which an operand is read.
+    pub(super) overwrites: bool,
     axes: usize,
     dims: [usize; AXES],
     /// The first of the trailing axes that all accesses can iterate as one.
@@ -47,7 +49,7 @@ impl<'a> Bound<'a> {
         Bound {
             code,
             accesses: SmallVec::new(),
-            overwritten: 0,
+            overwrites: false,
             axes: 0,
             dims: [1; AXES],
             inner_axis: 0,
@@ -97,6 +99,7 @@ impl<'a> Bound<'a> {
                 offset: offset as isize,
                 strides: [0; AXES],
                 inner: 0,
+                overwrites: 0,
             };
             for (stride, &axis) in access.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
@@ -120,9 +123,11 @@ impl<'a> Bound<'a> {
             }
         }
         for store in spec.stores.iter().map(|s| usize::from(s.operand)) {
-            self.overwritten |= (0..args.len())
+            let read = (0..args.len())
                 .filter(|&k| self.code.read >> k & 1 == 1 && args[k] == args[store])
                 .fold(0, |bits, k| bits | 1 << k);
+            self.accesses[store].overwrites = read;
+            self.overwrites |= read != 0;
         }
         self.find_inner();
     }
