@@ -738,6 +738,17 @@ impl Product for Strided<'_> {
         Right::packed(to, at.width)
     }
 
+    fn prefetch(&self, group: usize, rows: Range<usize>, columns: Range<usize>) {
+        if self.transposed {
+            return;
+        }
+        let rank = self.spec.dims.len();
+        let mut origin = self.origin(group);
+        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
+        self.code
+            .prefetch(&origin[..rank], [rows.len(), columns.len()]);
+    }
+
     unsafe fn finish(
         &self,
         group: usize,

@@ -9,6 +9,21 @@ use crate::micro_batch::Part;
 use crate::size::Env;
 use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Requests a cache line into L2, where the instruction set can.
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is without effect but on caches.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedAccess {
@@ -267,6 +282,31 @@ impl<'a> Bound<'a> {
                 len *= self.dims[axis] as isize;
             }
             self.inner_axis = axis;
+        }
+    }
+
+    /// Requests the operands' elements for `rows × columns` points along the last two axes, which a
+    /// later [`Bound::block`] reads, where each row has elements of its own.
+    pub fn prefetch(&self, origin: &[usize], [rows, columns]: [usize; 2]) {
+        let (row, column) = (origin.len() - 2, origin.len() - 1);
+        let read = (0..self.code.dtypes.len()).filter(|&k| self.code.read >> k & 1 == 1);
+        for access in read.map(|k| &self.accesses[k]) {
+            if access.strides[column] != 1 || access.strides[row] == 0 {
+                continue;
+            }
+            let offset = origin
+                .iter()
+                .zip(&access.strides)
+                .fold(access.offset, |sum, (&i, &stride)| {
+                    sum + i as isize * stride
+                });
+            let first = access.base.wrapping_offset(offset * access.bytes);
+            for r in 0..rows {
+                let line = first.wrapping_offset(r as isize * access.strides[row] * access.bytes);
+                for byte in (0..columns * access.bytes as usize).step_by(LINE) {
+                    prefetch(line.wrapping_add(byte));
+                }
+            }
         }
     }
 
