@@ -31,3 +31,21 @@ pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads
         rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrower_blocks_where_threads_share_them_more_evenly() {
+        // Of six blocks the last has 32 columns, and of fifteen one thread has eight.
+        assert_eq!(balanced(512, 96, 1, 2, 32), 64);
+        assert_eq!(balanced(512, 192, 5, 2, 32), 128);
+        // Two blocks each.
+        assert_eq!(balanced(256, 64, 1, 2, 32), 64);
+        for (n, nc, others, threads) in [(0, 32, 1, 2), (7, 32, 3, 5), (1000, 992, 1, 3)] {
+            let narrow = balanced(n, nc, others, threads, 32);
+            assert!((32..=nc).contains(&narrow) && narrow.is_multiple_of(32));
+        }
+    }
+}
