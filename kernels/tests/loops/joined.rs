@@ -201,7 +201,7 @@ fn updates_of_optimizers() {
                     .collect();
                 let full = case.full;
                 let v = case.load_these(&squares, &full);
-                let mut factor = |case: &mut Case, x: f32| match loaded {
+                let factor = |case: &mut Case, x: f32| match loaded {
                     true => case.load_these(&[x], &[0, 0]),
                     false => case.b.number(x),
                 };
