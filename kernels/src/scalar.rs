@@ -298,6 +298,12 @@ pub(crate) trait Lanewise: 'static {
     fn apply<A: Arith>(args: [Self::In; 3]) -> Self::Out;
 }
 
+/// The code of a row of the table.
+pub(crate) trait Named: Lanewise {
+    /// The row.
+    const OP: ScalarOp;
+}
+
 /// A consumer of the type of an operation's code; see [`ScalarOp::visit`].
 pub(crate) trait Visit {
     /// The result of the visit.
@@ -358,10 +364,14 @@ macro_rules! scalar_ops {
         }
 
         /// The rows as types: `Add<f32>` is the code of `add` on floats.
-        mod code {
+        pub(crate) mod code {
             use super::*;
             $(
+                /// The code of the operation.
                 pub(crate) struct $name<T>(PhantomData<T>);
+                impl<T> Named for $name<T> where $name<T>: Lanewise {
+                    const OP: ScalarOp = ScalarOp::$name;
+                }
                 scalar_ops!(@code $name $class [$($arg),+] $($lane: $body;)+);
             )+
         }

@@ -4,6 +4,7 @@ pub(super) mod drive;
 pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
+mod share;
 pub(super) mod simd;
 pub(super) mod small;
 pub(super) mod winograd;
@@ -20,6 +21,8 @@ use drive::{
 };
 use micro::{Left, Micro, Right};
 use pack::Source;
+use share::balanced;
+pub(super) use share::{share_rows, wanted};
 
 // Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
 // micro-kernels that compute MR rows by NR columns.
@@ -409,27 +412,14 @@ fn blocking(
         ));
         mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
     }
+    if resident && threads > 1 {
+        nc = balanced(n, nc, groups * m.div_ceil(mc), threads, width);
+    }
     Blocking {
         mc,
         nc,
         resident,
         splits,
-    }
-}
-
-/// The desired number of blocks of the result: enough that other threads can take some from threads
-/// that fall behind.
-pub(super) fn wanted(threads: usize) -> usize {
-    3 * threads
-}
-
-/// Fewer than `rows` rows in a block, if there are fewer blocks than threads; `others`: blocks side
-/// by side.
-pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
-    if others * m.div_ceil(rows) < threads {
-        rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
-    } else {
-        rows
     }
 }
 
@@ -736,6 +726,17 @@ impl Product for Strided<'_> {
             )
         };
         Right::packed(to, at.width)
+    }
+
+    fn prefetch(&self, group: usize, rows: Range<usize>, columns: Range<usize>) {
+        if self.transposed {
+            return;
+        }
+        let rank = self.spec.dims.len();
+        let mut origin = self.origin(group);
+        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
+        self.code
+            .prefetch(&origin[..rank], [rows.len(), columns.len()]);
     }
 
     unsafe fn finish(

@@ -53,9 +53,13 @@ impl Case {
     fn load(&mut self, kind: usize) -> ValueId {
         let len = [self.dims[0] * self.dims[1], self.dims[1], self.dims[0]][kind];
         let contents: Vec<f32> = (0..len).map(|_| self.c.below(9) as f32 - 4.0).collect();
-        self.bytes.push_f32(&contents);
         let strides = self.strides(kind);
-        self.b.load(&strides)
+        self.load_these(&contents, &strides)
+    }
+
+    fn load_these(&mut self, contents: &[f32], strides: &[i64]) -> ValueId {
+        self.bytes.push_f32(contents);
+        self.b.load(strides)
     }
 
     fn store(&mut self, value: ValueId, strides: &[i64], len: i64) {
@@ -177,6 +181,77 @@ fn joined_operations_in_place() {
                     }
                 }
                 case.check(&format!("{reduced} reduced, places {places}"));
+            }
+        }
+    }
+}
+
+/// A momentum, Adam's averages and the weight that they change, written over what they were, over
+/// one another's, or apart; the factors are numbers or operands, the gradient varies along both
+/// axes or along one.
+#[test]
+fn updates_of_optimizers() {
+    for shape in SHAPES {
+        for (rule, gradient) in (0..12).map(|n| (n / 3, n % 3)) {
+            for (places, loaded) in (0..6).map(|n| (n / 2, n % 2 == 1)) {
+                let mut case = Case::new(shape, 0);
+                let (w, m, g) = (case.load(0), case.load(0), case.load(gradient));
+                let squares: Vec<f32> = (0..shape.0 * shape.1)
+                    .map(|_| case.c.below(9) as f32)
+                    .collect();
+                let full = case.full;
+                let v = case.load_these(&squares, &full);
+                let factor = |case: &mut Case, x: f32| match loaded {
+                    true => case.load_these(&[x], &[0, 0]),
+                    false => case.b.number(x),
+                };
+                let [beta, rest, eps, rate, kept] =
+                    [0.9, 0.1, 0.01, 0.3, 0.99].map(|x| factor(&mut case, x));
+                let op = |case: &mut Case, op, args: &[ValueId]| case.b.op(op, args);
+                let c = &mut case;
+                let new = if rule < 2 {
+                    // A momentum; with Nesterov's form of the change.
+                    let old = op(c, ScalarOp::Mul, &[m, beta]);
+                    let new = op(c, ScalarOp::Add, &[old, g]);
+                    let change = if rule == 1 {
+                        let next = op(c, ScalarOp::Mul, &[new, beta]);
+                        op(c, ScalarOp::Add, &[g, next])
+                    } else {
+                        new
+                    };
+                    let change = op(c, ScalarOp::Mul, &[change, rate]);
+                    vec![new, op(c, ScalarOp::Sub, &[w, change])]
+                } else {
+                    // Adam; with decay of the weight.
+                    let square = op(c, ScalarOp::Mul, &[g, g]);
+                    let averages = [(m, g), (v, square)].map(|(old, term)| {
+                        let old = op(c, ScalarOp::Mul, &[old, beta]);
+                        let term = op(c, ScalarOp::Mul, &[term, rest]);
+                        op(c, ScalarOp::Add, &[old, term])
+                    });
+                    let root = op(c, ScalarOp::Sqrt, &[averages[1]]);
+                    let root = op(c, ScalarOp::Div, &[root, kept]);
+                    let divisor = op(c, ScalarOp::Add, &[root, eps]);
+                    let change = op(c, ScalarOp::Div, &[averages[0], divisor]);
+                    let change = op(c, ScalarOp::Mul, &[change, rate]);
+                    let before = match rule {
+                        2 => w,
+                        _ => op(c, ScalarOp::Mul, &[w, kept]),
+                    };
+                    let w = op(c, ScalarOp::Sub, &[before, change]);
+                    vec![averages[0], averages[1], w]
+                };
+                let old = if rule < 2 { vec![m, w] } else { vec![m, v, w] };
+                for (i, &value) in new.iter().enumerate() {
+                    match places {
+                        0 => case.store_over(value, old[i]),
+                        1 => case.store_over(value, old[(i + 1) % old.len()]),
+                        _ => case.store(value, &full, shape.0 * shape.1),
+                    }
+                }
+                case.check(&format!(
+                    "rule {rule}, gradient {gradient}, places {places}"
+                ));
             }
         }
     }

@@ -104,6 +104,8 @@ pub(in super::super) trait Product: Sync {
     }
     /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or used in place.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
+    /// Requests the part of memory that [`Product::finish`] reads for these points.
+    fn prefetch(&self, _group: usize, _rows: Range<usize>, _columns: Range<usize>) {}
     /// Consumes a finished block.
     unsafe fn finish(
         &self,
@@ -627,6 +629,13 @@ impl<P: Product> Job<'_, P> {
         }
     }
 
+    /// Whether a block of the result is finished right after this sub-block.
+    fn finishes(&self, block: usize) -> bool {
+        let last = self.product.k_blocks().checked_sub(1);
+        let apart = self.blocking.splits > 1 || self.carry.is_some();
+        !apart && last.is_some_and(|last| block + 1 == self.product.blocks(last).end)
+    }
+
     /// Adds one sub-block of the contracted axis to the sums of a block of the result.
     unsafe fn sweep(
         &self,
@@ -642,6 +651,7 @@ impl<P: Product> Job<'_, P> {
         let rows = cut.rows.len() / pitch;
         let panel = panel_rows(rows, micro.mr);
         let panels = pitch * rows.div_ceil(panel);
+        let finishes = self.finishes(block) && pitch == 1;
         let mut from = cut.columns.start;
         while from < cut.columns.end {
             // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
@@ -665,6 +675,10 @@ impl<P: Product> Job<'_, P> {
                 for at in 0..panels {
                     let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
                     let height = panel.min(rows - row);
+                    if finishes {
+                        let first = cut.rows.start + row;
+                        product.prefetch(cut.group, first..first + height, from..to);
+                    }
                     let left = product.panel(cut.group, &cut.rows, start * rows + row, block, left);
                     let acc = acc.add((row * pitch + start) * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());

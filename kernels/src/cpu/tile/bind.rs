@@ -9,6 +9,21 @@ use crate::micro_batch::Part;
 use crate::size::Env;
 use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Requests a cache line into L2, where the instruction set can.
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is without effect but on caches.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedAccess {
@@ -22,6 +37,8 @@ pub(crate) struct StridedAccess {
     pub strides: [isize; AXES],
     /// The same along the trailing axes that are iterated as one.
     pub inner: isize,
+    /// The operands that are read from memory that this one is stored to, by bit.
+    pub overwrites: u64,
 }
 
 /// [`TileCode`] with the sizes and addresses of one launch.
@@ -29,8 +46,8 @@ pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
     /// One for each operand and index: they always fit without the heap.
     pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
-    /// The operands that are read and whose memory is also written, by bit.
-    pub(super) overwritten: u64,
+    /// Whether memory is written from which an operand is read.
+    pub(super) overwrites: bool,
     axes: usize,
     dims: [usize; AXES],
     /// The first of the trailing axes that all accesses can iterate as one.
@@ -47,7 +64,7 @@ impl<'a> Bound<'a> {
         Bound {
             code,
             accesses: SmallVec::new(),
-            overwritten: 0,
+            overwrites: false,
             axes: 0,
             dims: [1; AXES],
             inner_axis: 0,
@@ -97,6 +114,7 @@ impl<'a> Bound<'a> {
                 offset: offset as isize,
                 strides: [0; AXES],
                 inner: 0,
+                overwrites: 0,
             };
             for (stride, &axis) in access.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
@@ -120,9 +138,11 @@ impl<'a> Bound<'a> {
             }
         }
         for store in spec.stores.iter().map(|s| usize::from(s.operand)) {
-            self.overwritten |= (0..args.len())
+            let read = (0..args.len())
                 .filter(|&k| self.code.read >> k & 1 == 1 && args[k] == args[store])
                 .fold(0, |bits, k| bits | 1 << k);
+            self.accesses[store].overwrites = read;
+            self.overwrites |= read != 0;
         }
         self.find_inner();
     }
@@ -262,6 +282,31 @@ impl<'a> Bound<'a> {
                 len *= self.dims[axis] as isize;
             }
             self.inner_axis = axis;
+        }
+    }
+
+    /// Requests the operands' elements for `rows × columns` points along the last two axes, which a
+    /// later [`Bound::block`] reads, where each row has elements of its own.
+    pub fn prefetch(&self, origin: &[usize], [rows, columns]: [usize; 2]) {
+        let (row, column) = (origin.len() - 2, origin.len() - 1);
+        let read = (0..self.code.dtypes.len()).filter(|&k| self.code.read >> k & 1 == 1);
+        for access in read.map(|k| &self.accesses[k]) {
+            if access.strides[column] != 1 || access.strides[row] == 0 {
+                continue;
+            }
+            let offset = origin
+                .iter()
+                .zip(&access.strides)
+                .fold(access.offset, |sum, (&i, &stride)| {
+                    sum + i as isize * stride
+                });
+            let first = access.base.wrapping_offset(offset * access.bytes);
+            for r in 0..rows {
+                let line = first.wrapping_offset(r as isize * access.strides[row] * access.bytes);
+                for byte in (0..columns * access.bytes as usize).step_by(LINE) {
+                    prefetch(line.wrapping_add(byte));
+                }
+            }
         }
     }
 

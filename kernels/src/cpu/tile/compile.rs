@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 pub(super) use invariant::Hoisted;
 use invariant::invariant;
 
+use super::chain::{Chain, Found};
 use super::ops::OpCode;
 use super::reduce::ReduceCode;
 use crate::cpu::{Config, SpecError};
@@ -53,6 +54,8 @@ pub(super) enum Step {
     },
     /// An operation.
     Apply(Apply),
+    /// Several operations.
+    Chain(Box<ChainStep>),
     /// Random numbers: an operation that also needs the operand with seed and step, and its stream.
     Random(Apply, u16, u32),
     /// Makes a kept value of an earlier pass visible again.
@@ -75,6 +78,19 @@ pub(super) struct Apply {
     /// The operands, by bit, that this step or a later one still reads: if one of them is
     /// overwritten in place, the result is not stored directly.
     pub unread: u64,
+}
+
+/// A chain of operations on values.
+pub(super) struct ChainStep {
+    pub value: ValueId,
+    pub found: Found,
+    pub chain: Chain,
+    pub place: Place,
+    pub direct: Option<u16>,
+    /// The operands, by bit, that a later step still reads, or this one as another argument than
+    /// the first, and the operand of that.
+    pub unread: u64,
+    pub first: u64,
 }
 
 /// A reduction.
@@ -144,6 +160,8 @@ struct Analysis {
     /// For an operation or a reduction that is computed together with one of its arguments: which
     /// argument.
     pairs: Vec<Option<usize>>,
+    /// Values that are computed as a chain.
+    chains: Vec<Option<Found>>,
     /// Values that are only ever computed as part of others.
     absorbed: Vec<bool>,
 }
@@ -164,9 +182,10 @@ impl Analysis {
             invariant: invariant(spec),
             top,
             pairs: vec![None; n],
+            chains: vec![None; n],
             absorbed: vec![false; n],
         };
-        analysis.pair_up(spec);
+        analysis.join(spec);
         analysis
     }
 
@@ -384,11 +403,14 @@ impl Compiler<'_> {
                 self.step(i, Place { at, kept: false })
             });
             // Operands are read again in later passes.
-            if let (Some(Step::Apply(apply)), true) = (steps.last_mut(), l == self.a.top) {
-                apply.unread = reads
-                    .iter()
-                    .filter(|&&(_, last)| last >= position)
-                    .fold(0, |bits, (operand, _)| bits | 1 << operand);
+            let unread = |from: usize| {
+                let later = reads.iter().filter(move |&&(_, last)| last >= from);
+                later.fold(0, |bits, (operand, _)| bits | 1 << operand)
+            };
+            match steps.last_mut() {
+                Some(Step::Apply(apply)) if l == self.a.top => apply.unread = unread(position),
+                Some(Step::Chain(chain)) => chain.unread |= unread(position + 1),
+                _ => {}
             }
             // A result never shares a register with an argument: registers fall free after the
             // step.
@@ -449,6 +471,9 @@ impl Compiler<'_> {
                 unread: u64::MAX,
             }
         };
+        if let Some(found) = self.a.chains[i] {
+            return Step::Chain(Box::new(self.chain(value, found, place)));
+        }
         match &self.spec.code[i] {
             Inst::Load(k) => Step::Load {
                 value,
@@ -481,6 +506,28 @@ impl Compiler<'_> {
             Inst::Const(_) | Inst::Reduce(..) => {
                 unreachable!("constants and reductions are not computed by steps")
             }
+        }
+    }
+
+    /// The step of a chain, without the operands that later steps read.
+    fn chain(&self, value: ValueId, found: Found, place: Place) -> ChainStep {
+        let [first, others @ ..] = found.args;
+        let read = |v: ValueId| {
+            let operand = self.spec.code[usize::from(v)].operand();
+            operand.map_or(0u64, |operand| 1 << operand)
+        };
+        let others = others.iter().filter(|&&v| v != first);
+        ChainStep {
+            value,
+            found,
+            chain: Chain::of(&found, self.config.isa),
+            place,
+            direct: self
+                .stores(false)
+                .find(|s| s.value == value && s.same_bits)
+                .map(|s| s.access),
+            unread: others.fold(0, |bits, &v| bits | read(v)),
+            first: read(first),
         }
     }
 

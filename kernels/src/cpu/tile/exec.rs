@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::bind::Bound;
-use super::compile::{Apply, Hoisted, Place, Step, StoreStep};
+use super::chain::ChainCall;
+use super::compile::{Apply, ChainStep, Hoisted, Place, Step, StoreStep};
 use super::copy::{self, Block};
 use super::ops::{Call, View};
 use super::{MAX_ROWS, VECTOR};
@@ -323,7 +324,7 @@ impl<'a> Machine<'a> {
                         place,
                         stored,
                     } => {
-                        let keep = *stored && self.bound.overwritten != 0;
+                        let keep = *stored && self.bound.overwrites;
                         self.set_view(*value, self.load(*access, *place, keep, tile));
                     }
                     Step::Acc {
@@ -342,6 +343,7 @@ impl<'a> Machine<'a> {
                     Step::Apply(apply) => {
                         self.set_view(apply.value, self.apply(apply, [0; 4], tile))
                     }
+                    Step::Chain(chain) => self.set_view(chain.value, self.chain(chain, tile)),
                     Step::Random(apply, state, stream) => {
                         self.set_view(
                             apply.value,
@@ -518,6 +520,45 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Computes a chain, in place of its first argument if that is where the result is stored.
+    ///
+    /// # Safety
+    /// As [`Machine::compute_per_row`].
+    unsafe fn chain(&self, step: &ChainStep, tile: &Tile) -> View {
+        let args = step.found.args.map(|arg| self.view(arg));
+        let mut call = ChainCall {
+            rows: tile.rows,
+            lanes: tile.pad,
+            args,
+            out: self.place(step.place, tile),
+            out_rs: tile.pad,
+        };
+        let direct = |unread| self.direct(step.direct?, unread, tile);
+        let mut in_place = false;
+        if let Some(operand) = direct(step.unread) {
+            let (to, rs) = (operand.at(tile).cast::<u32>(), operand.rs as usize);
+            let first = args[0];
+            in_place =
+                first.ptr == to && first.cs == 1 && (tile.rows == 1 || first.rs == operand.rs);
+            if in_place || direct(step.unread | step.first).is_some() {
+                (call.out, call.out_rs) = (to, rs);
+            }
+        }
+        let pad = tile.pad as isize;
+        let is_one_line = |v: &View| v.rs == if v.is_invariant() { 0 } else { pad };
+        if call.out_rs == tile.pad && args.iter().all(is_one_line) {
+            (call.rows, call.lanes) = (1, tile.rows * tile.pad);
+        }
+        // SAFETY: views hold whole vectors of every row; the result is a register, or memory that
+        // overlaps no other view than the first, in place.
+        unsafe { step.chain.run(&call, in_place) };
+        View {
+            ptr: call.out,
+            rs: call.out_rs as isize,
+            cs: 1,
+        }
+    }
+
     /// [`Machine::apply`] where all rows or all columns are the same.
     ///
     /// # Safety
@@ -614,7 +655,8 @@ impl<'a> Machine<'a> {
     /// whole vectors of lanes, and no bytes that may still be read.
     fn direct(&self, access: u16, unread: u64, tile: &Tile) -> Option<Cursor> {
         let cursor = self.cursor(access);
-        let free = self.bound.overwritten & unread == 0 && !self.acc_aliased;
+        let overwrites = self.bound.accesses[usize::from(access)].overwrites;
+        let free = overwrites & unread == 0 && !self.acc_aliased;
         (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0))
             .then_some(cursor)
     }

@@ -8,6 +8,7 @@
 
 mod accumulate;
 mod bind;
+mod chain;
 mod compile;
 mod copy;
 mod exec;

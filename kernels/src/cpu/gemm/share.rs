@@ -1,0 +1,51 @@
+//! How many blocks the result of a product is cut into, so that threads can share them.
+
+use super::even;
+
+/// NC, or less where `threads` finish sooner with narrower blocks, because these can be shared more
+/// evenly; `others`: blocks of the same columns.
+pub(super) fn balanced(n: usize, nc: usize, others: usize, threads: usize, width: usize) -> usize {
+    let columns = |nc: usize| (others * n.div_ceil(nc)).div_ceil(threads.max(1)) * nc;
+    let blocks = n.div_ceil(nc);
+    let narrower =
+        (blocks + 1..=blocks + threads).map(|blocks| even(n, n.div_ceil(blocks), width).min(nc));
+    // Narrow blocks take longer each.
+    narrower
+        .min_by_key(|&nc| columns(nc))
+        .filter(|&narrow| 16 * columns(narrow) <= 15 * columns(nc))
+        .unwrap_or(nc)
+}
+
+/// The desired number of blocks of the result: enough that other threads can take some from threads
+/// that fall behind.
+pub(in super::super) fn wanted(threads: usize) -> usize {
+    3 * threads
+}
+
+/// Fewer than `rows` rows in a block, if there are fewer blocks than threads; `others`: blocks side
+/// by side.
+pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
+    if others * m.div_ceil(rows) < threads {
+        rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
+    } else {
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrower_blocks_where_threads_share_them_more_evenly() {
+        // Of six blocks the last has 32 columns, and of fifteen one thread has eight.
+        assert_eq!(balanced(512, 96, 1, 2, 32), 64);
+        assert_eq!(balanced(512, 192, 5, 2, 32), 128);
+        // Two blocks each.
+        assert_eq!(balanced(256, 64, 1, 2, 32), 64);
+        for (n, nc, others, threads) in [(0, 32, 1, 2), (7, 32, 3, 5), (1000, 992, 1, 3)] {
+            let narrow = balanced(n, nc, others, threads, 32);
+            assert!((32..=nc).contains(&narrow) && narrow.is_multiple_of(32));
+        }
+    }
+}
