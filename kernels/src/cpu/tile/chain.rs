@@ -251,8 +251,8 @@ impl<E: Expression, const WHICH: usize> Routine for Sweep<E, WHICH> {
         for r in 0..call.rows {
             // SAFETY: the caller promises readable views of this row.
             let start = |k: usize| unsafe { call.args[k].ptr.offset(r as isize * call.args[k].rs) };
-            // SAFETY: shared values have one element.
             let shared: [f32; MAX] = std::array::from_fn(|k| match E::SHARED >> k & 1 {
+                // SAFETY: shared values have one element.
                 1 => f32::of(unsafe { *start(k) }),
                 _ => 0.0,
             });
