@@ -307,3 +307,50 @@ fn line<E: Expression, A: Arith, const WHICH: usize>(
         out[i] = E::value::<A>(&args).bits();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chain of the last value, if values 0 to 3 vary, 4 to 6 are shared, and the
+    /// value `kept` is also needed for itself.
+    fn find(steps: &[(ScalarOp, ValueId, ValueId)], kept: Option<ValueId>) -> Option<Found> {
+        let mut code: Vec<Inst> = (0..7).map(Inst::Load).collect();
+        code.extend(steps.iter().map(|&(op, x, y)| Inst::Op(op, [x, y, 0])));
+        let values = Values {
+            code: &code,
+            is_part: &|v| kept != Some(v),
+            varies: &|v| !(4..7).contains(&v),
+            is_shared: &|v| (4..7).contains(&v),
+        };
+        Chain::find(&values, (code.len() - 1) as ValueId)
+    }
+
+    #[test]
+    fn updates_are_found_with_their_arguments() {
+        use ScalarOp::{Add, Div, Mul, Sqrt, Sub};
+        let args = |steps: &[_]| find(steps, None).map(|found| found.args);
+        // The factors come in either order.
+        let average = [(Mul, 4, 1), (Mul, 3, 5), (Add, 7, 8)];
+        assert_eq!(args(&average), Some([1, 4, 3, 5, 1, 1, 1]));
+        let squares = [(Mul, 2, 4), (Mul, 3, 3), (Mul, 8, 5), (Add, 7, 9)];
+        assert_eq!(args(&squares), Some([2, 4, 3, 5, 2, 2, 2]));
+        let change = [
+            (Sqrt, 2, 0),
+            (Div, 7, 4),
+            (Add, 8, 5),
+            (Div, 1, 9),
+            (Mul, 10, 6),
+        ];
+        let adam = [&change[..], &[(Sub, 0, 11)]].concat();
+        assert_eq!(args(&adam), Some([0, 0, 1, 2, 4, 5, 6]));
+        let decayed = [&change[..], &[(Mul, 0, 4), (Sub, 12, 11)]].concat();
+        assert_eq!(args(&decayed), Some([0, 4, 1, 2, 4, 5, 6]));
+        // With a part that is needed for itself, the chain begins behind it.
+        let shorter = find(&adam, Some(9)).map(|found| found.args);
+        assert_eq!(shorter, Some([0, 6, 10, 0, 0, 0, 0]));
+        // An argument that is also the one overwritten, and a single operation.
+        assert!(args(&[(Mul, 1, 4), (Add, 7, 1)]).is_none());
+        assert!(args(&[(Add, 0, 1)]).is_none());
+    }
+}
