@@ -108,6 +108,8 @@ pub(super) static SHORT: Limits = Limits {
     ..LIMITS[0]
 };
 
+/// Blocks for each thread from which on it does not matter whether they are equal.
+const EQUAL_BLOCKS: usize = 12;
 /// Steps of the contracted axis that are packed at a time for all left panels.
 const LEFT_STEPS: usize = 8;
 
@@ -414,6 +416,7 @@ fn blocking(
         ));
         mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
     }
+    mc = mc.min(equal_rows(m, mc, groups * n.div_ceil(nc), threads));
     Blocking {
         mc,
         nc,
@@ -435,6 +438,24 @@ pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -
         rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
     } else {
         rows
+    }
+}
+
+/// Rows of a block that give each thread the same number of equal blocks, if blocks are so few that
+/// one more of them for one thread, or a smaller last one, would be felt; `others`: blocks side by
+/// side.
+fn equal_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
+    let count = m.div_ceil(rows);
+    if threads == 1 || others * count >= EQUAL_BLOCKS * threads {
+        return rows;
+    }
+    let shared = match (others * count).is_multiple_of(threads) {
+        true => count,
+        false => count.next_multiple_of(threads),
+    };
+    match m.div_ceil(shared) {
+        equal if equal >= MC / 3 => equal,
+        _ => rows,
     }
 }
 
