@@ -1,6 +1,7 @@
 //! Matrix products.
 
 pub(super) mod drive;
+mod matrix;
 pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
@@ -18,6 +19,7 @@ use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
 use drive::{
     Blocking, Carry, KBlocks, MicroPanel, Product, Resources, SERIAL_WORK, Space, drive_some,
 };
+use matrix::Matrix;
 use micro::{Ahead, Left, Micro, Right};
 use pack::Source;
 
@@ -563,47 +565,6 @@ fn space(
         space.k_block = space.acc;
     }
     space
-}
-
-/// An operand: its address, and elements between neighbours along its last two axes.
-struct Matrix<'a> {
-    operand: &'a Operand,
-    at: *const f32,
-    strides: [isize; 2],
-}
-
-impl<'a> Matrix<'a> {
-    fn new(operand: &'a Operand, at: *mut u8, env: &Env) -> Self {
-        let rank = operand.strides.len();
-        let stride = |axis: usize| operand.strides[axis].at(env) as isize;
-        let at = at
-            .cast::<f32>()
-            .wrapping_offset(operand.offset.at(env) as isize);
-        Matrix {
-            operand,
-            at,
-            strides: [stride(rank - 2), stride(rank - 1)],
-        }
-    }
-
-    fn transposed(self) -> Self {
-        let [rows, columns] = self.strides;
-        Matrix {
-            strides: [columns, rows],
-            ..self
-        }
-    }
-
-    /// Element (i, j) of the matrix at these batch coordinates.
-    fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const f32 {
-        let group: isize = batch
-            .iter()
-            .zip(&self.operand.strides)
-            .map(|(&c, s)| c as isize * s.at(env) as isize)
-            .sum();
-        self.at
-            .wrapping_offset(group + i as isize * self.strides[0] + j as isize * self.strides[1])
-    }
 }
 
 /// A batch of products of strided matrices.
