@@ -231,6 +231,46 @@ fn block_edges() {
     }
 }
 
+/// Right micro-panels that are copied while the one before is multiplied have the bits of those
+/// that are transposed on their own: of fewer steps than left panels and of many more, of several
+/// k-blocks, and followed by narrower ones.
+#[test]
+fn copied_micro_panels_have_the_bits_of_packed_ones() {
+    let (mut random, teams) = (Random(43), teams());
+    let shapes = [
+        (171, 3, 200),
+        (40, 1, 97),
+        (29, 40, 81),
+        (100, 513, 130),
+        (170, 1100, 333),
+    ];
+    for (m, k, n) in shapes {
+        for a in [[k as i64, 1], [1, m as i64]] {
+            let (rows, columns) = (random.floats(k * (n + 3)), vec![f32::NAN; m * n]);
+            let transposed = (0..n * k)
+                .map(|at| rows[at % k * (n + 3) + at / k])
+                .collect();
+            let left = random.floats(m * k);
+            let run = |b: Vec<f32>, strides: [i64; 2]| {
+                let spec = plain(&[m, n], k, operand(0, &a), operand(0, &strides));
+                let args = [left.clone(), b, columns.clone()];
+                run_all(&spec, &Env::default(), &Env::default(), &teams, &args)
+            };
+            let copied = run(rows.clone(), [n as i64 + 3, 1]);
+            let packed = run(transposed, [1, k as i64]);
+            for ((isa, copied), (_, packed)) in copied.into_iter().zip(packed) {
+                assert!(
+                    copied[2]
+                        .iter()
+                        .zip(&packed[2])
+                        .all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{isa} {m} by {k} by {n}, left strides {a:?}"
+                );
+            }
+        }
+    }
+}
+
 /// Products of so few rows that no operand is packed, among them a vector, several k-blocks, and
 /// several blocks of columns.
 #[test]

@@ -1,6 +1,7 @@
 //! Matrix products.
 
 pub(super) mod drive;
+mod matrix;
 pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
@@ -19,9 +20,10 @@ use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
 use drive::{
     Blocking, Carry, KBlocks, MicroPanel, Product, Resources, SERIAL_WORK, Space, drive_some,
 };
-use micro::{Left, Micro, Right};
+use matrix::Matrix;
+use micro::{Ahead, Left, Micro, Right};
 use pack::Source;
-use share::balanced;
+use share::{balanced, equal_rows};
 pub(super) use share::{share_rows, wanted};
 
 // Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
@@ -110,6 +112,11 @@ pub(super) static SHORT: Limits = Limits {
     kc: KC / 4,
     ..LIMITS[0]
 };
+
+/// Blocks for each thread from which on it does not matter whether they are equal.
+const EQUAL_BLOCKS: usize = 12;
+/// Steps of the contracted axis that are packed at a time for all left panels.
+const LEFT_STEPS: usize = 8;
 
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
@@ -290,6 +297,7 @@ impl Matmul {
                 nc: small::columns([groups, m, n, k], threads, self.micro),
                 k_blocks,
                 slice: 0..k,
+                two_panels: false,
                 micro: self.micro,
                 code: self.code.bind(spec, launch),
             };
@@ -335,6 +343,7 @@ impl Matmul {
             nc: blocking.nc,
             k_blocks,
             slice,
+            two_panels: self.limits.is_fastest(),
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
@@ -415,6 +424,7 @@ fn blocking(
     if resident && threads > 1 {
         nc = balanced(n, nc, groups * m.div_ceil(mc), threads, width);
     }
+    mc = mc.min(equal_rows(m, mc, groups * n.div_ceil(nc), threads));
     Blocking {
         mc,
         nc,
@@ -501,7 +511,7 @@ fn space(
         left: rows
             .saturating_mul(k)
             .min(left.max(rows.saturating_mul(steps))),
-        micro_panel: steps * width,
+        micro_panel: steps * width * (1 + usize::from(limits.is_fastest())),
         acc: rows
             .saturating_mul(columns)
             .min(acc.max(rows.saturating_mul(width))),
@@ -529,47 +539,6 @@ fn space(
     space
 }
 
-/// An operand: its address, and elements between neighbours along its last two axes.
-struct Matrix<'a> {
-    operand: &'a Operand,
-    at: *const f32,
-    strides: [isize; 2],
-}
-
-impl<'a> Matrix<'a> {
-    fn new(operand: &'a Operand, at: *mut u8, env: &Env) -> Self {
-        let rank = operand.strides.len();
-        let stride = |axis: usize| operand.strides[axis].at(env) as isize;
-        let at = at
-            .cast::<f32>()
-            .wrapping_offset(operand.offset.at(env) as isize);
-        Matrix {
-            operand,
-            at,
-            strides: [stride(rank - 2), stride(rank - 1)],
-        }
-    }
-
-    fn transposed(self) -> Self {
-        let [rows, columns] = self.strides;
-        Matrix {
-            strides: [columns, rows],
-            ..self
-        }
-    }
-
-    /// Element (i, j) of the matrix at these batch coordinates.
-    fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const f32 {
-        let group: isize = batch
-            .iter()
-            .zip(&self.operand.strides)
-            .map(|(&c, s)| c as isize * s.at(env) as isize)
-            .sum();
-        self.at
-            .wrapping_offset(group + i as isize * self.strides[0] + j as isize * self.strides[1])
-    }
-}
-
 /// A batch of products of strided matrices.
 struct Strided<'a> {
     spec: &'a Spec,
@@ -584,6 +553,8 @@ struct Strided<'a> {
     k_blocks: KBlocks,
     /// The steps of the contracted axis in this slice.
     slice: Range<usize>,
+    /// Whether the workspace has room for two micro-panels.
+    two_panels: bool,
     micro: &'static Micro,
     code: Bound<'a>,
 }
@@ -656,25 +627,32 @@ impl Product for Strided<'_> {
         let depth = self.depth(block);
         let [stride, step] = self.a.strides;
         let origin = self.origin(group);
-        for row in rows.clone().step_by(panel) {
-            let at = self.a.at(
-                &origin[..self.spec.dims.len() - 2],
-                row,
-                depth.start,
-                self.env,
-            );
-            let count = panel.min(rows.end - row);
-            // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer one
-            // after another.
-            unsafe {
-                (self.micro.pack)(
-                    Source { at, stride, step },
-                    count,
-                    depth.len(),
-                    to.add((row - rows.start) * depth.len()),
-                    count,
-                )
-            };
+        let batch = &origin[..self.spec.dims.len() - 2];
+        // Rows that are neighbours in memory are read a few steps at a time through all panels: the
+        // cache lines that two panels share are still in the cache then, even if the distance of
+        // steps maps all of them to few sets.
+        let chunk = match stride {
+            1 => LEFT_STEPS,
+            _ => depth.len().max(1),
+        };
+        for step_at in depth.clone().step_by(chunk) {
+            let steps = chunk.min(depth.end - step_at);
+            for row in rows.clone().step_by(panel) {
+                let at = self.a.at(batch, row, step_at, self.env);
+                let count = panel.min(rows.end - row);
+                let ahead = (row - rows.start) * depth.len() + (step_at - depth.start) * count;
+                // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer
+                // one after another.
+                unsafe {
+                    (self.micro.pack)(
+                        Source { at, stride, step },
+                        count,
+                        steps,
+                        to.add(ahead),
+                        count,
+                    )
+                };
+            }
         }
     }
 
@@ -737,6 +715,27 @@ impl Product for Strided<'_> {
         (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
         self.code
             .prefetch(&origin[..rank], [rows.len(), columns.len()]);
+    }
+
+    unsafe fn ahead(&self, at: &MicroPanel, to: *mut f32) -> Ahead {
+        let depth = self.depth(at.block);
+        let [step, stride] = self.b.strides;
+        let whole = at.columns.len() == self.micro.nr();
+        if !(self.two_panels && whole && stride == 1 && step >= 0 && at.panels > 1) {
+            return Ahead::NOTHING;
+        }
+        let origin = self.origin(at.group);
+        Ahead {
+            from: self.b.at(
+                &origin[..self.spec.dims.len() - 2],
+                depth.start,
+                at.columns.start,
+                self.env,
+            ),
+            stride: step as usize,
+            to,
+            steps: depth.len(),
+        }
     }
 
     unsafe fn finish(

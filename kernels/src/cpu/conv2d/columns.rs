@@ -665,9 +665,8 @@ impl Product for Columns<'_> {
             if whole && at.panels <= TILED_PANELS && !self.indirect {
                 let stride = (pieces[used - 1].offset - pieces[0].offset) as usize;
                 return Right {
-                    at: tile.offset(pieces[0].offset as isize),
-                    stride,
                     steps: steps.as_ptr(),
+                    ..Right::packed(tile.offset(pieces[0].offset as isize), stride)
                 };
             }
             (micro.gather)(tile, steps, pieces, found.ends(used), to);

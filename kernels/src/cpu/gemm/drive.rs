@@ -4,18 +4,19 @@
 //! whole contracted axis in the worker's part of the workspace and passes it to the product's
 //! epilogue, so that the result is written once, by arbitrary code. The left operand of a block of
 //! rows is kept packed as long as a worker stays with these rows; the right operand is packed one
-//! micro-panel at a time, just before it is multiplied with all left panels. The contracted axis is
-//! cut into *k-blocks* of at most KC steps, over which an element is summed from 0 before it is
-//! added to the sum of those before, and for small results of long sums into splits of several
-//! k-blocks. Both depend on the shape alone, so that every element is summed in the same order for
-//! any number of threads. If memory is short, a k-block is computed in several *sub-blocks*; each
-//! continues the sums of the one before, which changes no bit.
+//! micro-panel at a time, just before it is multiplied with all left panels or, if it is only to be
+//! copied, by the micro-kernels that multiply the one before. The contracted axis is cut into
+//! *k-blocks* of at most KC steps, over which an element is summed from 0 before it is added to the
+//! sum of those before, and for small results of long sums into splits of several k-blocks. Both
+//! depend on the shape alone, so that every element is summed in the same order for any number of
+//! threads. If memory is short, a k-block is computed in several *sub-blocks*; each continues the
+//! sums of the one before, which changes no bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::even;
-use super::micro::{Before, Left, Micro, Right};
+use super::micro::{Ahead, Before, Left, Micro, Right};
 use crate::cpu::Team;
 
 /// Alignment of every buffer in a workspace, in bytes.
@@ -106,6 +107,10 @@ pub(in super::super) trait Product: Sync {
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
     /// Requests the part of memory that [`Product::finish`] reads for these points.
     fn prefetch(&self, _group: usize, _rows: Range<usize>, _columns: Range<usize>) {}
+    /// The steps of a micro-panel that may be copied to `to` while the one before is multiplied.
+    unsafe fn ahead(&self, _at: &MicroPanel, _to: *mut f32) -> Ahead {
+        Ahead::NOTHING
+    }
     /// Consumes a finished block.
     unsafe fn finish(
         &self,
@@ -653,6 +658,9 @@ impl<P: Product> Job<'_, P> {
         let panels = pitch * rows.div_ceil(panel);
         let finishes = self.finishes(block) && pitch == 1;
         let mut from = cut.columns.start;
+        // Buffers of this micro-panel and of the next one, if that is copied meanwhile.
+        let mut buffers = [slot.micro_panel; 2];
+        let mut copied = false;
         while from < cut.columns.end {
             // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
             // have room for whole vectors.
@@ -662,16 +670,32 @@ impl<P: Product> Job<'_, P> {
                 let width = micro.width(end - from);
                 let to = (from + width).min(end);
                 let (first, depth) = (steps.start, steps.len());
-                let at = MicroPanel {
+                let at = |columns: Range<usize>| MicroPanel {
                     group: cut.group,
                     block,
-                    columns: from..to,
-                    steps,
+                    width: micro.width(columns.len()),
+                    columns,
+                    steps: steps.clone(),
                     column_block: cut.column_block,
-                    width,
                     panels,
                 };
-                let right = product.micro_panel(at, slot.right, slot.micro_panel);
+                let mut right = if copied {
+                    Right::packed(buffers[0], width)
+                } else {
+                    product.micro_panel(at(from..to), slot.right, buffers[0])
+                };
+                let mut ahead = Ahead::NOTHING;
+                if to < end && width == micro.nr() {
+                    let after = slot.micro_panel.add(if buffers[0] == slot.micro_panel {
+                        depth * width
+                    } else {
+                        0
+                    });
+                    ahead = product.ahead(&at(to..(to + width).min(end)), after);
+                    buffers[1] = after;
+                }
+                copied = ahead.steps > 0;
+                let share = ahead.steps.div_ceil(panels);
                 for at in 0..panels {
                     let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
                     let height = panel.min(rows - row);
@@ -682,6 +706,7 @@ impl<P: Product> Job<'_, P> {
                     let left = product.panel(cut.group, &cut.rows, start * rows + row, block, left);
                     let acc = acc.add((row * pitch + start) * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
+                    right.ahead = ahead.take(share, width);
                     let (left, right, depth) = product.steps(start, block, (left, right, depth));
                     micro.kernel(product.indirect(), height, &right, width)(
                         depth,
@@ -691,6 +716,9 @@ impl<P: Product> Job<'_, P> {
                         stride * pitch,
                         before,
                     );
+                }
+                if copied {
+                    buffers.swap(0, 1);
                 }
                 from = if to == end { next } else { to };
             }

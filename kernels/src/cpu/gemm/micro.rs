@@ -50,6 +50,38 @@ pub(in super::super) struct Right {
     pub at: *const f32,
     pub stride: usize,
     pub steps: *const i32,
+    /// Copied while this one is multiplied.
+    pub ahead: Ahead,
+}
+
+/// Steps of the next right micro-panel, two vectors each, `stride` apart at `from` and packed at
+/// `to`. A kernel that copies them between its sums hides the misses of these loads, which no
+/// prefetcher foresees.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Ahead {
+    pub from: *const f32,
+    pub stride: usize,
+    pub to: *mut f32,
+    pub steps: usize,
+}
+
+impl Ahead {
+    pub const NOTHING: Ahead = Ahead {
+        from: std::ptr::null(),
+        stride: 0,
+        to: std::ptr::null_mut(),
+        steps: 0,
+    };
+
+    /// At most `most` of the steps; the others remain.
+    pub fn take(&mut self, most: usize, width: usize) -> Ahead {
+        let steps = self.steps.min(most);
+        let first = Ahead { steps, ..*self };
+        self.from = self.from.wrapping_add(steps * self.stride);
+        self.to = self.to.wrapping_add(steps * width);
+        self.steps -= steps;
+        first
+    }
 }
 
 impl Right {
@@ -59,6 +91,7 @@ impl Right {
             at,
             stride,
             steps: std::ptr::null(),
+            ahead: Ahead::NOTHING,
         }
     }
 }
@@ -97,6 +130,8 @@ pub(in super::super) struct Micro {
     tiled: &'static [[Kernel; 2]],
     /// For indirect left panels and some steps of packed right ones.
     listed: &'static [[Kernel; 2]],
+    /// For packed left panels, while the next right one is copied; by rows − 1.
+    copying: &'static [Kernel],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
     pub fill: pack::Fill,
@@ -168,10 +203,16 @@ trait RightAccess: Copy {
         k
     }
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
+    /// Whether [`Right::ahead`] is copied.
+    const COPIES: bool = false;
 }
 
 #[derive(Clone, Copy)]
 struct Panel;
+
+/// [`Panel`], while the next one is copied.
+#[derive(Clone, Copy)]
+struct Copying;
 
 #[derive(Clone, Copy)]
 struct Tile;
@@ -185,6 +226,16 @@ impl RightAccess for Listed {
         // SAFETY: the list has this entry.
         unsafe { *right.steps.add(k) as usize }
     }
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: as for `Panel`.
+        unsafe { Panel::vector::<S>(right, step, c) }
+    }
+}
+
+impl RightAccess for Copying {
+    const COPIES: bool = true;
+
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: as for `Panel`.
@@ -234,7 +285,16 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
         }
         let rows = W::rows::<R>(&left);
         let mut b = [S::zero(); C];
+        let mut ahead = right.ahead;
+        let (every, mut next) = match F::COPIES {
+            true => (depth / ahead.steps.max(1), 0),
+            false => (0, usize::MAX),
+        };
         for k in 0..depth {
+            if F::COPIES && k == next && ahead.steps > 0 {
+                copy_step::<S, C>(&mut ahead);
+                next += every;
+            }
             let step = F::step(&right, k);
             for (c, b) in b.iter_mut().enumerate() {
                 *b = S::load(F::vector::<S>(&right, step, c));
@@ -250,6 +310,9 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
                 }
             }
         }
+        while F::COPIES && ahead.steps > 0 {
+            copy_step::<S, C>(&mut ahead);
+        }
         // By reference: arrays that are moved into iterators are copied to the stack.
         for (r, sum) in sum.iter().enumerate() {
             for (c, &sum) in sum.iter().enumerate() {
@@ -263,6 +326,19 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
                     },
                 );
             }
+        }
+    }
+}
+
+/// Copies the first of the steps.
+#[inline(always)]
+unsafe fn copy_step<S: Simd, const C: usize>(ahead: &mut Ahead) {
+    let Ahead { from, to, .. } = ahead.take(1, C * S::LANES);
+    // SAFETY: the caller enables S's instruction set and gives steps to read and to write.
+    unsafe {
+        let step: [S::V; C] = std::array::from_fn(|c| S::load(from.add(c * S::LANES)));
+        for (c, &v) in step.iter().enumerate() {
+            S::store(to.add(c * S::LANES), v);
         }
     }
 }
@@ -368,6 +444,7 @@ macro_rules! micro {
                 indirect: table!(run, Indirect, Panel, $($rows)+),
                 tiled: table!(run, Packed, Tile, $($rows)+),
                 listed: table!(run, Indirect, Listed, $($rows)+),
+                copying: &[$(run::<Packed, Copying, $rows, 2>),+],
                 pack,
                 gather,
                 fill,
@@ -431,7 +508,8 @@ impl Micro {
     }
 
     /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width`
-    /// wide. The right panel of an indirect left one is packed.
+    /// wide. The right panel of an indirect left one is packed. If steps of the next one are to be
+    /// copied, both are packed and two vectors wide.
     pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
         let table = match (indirect, right.steps.is_null()) {
             (true, true) => self.indirect,
@@ -439,6 +517,9 @@ impl Micro {
             (false, true) => self.packed,
             (false, false) => self.tiled,
         };
-        table[rows - 1][width / self.lanes - 1]
+        match right.ahead.steps {
+            0 => table[rows - 1][width / self.lanes - 1],
+            _ => self.copying[rows - 1],
+        }
     }
 }

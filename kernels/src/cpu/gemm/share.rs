@@ -1,6 +1,6 @@
 //! How many blocks the result of a product is cut into, so that threads can share them.
 
-use super::even;
+use super::{EQUAL_BLOCKS, MC, even};
 
 /// NC, or less where `threads` finish sooner with narrower blocks, because these can be shared more
 /// evenly; `others`: blocks of the same columns.
@@ -29,6 +29,24 @@ pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads
         rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
     } else {
         rows
+    }
+}
+
+/// Rows of a block that give each thread the same number of equal blocks, if blocks are so few that
+/// one more of them for one thread, or a smaller last one, would be felt; `others`: blocks side by
+/// side.
+pub(super) fn equal_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
+    let count = m.div_ceil(rows);
+    if threads == 1 || others * count >= EQUAL_BLOCKS * threads {
+        return rows;
+    }
+    let shared = match (others * count).is_multiple_of(threads) {
+        true => count,
+        false => count.next_multiple_of(threads),
+    };
+    match m.div_ceil(shared) {
+        equal if equal >= MC / 3 => equal,
+        _ => rows,
     }
 }
 
