@@ -163,19 +163,17 @@ impl Matmul {
         let groups = spec.dims[..rank - 2]
             .iter()
             .fold(1usize, |p, &d| p.saturating_mul(size(d)));
+        let threads = workers([groups, m, n, k[1]], config);
         let space = |small: bool, limits: &Limits| {
             let of = |m: usize, n: usize| {
                 if small {
                     return small::space([m, n, k[0]], micro);
                 }
-                space(
-                    m,
-                    n,
-                    k,
-                    if fixed { split_blocks(groups, m, n) } else { 1 },
-                    micro,
-                    limits,
-                )
+                let (fewest, shared) = match fixed {
+                    true => (split_blocks(groups, m, n), Some([groups, threads])),
+                    false => (1, None),
+                };
+                space(m, n, k, fewest, shared, micro, limits)
             };
             // See `run` for the case of a single column.
             let space = match spec.dims[rank - 1].as_fixed() {
@@ -188,7 +186,6 @@ impl Matmul {
                 ..space
             }
         };
-        let threads = workers([groups, m, n, k[1]], config);
         let most = most.saturating_mul(config.threads.max(1) / threads);
         let (limits, packed) = Limits::within(most, |limits| space(false, limits));
         let shape = match spec.dims[rank - 1].is(1) {
@@ -332,7 +329,8 @@ impl Matmul {
             threads,
             self.micro,
             self.limits,
-        );
+        )
+        .within(self.space.acc, self.micro);
         let product = Strided {
             spec,
             env,
@@ -496,12 +494,14 @@ impl Limits {
     }
 }
 
-/// The buffers for every blocking of sizes up to these; `k` of a slice and of the whole run.
+/// The buffers for every blocking of sizes up to these; `k` of a slice and of the whole run;
+/// `shared`: the number of products and of threads, if no size varies.
 fn space(
     m: usize,
     n: usize,
     [k, whole]: [usize; 2],
     fewest: usize,
+    shared: Option<[usize; 2]>,
     micro: &Micro,
     limits: &Limits,
 ) -> Space {
@@ -532,6 +532,11 @@ fn space(
         } else {
             partial_space(m, n, fewest, k_blocks, micro)
         };
+    } else if let Some([groups, threads]) = shared {
+        // Threads share the result in blocks that may be smaller than the limit.
+        let blocking = blocking([m, n, k], groups, 1, threads, micro, limits);
+        let block = blocking.mc.saturating_mul(blocking.nc);
+        space.acc = space.acc.min(block.max(rows.saturating_mul(width)));
     }
     if k_blocks > 1 && limits.kc < KC {
         space.k_block = space.acc;

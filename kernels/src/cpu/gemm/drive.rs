@@ -209,6 +209,15 @@ pub(in super::super) struct Blocking {
     pub splits: usize,
 }
 
+impl Blocking {
+    /// With blocks of at most `acc` elements, if that leaves a vector of columns.
+    pub fn within(self, acc: usize, micro: &Micro) -> Self {
+        let width = micro.nr();
+        let nc = self.nc.min((acc / self.mc / width * width).max(width));
+        Blocking { nc, ..self }
+    }
+}
+
 /// A slice of the contracted axis, which continues the partial sums of the slices before.
 pub(in super::super) struct Carry {
     /// The k-blocks that it intersects.
