@@ -414,11 +414,12 @@ fn blocking(
     // packing of the left operand, then by a smaller MC.
     let blocks = groups * m.div_ceil(mc);
     if threads > 1 && blocks * n.div_ceil(nc) < wanted(threads) {
-        nc = nc.min(even(
-            n,
-            n.div_ceil(wanted(threads).div_ceil(blocks.max(1))),
-            width,
-        ));
+        // Each block of columns packs a left operand that does not stay packed.
+        let wanted = match resident {
+            true => wanted(threads),
+            false => 2 * threads,
+        };
+        nc = nc.min(even(n, n.div_ceil(wanted.div_ceil(blocks.max(1))), width));
         mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
     }
     if resident && threads > 1 {
