@@ -52,7 +52,7 @@ pub struct Import<'m, 't> {
     pub refusals: Vec<Refusal>,
     /// Nodes so far, those of unrolled loops and functions counted each time.
     pub nodes: usize,
-    /// Bodies that are imported as a step of a scan around the present node.
+    /// The number of scans around the present node, whose bodies are being imported as a step.
     pub scans: usize,
     /// Mistakes that the trace has recorded so far.
     pub mistakes: usize,

@@ -20,8 +20,7 @@ pub enum Known {
     Parameter,
 }
 
-/// The least and the most of an array of equal integers that are computed from the number of a
-/// step.
+/// The least and the largest value of an integer.
 pub type Range = (i64, i64);
 
 struct Inner<'t> {

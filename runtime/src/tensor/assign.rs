@@ -124,8 +124,8 @@ impl<'t> Tensor<'t> {
         self.assign_from("dynamic_update_slice", axis, start, values, false)
     }
 
-    /// [`Tensor::dynamic_update_slice`] with a part that cannot lie outside of the axis: a start
-    /// too small or too large becomes the nearest that fits, so that a step of a scan may use it.
+    /// [`Tensor::dynamic_update_slice`] with a start that cannot fail: one too small or too large is
+    /// moved to the nearest that fits, so that a step of a scan may use it.
     #[track_caller]
     pub fn update_clamped(
         self,
@@ -143,7 +143,7 @@ impl<'t> Tensor<'t> {
         axis: usize,
         start: impl Operand<'t>,
         values: Tensor<'t>,
-        clamped: bool,
+        is_clamped: bool,
     ) -> Tensor<'t> {
         let at = Location::caller();
         let start = start.lift(self.trace, DType::I32, at);
@@ -176,11 +176,11 @@ impl<'t> Tensor<'t> {
                 .and_then(|n| n.checked_add(Size::ONE))
                 .filter(|n| n.as_fixed().is_none_or(|n| n > 0));
             match past {
-                Some(past) if clamped => place = super::select::clamped(g, place, past)?,
+                Some(past) if is_clamped => place = super::select::clamped(g, what, place, past)?,
                 Some(past) => check_index(g, place, past),
                 // Lengths of two dimensions: the end lies in the axis, and the start too.
-                None if !clamped && part[axis].as_fixed().is_none()
-                    || dims[axis].as_fixed().is_none() =>
+                None if !is_clamped
+                    && (part[axis].as_fixed().is_none() || dims[axis].as_fixed().is_none()) =>
                 {
                     let past = dims[axis]
                         .checked_add(Size::ONE)

@@ -315,8 +315,8 @@ impl<'t> Tensor<'t> {
         self.part_from("slice_from", axis, start, length, false)
     }
 
-    /// [`Tensor::slice_from`] of a part that cannot lie outside of the axis: a start too small or
-    /// too large becomes the nearest that fits, so that a step of a scan may use it.
+    /// [`Tensor::slice_from`] with a start that cannot fail: one too small or too large is moved to
+    /// the nearest that fits, so that a step of a scan may use it.
     #[track_caller]
     pub fn slice_clamped(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
         self.part_from("slice_clamped", axis, start, length, true)
@@ -346,7 +346,7 @@ impl<'t> Tensor<'t> {
                 ));
             };
             let start = match is_clamped {
-                true => clamped(g, ids[1], past)?,
+                true => clamped(g, what, ids[1], past)?,
                 false => {
                     check_index(g, ids[1], past);
                     ids[1]
@@ -438,11 +438,21 @@ fn part_of(g: &Graph, what: &str, ids: &[NodeId], axis: usize) -> Result<(Size, 
     Ok((len, g.symbols.show(g.dims(ids[0])).to_string()))
 }
 
-/// Starts below `past`, each moved to the nearest.
-pub(super) fn clamped(g: &mut Graph, start: NodeId, past: Size) -> Result<NodeId, String> {
-    let Some(last) = past.checked_sub(Size::ONE) else {
-        return Err("the axis is too short".into());
-    };
+/// Starts moved to the nearest from 0 to below `past`, which is the length of the axis without the
+/// part, and 1.
+pub(super) fn clamped(
+    g: &mut Graph,
+    what: &str,
+    start: NodeId,
+    past: Size,
+) -> Result<NodeId, String> {
+    if g.symbols.range_of(past).0 < 1 {
+        return Err(format!(
+            "{what}: the axis may be shorter than the part, which then fits nowhere; pad it first"
+        ));
+    }
+    let last = past.checked_sub(Size::ONE);
+    let last = last.ok_or_else(|| format!("{what}: the axis is too long"))?;
     let [zero, last] = [Size::ZERO, last].map(|n| size_like(g, n, start));
     let below = g.scalar(ScalarOp::Min, &[start, last]);
     Ok(g.scalar(ScalarOp::Max, &[below, zero]))

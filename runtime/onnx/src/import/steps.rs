@@ -1,5 +1,5 @@
-//! Reads and writes at places that are computed from the number of a loop's step: slices that
-//! cannot fail, because every step's place is known to lie inside.
+//! Reads and writes at indices that are computed from the number of a loop's step: slices that
+//! cannot fail, because the indices of all steps are known to lie inside of the axis.
 
 use slabwise::{DType, Tensor};
 
@@ -7,7 +7,7 @@ use crate::call::{Call, Results, result, sizes};
 use crate::element::Element;
 use crate::value::{Range, Value};
 
-/// Most elements of an array of places: those of indices that name one place many times.
+/// The bound of integers that are computed from the number of a step: i32 holds them.
 const MOST: i64 = 1 << 31;
 
 /// The range of a call's result, if its input has one and all its elements stay equal.
@@ -49,13 +49,13 @@ pub fn range_of(call: &Call<'_, '_>) -> Option<Range> {
     }
 }
 
-/// Where a call reads or writes: a scalar that counts from the start of an axis of `n` elements, of
-/// which `part` begin there. `None` if its index is of another kind, or may lie outside.
+/// The start of the `part` elements that a call reads or writes, a scalar that counts from the start
+/// of an axis of `n` elements. `None` if its index has no range, or may lie outside of the axis.
 fn place<'t>(call: &Call<'_, 't>, at: usize, n: i64, part: i64) -> Option<Tensor<'t>> {
     let value = call.value(at)?;
     let (least, most) = value.step()?;
-    let (first, past) = (0, n.checked_sub(part)?);
-    let inside = |low: i64, high: i64| low >= first && high <= past;
+    let last = n.checked_sub(part)?;
+    let inside = |low: i64, high: i64| low >= 0 && high <= last;
     let index = value.traced(call.trace).ok()?.cast(DType::I32);
     let one = index.reshape([-1i64]).slice(0, 0..1).reshape(());
     let from_end = i32::try_from(n).ok()?;
@@ -65,7 +65,7 @@ fn place<'t>(call: &Call<'_, 't>, at: usize, n: i64, part: i64) -> Option<Tensor
     if most < 0 && inside(least + n, most + n) {
         return Some(one + from_end);
     }
-    // The last elements, in the first steps, as those before the first.
+    // Negative in the first steps alone: each step tells by itself.
     (least >= -n && least < 0 && inside(0, most) && part == 1)
         .then(|| one.lt(0).select(one + from_end, one))
 }
@@ -108,10 +108,9 @@ pub fn at_step<'t>(call: &Call<'_, 't>) -> Option<Results<'t>> {
         }
         "ScatterND" => {
             let (x, index, values) = (known(0)?, known(1)?, known(2)?);
-            let rows = index.iter().all(|&n| n == 1) && !index.is_empty();
-            let whole: i64 = values.iter().product();
-            let row: i64 = x.get(1..)?.iter().product();
-            (rows && whole == row).then_some(())?;
+            let one = index.iter().all(|&n| n == 1) && !index.is_empty();
+            let row = [&index[1..], x.get(1..)?].concat();
+            (one && values == row).then_some(())?;
             write(call, 2, 0, place(call, 1, x[0], 1)?)
         }
         "TensorScatter" => {
@@ -132,8 +131,8 @@ fn is_row(x: &[i64], index: &[i64], axis: usize) -> bool {
     index.len() == x.len() && (0..x.len()).all(|at| index[at] == own(at))
 }
 
-/// Input 0 with the elements of an axis from `start` on replaced by those of an input, or joined
-/// with them.
+/// Input 0 with the elements of an axis from `start` on replaced by those of an input, or reduced
+/// with them as the attribute `reduction` says.
 fn write<'t>(
     call: &Call<'_, 't>,
     values: usize,

@@ -77,7 +77,7 @@ fn tensor_scatter<'t>(call: &Call<'_, 't>) -> Results<'t> {
 /// Most elements of an image that columns are added into.
 const MOST: i64 = 1 << 24;
 
-/// Windows `[n, channels · kernel, windows]` added into the images that they were taken from.
+/// Columns `[n, channels · kernel, windows]`, which are windows of images, added into the images.
 fn columns_to_image<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let lengths = |at: usize, what: &str| {
         let all = call
@@ -112,7 +112,8 @@ fn columns_to_image<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let windows: Vec<i64> = (0..axes)
         .map(|a| (padded[a] - dilations[a] * (kernel[a] - 1) - 1).div_euclid(strides[a]) + 1)
         .collect();
-    let counts = product(&kernel).zip(product(&windows).filter(|&n| n > 0));
+    let is_some = windows.iter().all(|&n| n > 0);
+    let counts = product(&kernel).zip(product(&windows).filter(|_| is_some));
     let all = product(&padded).ok_or("its image is too large")?;
     let (x, shape) = (lane(call, 0)?, call.shape(0)?);
     let (&[n, deep, wide], Some((k, l))) = (&shape[..], counts) else {
