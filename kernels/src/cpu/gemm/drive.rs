@@ -704,7 +704,7 @@ impl<P: Product> Job<'_, P> {
                     buffers[1] = after;
                 }
                 copied = ahead.steps > 0;
-                let share = ahead.steps.div_ceil(panels);
+                let share = ahead.share(panels);
                 for at in 0..panels {
                     let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
                     let height = panel.min(rows - row);
