@@ -750,6 +750,22 @@ impl Product for Strided<'_> {
         }
     }
 
+    fn target(
+        &self,
+        group: usize,
+        rows: &Range<usize>,
+        column_block: usize,
+    ) -> Option<(*mut f32, usize)> {
+        if self.transposed || !self.sizes[2].is_multiple_of(self.micro.lanes) {
+            return None;
+        }
+        let rank = self.spec.dims.len();
+        let mut origin = self.origin(group);
+        let columns = self.columns(column_block);
+        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
+        self.code.target(&origin[..rank])
+    }
+
     unsafe fn finish(
         &self,
         group: usize,
