@@ -137,6 +137,55 @@ fn check_layouts(
     }
 }
 
+/// Right operands with columns apart, which many left panels transpose beside their sums, and results
+/// that are summed in place, with rows apart, elements between them left alone, and a last vector of
+/// columns that is whole or not.
+#[test]
+fn transposed_operands_and_results_with_rows_apart() {
+    let mut random = Random(29);
+    let teams = teams();
+    // With rows of 512 elements, the columns of the right operand share few sets of a cache.
+    for (batch, [m, n, k], apart) in [
+        (1, [90, 80, 64], 0),
+        (1, [130, 96, 37], 16),
+        (1, [200, 64, 512], 3),
+        (1, [85, 112, 600], 5),
+        (3, [86, 48, 66], 16),
+        (2, [90, 70, 65], 1),
+        (2, [90, 65, 1030], 0),
+    ] {
+        let [rows, columns, steps] = [m as i64, n as i64, k as i64];
+        let step = steps + if k == 512 { 0 } else { 5 };
+        let row = columns + apart;
+        let dims = [batch, m, n];
+        let a = operand(0, &[rows * steps, steps, 1]);
+        let b = operand(2, &[columns * step, 1, step]);
+        let spec = Spec {
+            operands: vec![operand(1, &[rows * row, row, 1])],
+            ..plain(&dims, k, a, b)
+        };
+        let args = [
+            random.floats(batch * m * k),
+            random.floats(2 + batch * n * step as usize),
+            vec![7.0; 1 + batch * m * row as usize],
+        ];
+        for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
+            let lines = results[2][1..].chunks(row as usize);
+            assert_eq!(results[2][0], 7.0);
+            let mut values = vec![];
+            for line in lines {
+                let (line, between) = line.split_at(n);
+                values.extend_from_slice(line);
+                assert!(
+                    between.iter().all(|&x| x == 7.0),
+                    "{isa} {dims:?} {k}: {between:?}"
+                );
+            }
+            check(&spec, &dims, k, &args, &values, 7, isa);
+        }
+    }
+}
+
 /// Operands of another type are refused before an address is made: their regions would be too
 /// small.
 #[test]

@@ -121,6 +121,10 @@ const AHEAD_ROWS: usize = 256;
 /// Steps of the contracted axis that are packed at a time for all left panels.
 const LEFT_STEPS: usize = 8;
 
+/// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
+/// there is less time for it than the packing of a whole panel takes.
+const TRANSPOSING_PANELS: usize = 6;
+
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
 /// Fewest k-blocks in a split.
@@ -730,7 +734,9 @@ impl Product for Strided<'_> {
         let depth = self.depth(at.block);
         let [step, stride] = self.b.strides;
         let whole = at.columns.len() == self.micro.nr();
-        if !(self.two_panels && whole && stride == 1 && step >= 0 && at.panels > 1) {
+        let copies = stride == 1 && step >= 0 && at.panels > 1;
+        let transposes = step == 1 && stride > 1 && at.panels >= TRANSPOSING_PANELS;
+        if !(self.two_panels && whole && (copies || transposes)) {
             return Ahead::NOTHING;
         }
         let origin = self.origin(at.group);
@@ -742,9 +748,26 @@ impl Product for Strided<'_> {
                 self.env,
             ),
             stride: step as usize,
+            across: stride as usize,
             to,
             steps: depth.len(),
         }
+    }
+
+    fn target(
+        &self,
+        group: usize,
+        rows: &Range<usize>,
+        column_block: usize,
+    ) -> Option<(*mut f32, usize)> {
+        if self.transposed || !self.sizes[2].is_multiple_of(self.micro.lanes) {
+            return None;
+        }
+        let rank = self.spec.dims.len();
+        let mut origin = self.origin(group);
+        let columns = self.columns(column_block);
+        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
+        self.code.target(&origin[..rank])
     }
 
     unsafe fn finish(

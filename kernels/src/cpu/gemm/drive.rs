@@ -2,10 +2,11 @@
 //!
 //! The result is cut into blocks of MC rows × NC columns. A task computes one such block over the
 //! whole contracted axis in the worker's part of the workspace and passes it to the product's
-//! epilogue, so that the result is written once, by arbitrary code. The left operand of a block of
-//! rows is kept packed as long as a worker stays with these rows; the right operand is packed one
-//! micro-panel at a time, just before it is multiplied with all left panels or, if it is only to be
-//! copied, by the micro-kernels that multiply the one before. The contracted axis is cut into
+//! epilogue, so that the result is written once, by arbitrary code; without an epilogue, it is summed
+//! where it is stored. The left operand of a block of rows is kept packed as long as a worker stays
+//! with these rows; the right operand is packed one micro-panel at a time, just before it is
+//! multiplied with all left panels or, if it is only to be copied or transposed, by the micro-kernels
+//! that multiply the one before. The contracted axis is cut into
 //! *k-blocks* of at most KC steps, over which an element is summed from 0 before it is added to the
 //! sum of those before, and for small results of long sums into splits of several k-blocks. Both
 //! depend on the shape alone, so that every element is summed in the same order for any number of
@@ -105,11 +106,21 @@ pub(in super::super) trait Product: Sync {
     }
     /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or used in place.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
-    /// Requests the part of memory that [`Product::finish`] reads for these points.
+    /// Requests the part of memory that [`Product::finish`] reads and writes for these points.
     fn prefetch(&self, _group: usize, _rows: Range<usize>, _columns: Range<usize>) {}
     /// The steps of a micro-panel that may be copied to `to` while the one before is multiplied.
     unsafe fn ahead(&self, _at: &MicroPanel, _to: *mut f32) -> Ahead {
         Ahead::NOTHING
+    }
+    /// The address of the results of a block and the elements from row to row, where they are the
+    /// sums and may be summed in place, by whole vectors. Such blocks are not finished.
+    fn target(
+        &self,
+        _group: usize,
+        _rows: &Range<usize>,
+        _column_block: usize,
+    ) -> Option<(*mut f32, usize)> {
+        None
     }
     /// Consumes a finished block.
     unsafe fn finish(
@@ -566,10 +577,14 @@ impl<P: Product> Job<'_, P> {
         } = self;
         let cut = self.cut(number);
         let apart = blocking.splits > 1 || self.carry.is_some();
-        let total = if apart {
-            self.part(&cut, split)
-        } else {
-            (slot.acc, self.stride())
+        let target = match apart {
+            true => None,
+            false => product.target(cut.group, &cut.rows, cut.column_block),
+        };
+        let total = match target {
+            _ if apart => self.part(&cut, split),
+            Some(target) => target,
+            None => (slot.acc, self.stride()),
         };
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
@@ -630,7 +645,7 @@ impl<P: Product> Job<'_, P> {
                         .for_each(|(total, sums)| add(total, sums));
                 }
             }
-            if !apart {
+            if !apart && target.is_none() {
                 product.finish(
                     cut.group,
                     cut.rows,
@@ -704,7 +719,7 @@ impl<P: Product> Job<'_, P> {
                     buffers[1] = after;
                 }
                 copied = ahead.steps > 0;
-                let share = ahead.steps.div_ceil(panels);
+                let share = ahead.share(panels);
                 for at in 0..panels {
                     let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
                     let height = panel.min(rows - row);

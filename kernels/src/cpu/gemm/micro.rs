@@ -54,24 +54,39 @@ pub(in super::super) struct Right {
     pub ahead: Ahead,
 }
 
-/// Steps of the next right micro-panel, two vectors each, `stride` apart at `from` and packed at
-/// `to`. A kernel that copies them between its sums hides the misses of these loads, which no
-/// prefetcher foresees.
+/// Steps of the next right micro-panel, two vectors each, packed at `to`; column c of step k is read
+/// at `from + k·stride + c·across`, and one of these distances is 1. A kernel that copies them
+/// between its sums hides the misses of these loads, which no prefetcher foresees, and the work of
+/// transposing.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Ahead {
     pub from: *const f32,
     pub stride: usize,
+    pub across: usize,
     pub to: *mut f32,
     pub steps: usize,
 }
+
+/// Steps of a column that are copied at a time if columns are apart: neighbours in a cache line.
+const GROUP: usize = 4;
 
 impl Ahead {
     pub const NOTHING: Ahead = Ahead {
         from: std::ptr::null(),
         stride: 0,
+        across: 1,
         to: std::ptr::null_mut(),
         steps: 0,
     };
+
+    /// The steps that each of `parts` kernels copies.
+    pub fn share(&self, parts: usize) -> usize {
+        let steps = self.steps.div_ceil(parts);
+        match self.across {
+            1 => steps,
+            _ => steps.next_multiple_of(GROUP),
+        }
+    }
 
     /// At most `most` of the steps; the others remain.
     pub fn take(&mut self, most: usize, width: usize) -> Ahead {
@@ -130,8 +145,9 @@ pub(in super::super) struct Micro {
     tiled: &'static [[Kernel; 2]],
     /// For indirect left panels and some steps of packed right ones.
     listed: &'static [[Kernel; 2]],
-    /// For packed left panels, while the next right one is copied; by rows − 1.
+    /// For packed left panels, while the next right one is copied or transposed; by rows − 1.
     copying: &'static [Kernel],
+    transposing: &'static [Kernel],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
     pub fill: pack::Fill,
@@ -205,6 +221,12 @@ trait RightAccess: Copy {
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
     /// Whether [`Right::ahead`] is copied.
     const COPIES: bool = false;
+    /// Calls of [`RightAccess::copy`] for all of it.
+    fn copies<S: Simd, const C: usize>(_ahead: &Ahead) -> usize {
+        0
+    }
+    /// Copies a part of it; `column`: the first column that has not been copied of its first steps.
+    unsafe fn copy<S: Simd, const C: usize>(_ahead: &mut Ahead, _column: &mut usize) {}
 }
 
 #[derive(Clone, Copy)]
@@ -213,6 +235,10 @@ struct Panel;
 /// [`Panel`], while the next one is copied.
 #[derive(Clone, Copy)]
 struct Copying;
+
+/// [`Panel`], while the next one, whose columns are apart, is copied.
+#[derive(Clone, Copy)]
+struct Transposing;
 
 #[derive(Clone, Copy)]
 struct Tile;
@@ -236,6 +262,35 @@ impl RightAccess for Listed {
 impl RightAccess for Copying {
     const COPIES: bool = true;
 
+    #[inline(always)]
+    fn copies<S: Simd, const C: usize>(ahead: &Ahead) -> usize {
+        ahead.steps
+    }
+    #[inline(always)]
+    unsafe fn copy<S: Simd, const C: usize>(ahead: &mut Ahead, _column: &mut usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_step::<S, C>(ahead) };
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: as for `Panel`.
+        unsafe { Panel::vector::<S>(right, step, c) }
+    }
+}
+
+impl RightAccess for Transposing {
+    const COPIES: bool = true;
+
+    #[inline(always)]
+    fn copies<S: Simd, const C: usize>(ahead: &Ahead) -> usize {
+        ahead.steps.div_ceil(GROUP) * C * S::LANES
+    }
+    #[inline(always)]
+    unsafe fn copy<S: Simd, const C: usize>(ahead: &mut Ahead, column: &mut usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy_column::<S, C>(ahead, column) };
+    }
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: as for `Panel`.
@@ -286,13 +341,14 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
         let rows = W::rows::<R>(&left);
         let mut b = [S::zero(); C];
         let mut ahead = right.ahead;
+        let mut column = 0;
         let (every, mut next) = match F::COPIES {
-            true => (depth / ahead.steps.max(1), 0),
+            true => ((depth / F::copies::<S, C>(&ahead).max(1)).max(1), 0),
             false => (0, usize::MAX),
         };
         for k in 0..depth {
             if F::COPIES && k == next && ahead.steps > 0 {
-                copy_step::<S, C>(&mut ahead);
+                F::copy::<S, C>(&mut ahead, &mut column);
                 next += every;
             }
             let step = F::step(&right, k);
@@ -311,7 +367,7 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
             }
         }
         while F::COPIES && ahead.steps > 0 {
-            copy_step::<S, C>(&mut ahead);
+            F::copy::<S, C>(&mut ahead, &mut column);
         }
         // By reference: arrays that are moved into iterators are copied to the stack.
         for (r, sum) in sum.iter().enumerate() {
@@ -340,6 +396,34 @@ unsafe fn copy_step<S: Simd, const C: usize>(ahead: &mut Ahead) {
         for (c, &v) in step.iter().enumerate() {
             S::store(to.add(c * S::LANES), v);
         }
+    }
+}
+
+/// Copies a column of the first steps, one element after another: the sums leave no vector register
+/// for more, and the loads and stores run beside them.
+#[inline(always)]
+unsafe fn copy_column<S: Simd, const C: usize>(ahead: &mut Ahead, column: &mut usize) {
+    let width = C * S::LANES;
+    let count = ahead.steps.min(GROUP);
+    // SAFETY: the caller gives steps to read and to write. (Volatile, because the compiler would
+    // gather vectors.)
+    unsafe {
+        let from = ahead.from.add(*column * ahead.across);
+        let to = ahead.to.add(*column);
+        let copy = |k: usize| {
+            to.add(k * width)
+                .cast::<u32>()
+                .write_volatile(from.add(k).cast::<u32>().read_volatile())
+        };
+        match count {
+            GROUP => (0..GROUP).for_each(copy),
+            _ => (0..count).for_each(copy),
+        }
+    }
+    *column += 1;
+    if *column == width {
+        *column = 0;
+        ahead.take(count, width);
     }
 }
 
@@ -445,6 +529,7 @@ macro_rules! micro {
                 tiled: table!(run, Packed, Tile, $($rows)+),
                 listed: table!(run, Indirect, Listed, $($rows)+),
                 copying: &[$(run::<Packed, Copying, $rows, 2>),+],
+                transposing: &[$(run::<Packed, Transposing, $rows, 2>),+],
                 pack,
                 gather,
                 fill,
@@ -517,9 +602,10 @@ impl Micro {
             (false, true) => self.packed,
             (false, false) => self.tiled,
         };
-        match right.ahead.steps {
-            0 => table[rows - 1][width / self.lanes - 1],
-            _ => self.copying[rows - 1],
+        match (right.ahead.steps, right.ahead.across) {
+            (0, _) => table[rows - 1][width / self.lanes - 1],
+            (_, 1) => self.copying[rows - 1],
+            _ => self.transposing[rows - 1],
         }
     }
 }

@@ -24,6 +24,17 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// Requests a cache line to be written, where the instruction set can.
+fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is without effect but on caches.
+    unsafe {
+        std::arch::asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedAccess {
@@ -286,11 +297,12 @@ impl<'a> Bound<'a> {
     }
 
     /// Requests the operands' elements for `rows × columns` points along the last two axes, which a
-    /// later [`Bound::block`] reads, where each row has elements of its own.
+    /// later [`Bound::block`] reads or writes, where each row has elements of its own.
     pub fn prefetch(&self, origin: &[usize], [rows, columns]: [usize; 2]) {
         let (row, column) = (origin.len() - 2, origin.len() - 1);
-        let read = (0..self.code.dtypes.len()).filter(|&k| self.code.read >> k & 1 == 1);
-        for access in read.map(|k| &self.accesses[k]) {
+        for k in 0..self.code.dtypes.len() {
+            let access = &self.accesses[k];
+            let read = self.code.read >> k & 1 == 1;
             if access.strides[column] != 1 || access.strides[row] == 0 {
                 continue;
             }
@@ -304,10 +316,33 @@ impl<'a> Bound<'a> {
             for r in 0..rows {
                 let line = first.wrapping_offset(r as isize * access.strides[row] * access.bytes);
                 for byte in (0..columns * access.bytes as usize).step_by(LINE) {
-                    prefetch(line.wrapping_add(byte));
+                    match read {
+                        true => prefetch(line.wrapping_add(byte)),
+                        false => prefetch_write(line.wrapping_add(byte)),
+                    }
                 }
             }
         }
+    }
+
+    /// The address of the result at a point and the elements from row to row, if the code does
+    /// nothing but store the anchor's values as they are, with neighbouring columns side by side.
+    pub fn target(&self, origin: &[usize]) -> Option<(*mut f32, usize)> {
+        let access = self.accesses.first().filter(|_| self.code.only_stores)?;
+        let (row, column) = (origin.len() - 2, origin.len() - 1);
+        let apart = usize::try_from(access.strides[row]).ok()?;
+        let offset = origin
+            .iter()
+            .zip(&access.strides)
+            .fold(access.offset, |sum, (&i, &stride)| {
+                sum + i as isize * stride
+            });
+        (access.strides[column] == 1).then(|| {
+            (
+                access.base.wrapping_offset(offset * access.bytes).cast(),
+                apart,
+            )
+        })
     }
 
     /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of

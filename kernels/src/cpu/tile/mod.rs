@@ -24,7 +24,7 @@ pub(crate) use exec::{Along, Machine, Tile};
 use super::{Config, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{MAX_AXES, Spec};
+use crate::spec::{Inst, MAX_AXES, Spec};
 use compile::Program;
 
 /// Most points of a tile, and most lanes of a register.
@@ -50,6 +50,8 @@ pub(crate) struct TileCode {
     dtypes: Vec<DType>,
     /// Which operands are read, by bit.
     read: u64,
+    /// Whether the anchor's values are stored as they are, and nothing else happens.
+    only_stores: bool,
     /// Values of the program.
     values: usize,
     /// Lanes of the buffer of each value that is kept for a whole row.
@@ -95,9 +97,12 @@ impl TileCode {
                 .map_or(0, |hoisted| hoisted.values.len());
         let lanes_at = (views_at + views * size_of::<ops::View>()).next_multiple_of(64);
         let scratch = lanes_at + program.lanes * 4;
-        let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
+        let dtypes: Vec<DType> = spec.operands.iter().map(|o| o.dtype).collect();
         Ok(TileCode {
             program,
+            only_stores: matches!(spec.code[..], [Inst::Acc])
+                && spec.reduced == 0
+                && dtypes == [DType::F32],
             dtypes,
             read,
             values: spec.code.len(),
