@@ -24,7 +24,7 @@ struct Args {
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=4096))]
     tokens: u32,
     /// The temperature of sampling; 0 chooses the likeliest token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// The number of the likeliest tokens to choose among
     #[arg(long, default_value_t = 40)]
@@ -35,6 +35,14 @@ struct Args {
     /// The seed of weights and samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
+}
+
+fn temperature(text: &str) -> std::result::Result<f32, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|t: &f32| t.is_finite() && *t >= 0.0);
+    number.ok_or_else(|| format!("{text} is not a number from 0 on"))
 }
 
 fn main() -> Result<()> {

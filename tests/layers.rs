@@ -639,6 +639,87 @@ fn whole_channels_and_examples_are_dropped() {
     }
 }
 
+/// Elements become one number with probability `p`, and the mean and variance of standard normal
+/// inputs stay: the numbers are those of PyTorch's formula, a·(x or −λα) + b.
+#[test]
+fn alpha_dropout_keeps_mean_and_variance() {
+    const N: usize = 1 << 18;
+    let limit = -1.758_099_340_847_376_6_f64;
+    for p in [0.1f32, 0.5] {
+        let run = |seed: u64, step: usize| {
+            let trace = Trace::training();
+            let x = trace.input("x", F32, (N,));
+            let y = x.alpha_dropout(p);
+            let [gradient] = trace.gradients(y.sum(), [x]);
+            let mut session = Session::new(Device::Cpu, Params::seeded(seed)).expect("a session");
+            let program = session.compile(&trace, [y, gradient]).expect("it compiles");
+            // Sums of twelve even numbers: mean 0, variance 1.
+            let mut state = 1u64;
+            let mut even = || {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (state >> 40) as f32 / (1u64 << 24) as f32
+            };
+            let numbers: Vec<f32> = (0..N)
+                .map(|_| (0..12).map(|_| even()).sum::<f32>() - 6.0)
+                .collect();
+            let mut got = Vec::new();
+            for _ in 0..=step {
+                let [y, gradient] = session.run(&program, (&numbers,)).expect("it runs");
+                let of = |v: slabwise::Output<'_>| {
+                    v.array::<f32>().expect("f32").into_raw_vec_and_offset().0
+                };
+                got = vec![of(y), of(gradient)];
+            }
+            (numbers, got)
+        };
+        let (x, got) = run(3, 0);
+        assert_eq!(got, run(3, 0).1, "the same seed gives the same numbers");
+        assert_ne!(got, run(3, 1).1, "each step draws its own");
+        assert_ne!(got, run(4, 0).1, "each seed draws its own");
+        let p = f64::from(p);
+        let scale = 1.0 / ((1.0 - p) * (1.0 + p * limit * limit)).sqrt();
+        let (dropped, moved) = (scale * limit * (1.0 - p), -scale * limit * p);
+        let mut count = 0usize;
+        for ((&x, &y), &d) in x.iter().zip(&got[0]).zip(&got[1]) {
+            let is_dropped = d == 0.0;
+            count += usize::from(is_dropped);
+            let right = match is_dropped {
+                true => dropped,
+                false => scale * f64::from(x) + moved,
+            };
+            assert!(
+                (f64::from(y) - right).abs() < 1e-5,
+                "{y} of {x}, not {right}"
+            );
+            assert!(is_dropped || (f64::from(d) - scale).abs() < 1e-6, "{d}");
+        }
+        let n = N as f64;
+        let mean = got[0].iter().map(|&y| f64::from(y)).sum::<f64>() / n;
+        let squares = got[0].iter().map(|&y| (f64::from(y) - mean).powi(2));
+        let variance = squares.sum::<f64>() / n;
+        // Five deviations of a share and of means of so many numbers.
+        assert!((count as f64 / n - p).abs() < 5.0 * (p * (1.0 - p) / n).sqrt());
+        assert!(mean.abs() < 0.012, "{mean}");
+        assert!((variance - 1.0).abs() < 0.02, "{variance}");
+    }
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (4,));
+    let y = x.alpha_dropout(0.5);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let x = vec![1.0f32, -2.0, 0.0, 5.0];
+    let [y] = session.run(&program, (&x,)).expect("it runs");
+    assert_eq!(
+        y.array::<f32>()
+            .expect("f32")
+            .into_iter()
+            .collect::<Vec<_>>(),
+        x
+    );
+}
+
 #[test]
 fn mistakes_of_options_name_their_numbers() {
     use slabwise::tensor::{AttentionOptions, ConvOptions, Padding, PoolOptions, Rope};

@@ -522,3 +522,101 @@ fn a_budget_trades_steps_for_recomputation() {
     assert!(smaller <= slab / 4, "{smaller} of {slab} bytes");
     assert_eq!(free, within);
 }
+
+/// A start outside of the axis is moved to the nearest that fits.
+#[test]
+fn clamped_starts_lie_inside() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (6, 4));
+    let start = trace.input("start", I32, ());
+    let outputs = [
+        x.slice_clamped(0, start, 2),
+        x.slice_clamped(1, start, 4),
+        x.update_clamped(0, start, x.slice(0, ..2) * -1.0),
+        x.update_clamped(1, start, trace.zeros((6, 1))),
+    ];
+    let mut session = session(2);
+    let program = session.compile(&trace, outputs).expect("it compiles");
+    let numbers = random(&[6, 4], 7);
+    let numbers = numbers.into_dimensionality::<ndarray::Ix2>().expect("rows");
+    for start in [i32::MIN, -6, -1, 0, 1, 3, 4, 5, 6, i32::MAX] {
+        let [rows, whole, written, cleared] = session
+            .run(&program, (&numbers, &ndarray::arr0(start)))
+            .expect("it runs")
+            .map(|o| o.array::<f32>().expect("f32"));
+        let row = start.clamp(0, 4) as usize;
+        let part = ndarray::s![row..row + 2, ..];
+        assert_eq!(rows, numbers.slice(part).into_dyn(), "from {start}");
+        assert_eq!(whole, numbers.view().into_dyn(), "from {start}");
+        let mut expected = numbers.clone();
+        let first = numbers.slice(ndarray::s![..2, ..]);
+        expected.slice_mut(part).assign(&(&first * -1.0));
+        assert_eq!(written, expected.into_dyn(), "from {start}");
+        let mut expected = numbers.clone();
+        expected.column_mut(start.clamp(0, 3) as usize).fill(0.0);
+        assert_eq!(cleared, expected.into_dyn(), "from {start}");
+    }
+}
+
+/// Steps read a row beside their own, write a row of a carry, and give the numbers and the gradients
+/// of first and second order of the same loop unrolled; at both ends rows are read and written
+/// twice.
+#[test]
+fn steps_read_and_write_at_places_of_their_own() {
+    const STEPS: usize = 5;
+    let of = |threads: usize, scanned: bool| {
+        run(session(threads), STEPS, move |trace, [x, h, w]| {
+            let next = |h, row| tanh(w)(&[h], row).0[0];
+            let (last, all) = if scanned {
+                let numbers = trace.arange(STEPS).cast(I32);
+                let scan = Scan::default();
+                let (carries, _) = trace.scan_many(scan, &[h, x], &[numbers], |c, parts| {
+                    let row = x.slice_clamped(0, parts[0] - 1, 1).squeeze(0);
+                    let h = next(c[0], row);
+                    let all = c[1].update_clamped(0, parts[0] + 1, h.unsqueeze(0));
+                    (vec![h, all], Vec::new())
+                });
+                (carries[0], carries[1])
+            } else {
+                let (mut h, mut all) = (h, x);
+                for at in 0..STEPS {
+                    let from = at.saturating_sub(1);
+                    h = next(h, x.slice(0, from..=from).squeeze(0));
+                    let to = (at + 1).min(STEPS - 1);
+                    all = all.slice_assign(0, to..=to, h.unsqueeze(0));
+                }
+                (h, all)
+            };
+            let loss = (all * all * x).sum() + last.sum();
+            let [dx, dh, dw] = trace.gradients(loss, [x, h, w]);
+            let [ddx, ddw] = trace.gradients((dw * dw).sum() + dx.square().sum(), [x, w]);
+            vec![last, all, dx, dh, dw, ddx, ddw]
+        })
+        .0
+    };
+    let scanned = of(2, true);
+    close(&scanned, &of(2, false), "at their places");
+    assert_eq!(scanned, of(1, true));
+}
+
+#[test]
+fn clamped_starts_need_a_part_that_fits() {
+    let said = mistakes(|trace| {
+        let x = trace.input("x", F32, (4, 3));
+        x.slice_clamped(0, 0, 5);
+        x.slice_clamped(2, 0, 1);
+        x.update_clamped(0, 0, trace.zeros((5, 3)));
+        let open = trace.input("open", F32, (Dim::bounded("n", 9), 3));
+        open.slice_clamped(0, 0, 2);
+        open.update_clamped(0, 0, trace.zeros((2, 3)));
+    });
+    for part in [
+        "slice_clamped: axis 0 of [4, 3] does not have 5 elements",
+        "slice_clamped: [4, 3] has no axis 2",
+        "update_clamped: axis 0 of [4, 3] does not have the elements of [5, 3]",
+        "slice_clamped: the axis may be shorter than the part",
+        "update_clamped: the axis may be shorter than the part",
+    ] {
+        assert!(said.contains(part), "{part} is not in:\n{said}");
+    }
+}

@@ -2,7 +2,7 @@
 
 Needs torch and numpy. Run in this folder: python record.py. It writes two safetensors files for each model into torch/:
 NAME.weights.safetensors, the first weights as state_dict() names them, and NAME.case.safetensors:
-    x, y          the inputs and labels of ten steps, one behind the other
+    x, y          the inputs (in half precision, which holds them) and labels of ten steps, one behind the other
     losses        the loss of each training step, before its update
     logits        output of the first step in training mode
     eval          output of the trained model for the first input in evaluation mode
@@ -826,7 +826,7 @@ def save(path, tensors):
     header, data = {}, b""
     for name, t in tensors.items():
         a = t.detach().cpu().contiguous().numpy()
-        kind = {"float32": "F32", "int32": "I32", "int64": "I64"}[str(a.dtype)]
+        kind = {"float16": "F16", "float32": "F32", "int32": "I32", "int64": "I64"}[str(a.dtype)]
         header[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [len(data), len(data) + a.nbytes]}
         data += a.tobytes()
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -842,10 +842,10 @@ def main():
         torch.manual_seed(seed)
         model = build()
         shape = (STEPS * batch, *example)
-        x = torch.randint(tokens, shape) if tokens else torch.randn(shape)
+        x = torch.randint(tokens, shape) if tokens else torch.randn(shape).half().float()
         y = torch.randint(classes, (STEPS * batch, *label))
         save(f"torch/{name}.weights.safetensors", model.state_dict())
-        case = {"x": x.int() if tokens else x, "y": y.int()}
+        case = {"x": x.int() if tokens else x.half(), "y": y.int()}
         update, losses = optimizer(model.parameters()), []
         for step in range(STEPS):
             part = slice(step * batch, (step + 1) * batch)

@@ -292,3 +292,19 @@ fn losses() {
         x[0].cosine_embedding(x[1], target, 0.1, Reduction::Mean)
     });
 }
+
+#[test]
+fn parts_at_clamped_starts() {
+    let rng = &mut Rng(27);
+    let all = vec![floats(rng, &[5, 2]), floats(rng, &[2, 2])];
+    for start in [-3, 1, 9] {
+        check("a part", rng, all.clone(), |_, x| {
+            x[0].slice_clamped(0, start, 2).square() * x[1]
+        });
+        check("a written part", rng, all.clone(), |_, x| {
+            x[0].square()
+                .update_clamped(0, start, x[1].square())
+                .square()
+        });
+    }
+}

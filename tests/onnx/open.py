@@ -199,6 +199,29 @@ def shifted():
     return g.model({"x": (FLOAT, ["batch", "length", 3])}, outputs)
 
 
+def ended():
+    """The last elements of a sequence that may be shorter: x[:, -3:], x[:, -5:-2], and the same with
+    a start that is computed, as max(length - 3, 0) and as length - min(length, 3)."""
+    g = Graph(14)
+    axis, most = g.number([1]), g.number([2**63 - 1])
+    last = g.add("Slice", "x", g.number([-3]), most, axis)
+    before = g.add("Slice", "x", g.number([-5]), g.number([-2]), axis)
+    length = g.add("Unsqueeze", g.length("x", 1), g.number([0]))
+    start = g.add("Max", g.add("Sub", length, g.number([3])), g.number([0]))
+    rest = g.add("Slice", "x", g.number([0]), start, axis)
+    first = g.add("Slice", "x", g.number([0]), g.add("Min", length, g.number([3])), axis)
+    total = g.add("ReduceSum", last, g.number([1]), keepdims=0)
+    outputs = {
+        "last": g.add("Relu", last),
+        "before": g.add("Neg", before),
+        "rest": g.add("Neg", rest),
+        "both": g.add("Mul", last, first),
+        "total": total,
+        "y": g.linear("x", 3, 4),
+    }
+    return g.model({"x": (FLOAT, ["batch", "length", 3])}, outputs, opset=17)
+
+
 def cnn():
     """Flattened as x.view(x.size(0), -1)."""
     g = Graph(3)
@@ -326,6 +349,59 @@ def long_loop():
     return g.model({"x": (FLOAT, [2, 3])}, {"last": last, "rows": rows})
 
 
+def long_places():
+    """Reads and writes at the step: a row of x and one of a table from its end, the state's element
+    of the step before, and rows written by each operator that can."""
+    g = Graph(15)
+    scalar, truth = (INT, []), (TensorProto.BOOL, [])
+    rows, column = (FLOAT, [STEPS, 3]), (FLOAT, [3, STEPS])
+    constants = {
+        "zero": np.array(0),
+        "one": np.array(1),
+        "minus": np.array(-1),
+        "axis": np.array([0]),
+        "axes": np.array([0, 1]),
+        "tall": np.array([3, 1]),
+    }
+    nodes = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+        for name, array in constants.items()
+    ]
+    table = g.weight(STEPS, 3)
+    make = helper.make_node
+    nodes += [
+        make("Gather", ["x", "i"], ["row"], axis=0),
+        make("Mul", ["i", "minus"], ["back"]),
+        make("Sub", ["back", "one"], ["end"]),
+        make("Gather", [table, "end"], ["other"], axis=0),
+        # The row before, of the first step the last.
+        make("Sub", ["i", "one"], ["before"]),
+        make("Gather", ["h", "before"], ["old"], axis=0),
+        make("Add", ["row", "other"], ["sum"]),
+        make("Add", ["sum", "old"], ["all"]),
+        make("Tanh", ["all"], ["new"]),
+        make("Unsqueeze", ["i", "axes"], ["place"]),
+        make("Unsqueeze", ["new", "axis"], ["update"]),
+        make("ScatterND", ["h", "place", "update"], ["h_next"]),
+        make("Expand", ["place", "tall"], ["index"]),
+        make("Reshape", ["new", "tall"], ["standing"]),
+        make("ScatterElements", ["c", "index", "standing"], ["c_next"], axis=1, reduction="add"),
+        make("GatherElements", ["c", "index"], ["read"], axis=1),
+        make("Squeeze", ["read"], ["flat"]),
+        make("Gather", ["x", "zero"], ["first"], axis=0),
+        make("Mul", ["flat", "first"], ["shown"]),
+        make("Identity", ["go"], ["on"]),
+    ]
+    step = body(
+        nodes,
+        [("i", *scalar), ("go", *truth), ("h", *rows), ("c", *column)],
+        [("on", *truth), ("h_next", *rows), ("c_next", *column), ("shown", FLOAT, [3])],
+    )
+    h, c, shown = g.add("Loop", g.number(STEPS), "", "h0", "c0", outputs=3, body=step)
+    kinds = {"x": rows, "h0": rows, "c0": column}
+    return g.model(kinds, {"h": h, "c": c, "shown": shown}, opset=18)
+
+
 def long_layer(operator, gates):
     """A layer in both directions over many steps, of sequences of their own lengths."""
     g = Graph(9)
@@ -402,6 +478,7 @@ MODELS = {
         shifted(),
         lambda rng, b, n: {"x": rng.normal(size=(b, n, 3)).astype(np.float32)},
     ),
+    "ended": (ended(), lambda rng, b, n: {"x": rng.normal(size=(b, n, 3)).astype(np.float32)}),
     "encoder": (encoder(), masked),
     "decoder": (decoder(), lambda rng, b, n: {"ids": words(rng, b, n)}),
     "cnn": (cnn(), lambda rng, b, n: {"x": rng.normal(size=(b, 3, 8, 8)).astype(np.float32)}),
@@ -416,6 +493,14 @@ MODELS = {
 }
 LONG = {
     "long_loop": (long_loop(), lambda rng: {"x": rng.normal(size=(2, 3)).astype(np.float32)}),
+    "long_places": (
+        long_places(),
+        lambda rng: {
+            "x": rng.normal(size=(STEPS, 3)).astype(np.float32),
+            "h0": rng.normal(size=(STEPS, 3)).astype(np.float32),
+            "c0": rng.normal(size=(3, STEPS)).astype(np.float32),
+        },
+    ),
     **{
         f"long_{name.lower()}": (
             long_layer(name, gates),

@@ -12,6 +12,7 @@ mod points;
 
 use std::path::PathBuf;
 
+use half::f16;
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use slabwise::CompileOptions;
 use slabwise::nn::{GroupNorm, Linear, Module, MultiHeadAttention, RmsNorm};
@@ -50,11 +51,20 @@ impl Case {
         self.read(tensor, F32, f32::from_le_bytes)
     }
 
+    fn halves(&self, tensor: &str) -> ArrayD<f32> {
+        self.read(tensor, F16, |bytes| f16::from_le_bytes(bytes).to_f32())
+    }
+
     fn integers(&self, tensor: &str) -> ArrayD<i32> {
         self.read(tensor, I32, i32::from_le_bytes)
     }
 
-    fn read<T>(&self, tensor: &str, dtype: DType, of: fn([u8; 4]) -> T) -> ArrayD<T> {
+    fn read<T, const BYTES: usize>(
+        &self,
+        tensor: &str,
+        dtype: DType,
+        of: fn([u8; BYTES]) -> T,
+    ) -> ArrayD<T> {
         let entry = self
             .file
             .get(tensor)
@@ -63,8 +73,8 @@ impl Case {
         let shape: Vec<usize> = entry.shape.iter().map(|&n| n as usize).collect();
         let values = entry
             .bytes
-            .chunks_exact(4)
-            .map(|b| of(b.try_into().expect("four bytes")))
+            .chunks_exact(BYTES)
+            .map(|b| of(b.try_into().expect("as many bytes")))
             .collect();
         ArrayD::from_shape_vec(IxDyn(&shape), values).expect("the file was checked")
     }
@@ -80,7 +90,7 @@ impl Case {
         let x = if tokens {
             Examples::Tokens(part(self.integers("x"), step))
         } else {
-            Examples::Images(part(self.floats("x"), step))
+            Examples::Images(part(self.halves("x"), step))
         };
         (x, part(self.integers("y"), step))
     }

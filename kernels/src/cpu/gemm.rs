@@ -115,6 +115,9 @@ pub(super) static SHORT: Limits = Limits {
 
 /// Blocks for each thread from which on it does not matter whether they are equal.
 const EQUAL_BLOCKS: usize = 12;
+/// Fewest rows for which the next right micro-panel is copied while one is multiplied: beside so many
+/// rows, a second micro-panel is little memory.
+const AHEAD_ROWS: usize = 256;
 /// Steps of the contracted axis that are packed at a time for all left panels.
 const LEFT_STEPS: usize = 8;
 
@@ -173,11 +176,8 @@ impl Matmul {
                 if small {
                     return small::space([m, n, k[0]], micro);
                 }
-                let (fewest, shared) = match fixed {
-                    true => (split_blocks(groups, m, n), Some([groups, threads])),
-                    false => (1, None),
-                };
-                space(m, n, k, fewest, shared, micro, limits)
+                let fewest = if fixed { split_blocks(groups, m, n) } else { 1 };
+                space([groups, m, n], k, fewest, threads, micro, limits)
             };
             // See `run` for the case of a single column.
             let space = match spec.dims[rank - 1].as_fixed() {
@@ -335,6 +335,8 @@ impl Matmul {
             self.limits,
         )
         .within(self.space.acc, self.micro);
+        let steps = slice.len().min(self.limits.kc);
+        let two_panels = 2 * steps * self.micro.nr() <= self.space.micro_panel;
         let product = Strided {
             spec,
             env,
@@ -345,7 +347,7 @@ impl Matmul {
             nc: blocking.nc,
             k_blocks,
             slice,
-            two_panels: self.limits.is_fastest(),
+            two_panels,
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
@@ -416,11 +418,12 @@ fn blocking(
     // packing of the left operand, then by a smaller MC.
     let blocks = groups * m.div_ceil(mc);
     if threads > 1 && blocks * n.div_ceil(nc) < wanted(threads) {
-        nc = nc.min(even(
-            n,
-            n.div_ceil(wanted(threads).div_ceil(blocks.max(1))),
-            width,
-        ));
+        // Each block of columns packs a left operand that does not stay packed.
+        let wanted = match resident {
+            true => wanted(threads),
+            false => 2 * threads,
+        };
+        nc = nc.min(even(n, n.div_ceil(wanted.div_ceil(blocks.max(1))), width));
         mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
     }
     if resident && threads > 1 {
@@ -498,24 +501,25 @@ impl Limits {
     }
 }
 
-/// The buffers for every blocking of sizes up to these; `k` of a slice and of the whole run;
-/// `shared`: the number of products and of threads, if no size varies.
+/// The buffers of sizes up to these; `k` of a slice and of the whole run; `fewest`: the least value
+/// of [`split_blocks`]. Smaller sizes, of which a block could have more columns, keep to
+/// [`Blocking::within`].
 fn space(
-    m: usize,
-    n: usize,
+    [groups, m, n]: [usize; 3],
     [k, whole]: [usize; 2],
     fewest: usize,
-    shared: Option<[usize; 2]>,
+    threads: usize,
     micro: &Micro,
     limits: &Limits,
 ) -> Space {
     let width = micro.nr();
     let (columns, steps) = (n.saturating_add(width), k.min(limits.kc));
+    let copies_ahead = limits.is_fastest() && m >= AHEAD_ROWS;
     let block = |rows: usize, left: usize, acc: usize| Space {
         left: rows
             .saturating_mul(k)
             .min(left.max(rows.saturating_mul(steps))),
-        micro_panel: steps * width * (1 + usize::from(limits.is_fastest())),
+        micro_panel: steps * width * if copies_ahead { 2 } else { 1 },
         acc: rows
             .saturating_mul(columns)
             .min(acc.max(rows.saturating_mul(width))),
@@ -536,7 +540,7 @@ fn space(
         } else {
             partial_space(m, n, fewest, k_blocks, micro)
         };
-    } else if let Some([groups, threads]) = shared {
+    } else {
         // Threads share the result in blocks that may be smaller than the limit.
         let blocking = blocking([m, n, k], groups, 1, threads, micro, limits);
         let block = blocking.mc.saturating_mul(blocking.nc);

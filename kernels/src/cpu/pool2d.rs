@@ -12,6 +12,8 @@ mod grad;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 #[cfg(target_arch = "x86_64")]
+mod pairs;
+#[cfg(target_arch = "x86_64")]
 mod vectors;
 
 pub(crate) use forward::Pool2d;
@@ -28,6 +30,9 @@ use crate::spec::{Spec, Window};
 /// Most points of a tile: their values, positions and the epilogue's registers stay in the
 /// first-level cache.
 const TILE: usize = 2048;
+
+/// Rows that tiles of more rows have a multiple of.
+const ROWS: usize = 8;
 
 /// The prepared state that both kernels share.
 struct Common {
@@ -86,7 +91,11 @@ impl Tiling {
             unreachable!("four axes")
         };
         let cols = w.clamp(1, capacity);
-        let rows = (capacity / cols).max(1);
+        // Whole vectors and pairs of rows, where there are several.
+        let rows = match (capacity / cols).max(1) {
+            rows if rows > ROWS => rows / ROWS * ROWS,
+            rows => rows,
+        };
         Tiling {
             dims: [n, c, h, w],
             rows,

@@ -49,6 +49,12 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
+/// A difference that a comparison permits, as users write it.
+pub fn tolerance(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|n: &f64| *n >= 0.0);
+    number.ok_or_else(|| format!("`{}` is not a number from 0 on", brief(text)))
+}
+
 /// A built-in model, or a file of one.
 #[derive(Clone, Debug)]
 pub enum ModelOrFile {
@@ -61,10 +67,19 @@ impl FromStr for ModelOrFile {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        match text.ends_with(".onnx") {
-            true => Ok(ModelOrFile::File(text.into())),
-            false => text.parse().map(ModelOrFile::BuiltIn),
+        let path = PathBuf::from(text);
+        let ending = path.extension();
+        if ending.is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+            return Ok(ModelOrFile::File(path));
         }
+        let built_in = text.parse().map(ModelOrFile::BuiltIn);
+        built_in.map_err(|error| match path.is_file() {
+            true => Error::Value(format!(
+                "{} is a file whose name does not end in .onnx, as those of models do",
+                path.display()
+            )),
+            false => error,
+        })
     }
 }
 

@@ -11,10 +11,10 @@ use slabwise::feed::Input;
 use slabwise::shape::Dim;
 use slabwise::{Bytes, Device, Error, Params, Result, Session, Trace};
 use slabwise_onnx::check::{CheckOptions, Verdict, check_model};
-use slabwise_onnx::{Array, Axis, OnnxModel};
+use slabwise_onnx::{Array, Axis, InputInfo, OnnxModel};
 use slabwise_planner::brief;
 
-use crate::arguments::{FileOptions, NamedLength};
+use crate::arguments::{FileOptions, NamedLength, tolerance};
 use crate::output::{bad_input, line, save};
 use crate::plan;
 
@@ -57,12 +57,38 @@ fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> 
     }))
 }
 
-/// The dimension of an axis for which the options give a bound.
-fn bound<'o>(axis: &Axis, options: &'o FileOptions) -> Option<&'o NamedLength> {
+/// The length that the options give an axis.
+fn length<'o>(axis: &Axis, options: &'o FileOptions) -> Option<&'o NamedLength> {
     let Axis::Named(name) = axis else { return None };
     // The last of several of a name counts, as in `load`.
-    let named = options.dims.iter().rfind(|dim| dim.name == *name);
-    named.filter(|dim| dim.bounded)
+    options.dims.iter().rfind(|dim| dim.name == *name)
+}
+
+/// The dimension of an axis for which the options give a bound.
+fn bound<'o>(axis: &Axis, options: &'o FileOptions) -> Option<&'o NamedLength> {
+    length(axis, options).filter(|dim| dim.bounded)
+}
+
+/// The shape that the model and the options declare for an input, if an array does not have it.
+fn misfit(info: &InputInfo, shape: &[usize], options: &FileOptions) -> Option<String> {
+    let axes = info.axes.as_ref()?;
+    let fits = |(axis, &n): (&Axis, &usize)| match (axis, length(axis, options)) {
+        (Axis::Fixed(expected), _) => n == *expected,
+        (_, Some(dim)) if dim.bounded => n <= dim.length as usize,
+        (_, Some(dim)) => n == dim.length as usize,
+        _ => true,
+    };
+    if axes.len() == shape.len() && axes.iter().zip(shape).all(fits) {
+        return None;
+    }
+    let shown = axes.iter().map(|axis| match (axis, length(axis, options)) {
+        (Axis::Fixed(n), _) => n.to_string(),
+        (_, Some(dim)) if dim.bounded => format!("..{}", dim.length),
+        (_, Some(dim)) => dim.length.to_string(),
+        (Axis::Named(name), None) => name.clone(),
+        (Axis::Unknown, None) => "?".into(),
+    });
+    Some(format!("[{}]", shown.collect::<Vec<_>>().join(", ")))
 }
 
 /// Plans the model of a file.
@@ -183,10 +209,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output"])]
     check: Option<PathBuf>,
     /// With --check: the largest difference relative to the expected value
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_parser = tolerance, allow_negative_numbers = true)]
     rtol: f64,
     /// With --check: the largest absolute difference
-    #[arg(long, default_value_t = 1e-5)]
+    #[arg(long, default_value_t = 1e-5, value_parser = tolerance, allow_negative_numbers = true)]
     atol: f64,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
@@ -272,6 +298,17 @@ fn once(args: &Args) -> Result<ExitCode> {
                 info.element
             ));
         }
+        if let Some(expected) = misfit(info, array.shape(), &args.file) {
+            return bad_input(format!(
+                "--input {}: {} has the shape {:?}, the model expects {expected}",
+                input.name,
+                input.path.display(),
+                array.shape()
+            ));
+        }
+        if given.iter().any(|(name, _)| *name == input.name) {
+            return bad_input(format!("--input {} is given twice", input.name));
+        }
         let value = Array::of_host(&array, info.element).map_err(Error::Value)?;
         let mut axes = info.axes.iter().flatten();
         let bounded = axes.any(|axis| bound(axis, &args.file).is_some());
@@ -286,18 +323,29 @@ fn once(args: &Args) -> Result<ExitCode> {
     let params = Params::seeded(0);
     let trace = Trace::inference();
     let tensors = model.declare(&trace).map_err(failed)?;
+    let fed_by_hand = |name: &str| given.iter().any(|(given, _)| given == name);
+    if let (None, Some(info)) = (
+        args.random_inputs,
+        infos.iter().find(|info| !fed_by_hand(&info.name)),
+    ) {
+        return bad_input(format!(
+            "the input \"{}\" has no values: --input {}=FILE.npy, or --random-inputs SEED for all",
+            info.name, info.name
+        ));
+    }
+    let values = model
+        .values(&trace, &params.root(), &tensors)
+        .map_err(failed)?;
+    let (elements, outputs): (Vec<_>, Vec<_>) = values.into_iter().unzip();
+    let mut session = Session::new(args.device, params)?;
+    let program = session.compile_any(&trace, &outputs)?;
     let mut feeds: Vec<HostArray> = Vec::new();
     for (at, (info, tensor)) in infos.iter().zip(&tensors).enumerate() {
         if let Some((_, array)) = given.iter().find(|(name, _)| *name == info.name) {
             feeds.push(array.clone());
             continue;
         }
-        let Some(seed) = args.random_inputs else {
-            return bad_input(format!(
-                "the input \"{}\" has no values: --input {}=FILE.npy, or --random-inputs SEED for all",
-                info.name, info.name
-            ));
-        };
+        let seed = args.random_inputs.unwrap_or_default();
         // A bounded axis has the length that an array gives its name, or else the bound.
         let of_array = |dim: &NamedLength| {
             given.iter().find_map(|(name, array)| {
@@ -322,12 +370,6 @@ fn once(args: &Args) -> Result<ExitCode> {
             random(info.element, &shape, seed.wrapping_add(at as u64)).map_err(Error::Value)?,
         );
     }
-    let values = model
-        .values(&trace, &params.root(), &tensors)
-        .map_err(failed)?;
-    let (elements, outputs): (Vec<_>, Vec<_>) = values.into_iter().unzip();
-    let mut session = Session::new(args.device, params)?;
-    let program = session.compile_any(&trace, &outputs)?;
     model.load_weights(&mut session).map_err(failed)?;
     let fed: Vec<&dyn Input> = feeds.iter().map(|array| array as &dyn Input).collect();
     let started = Instant::now();
@@ -391,7 +433,14 @@ fn random(
     seed: u64,
 ) -> Result<HostArray, String> {
     use slabwise_onnx::Data;
-    let n: usize = shape.iter().product();
+    // Room for the values, a copy of them and the array that is made of both.
+    let room = |&n: &usize| {
+        n.checked_mul(3)
+            .map(|n| Vec::<f64>::new().try_reserve_exact(n))
+    };
+    let n = shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len));
+    let n = n.filter(|n| matches!(room(n), Some(Ok(()))));
+    let n = n.ok_or_else(|| format!("there is no memory for random values of shape {shape:?}"))?;
     let mut state = seed;
     // SplitMix64 (Steele, Lea & Flood 2014).
     let mut next = || {

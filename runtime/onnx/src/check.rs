@@ -95,6 +95,20 @@ fn compare(
 ) -> Result<Verdict> {
     let inputs = numbered(folder, "input")?;
     let expected = numbered(folder, "output")?;
+    if expected.is_empty() {
+        // The system's reason, if the folder cannot be read.
+        let found = std::fs::read_dir(folder).map(|_| ());
+        return Err(match found {
+            Err(source) => Error::Io {
+                path: folder.into(),
+                source,
+            },
+            Ok(()) => Error::File {
+                path: folder.into(),
+                message: "has no output_0.pb to compare with".into(),
+            },
+        });
+    }
     let results = run(model()?, &inputs, options)?;
     if results.len() != expected.len() {
         return Err(Error::Input(format!(

@@ -1,6 +1,7 @@
 //! The walk over a graph's nodes: what is constant is folded, all else becomes part of a trace.
 
 mod loops;
+mod steps;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -51,6 +52,8 @@ pub struct Import<'m, 't> {
     pub refusals: Vec<Refusal>,
     /// Nodes so far, those of unrolled loops and functions counted each time.
     pub nodes: usize,
+    /// The number of scans around the present node, whose bodies are being imported as a step.
+    pub scans: usize,
     /// Mistakes that the trace has recorded so far.
     pub mistakes: usize,
     /// The names of dimensions whose lengths a run decides.
@@ -181,10 +184,19 @@ impl<'m, 't> Import<'m, 't> {
                 .flatten()
                 .find_map(|v| v.reason().cloned()),
         };
-        let made = ops::find(domain(&node.domain), &node.op_type)
-            .ok_or_else(|| "this operator is not known".into())
-            .and_then(|run| run(&call));
+        let made = match self.scans > 0 && loops::may_fail(&call) {
+            true => steps::at_step(&call)
+                .unwrap_or_else(|| Err("a step reads or writes where it may fail".into())),
+            false => ops::find(domain(&node.domain), &node.op_type)
+                .ok_or_else(|| "this operator is not known".into())
+                .and_then(|run| run(&call)),
+        };
         let made = self.without_mistakes(made);
+        let range = steps::range_of(&call);
+        let made = made.map(|mut values| match (range, values.pop()) {
+            (Some(range), Some(value)) if values.is_empty() => vec![value.with_step(range)],
+            (_, last) => values.into_iter().chain(last).collect(),
+        });
         let made = made.map_err(|reason| self.with_help(&call, reason));
         let made = match &unknown {
             Some(reason) => made.and_then(|values| {

@@ -116,10 +116,7 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
     let show = |size: Size| call.trace.show_size(size);
     let range = |size: Size| call.trace.range_of(size);
     // Which of two sizes is at least the other in every run.
-    let is_least = |a: Size, b: Size| match call.trace.difference_of_sizes(b, a) {
-        Some(rest) => range(rest).0 >= 0,
-        None => range(a).1 <= range(b).0,
-    };
+    let is_least = |a: Size, b: Size| call.trace.is_at_most(a, b);
     let open = |text: String| format!("{text} is not the same at every length");
     match call.operator {
         "Add" => pairs(call, |a, b| joint(call, a, "+", b)),
@@ -158,12 +155,19 @@ pub fn fold(call: &Call<'_, '_>) -> Folded {
             match (is_least(a, b), is_least(b, a)) {
                 (true, _) => Ok(if largest { b } else { a }),
                 (_, true) => Ok(if largest { a } else { b }),
-                _ => Err(open(format!(
-                    "the {} of {} and {}",
-                    call.operator,
-                    show(a),
-                    show(b)
-                ))),
+                _ => {
+                    let formula = match (largest, a.is(0), b.is(0)) {
+                        (false, ..) => Some(Computed::Least(a, b)),
+                        (_, true, _) => Some(Computed::Rest(b)),
+                        (_, _, true) => Some(Computed::Rest(a)),
+                        _ => None,
+                    };
+                    let size = formula.and_then(|f| call.trace.computed_size(f).ok());
+                    size.ok_or_else(|| {
+                        let of = format!("{} of {} and {}", call.operator, show(a), show(b));
+                        open(format!("the {of}"))
+                    })
+                }
             }
         }),
         "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" => pairs(call, |a, b| {

@@ -2,13 +2,15 @@
 //!
 //! [`OnnxModel::load`] reads a file, [`OnnxModel::trace`] makes it part of a trace. Constants and
 //! shape arithmetic are folded while it does, float initializers become parameters under their
-//! names, functions are inlined. Short loops are unrolled, the bodies of long ones recorded once.
+//! names, functions are inlined. Short loops are unrolled, the bodies of long ones recorded once,
+//! with slices in the place of reads and writes at the number of the step.
 //! Nodes that cannot be expressed are refused together, each by name, operator and reason.
 //!
 //! # Open lengths
 //! A dimension that [`OnnxModel::with_dim`] bounds has any length up to that bound in a run. Shapes
 //! and slices that a model computes from such lengths are computed with symbols: sums and products
-//! of a form `a · s₁ · s₂ · s₃ + b`, divisions that are exact at every length, and comparisons that
+//! of a form `a · s₁ · s₂ · s₃ + b`, the smaller of two lengths, parts that count from the end of
+//! an axis that may be shorter, divisions that are exact at every length, and comparisons that
 //! have one result at every length. Shapes of another form are refused.
 //!
 //! # Element types

@@ -364,6 +364,7 @@ impl OnnxModel {
             opsets: self.opsets.clone(),
             refusals,
             nodes: 0,
+            scans: 0,
             mistakes: trace.mistakes().len(),
             open: self.bounded_dims(),
         };

@@ -20,6 +20,9 @@ pub enum Known {
     Parameter,
 }
 
+/// The least and the largest value of an integer.
+pub type Range = (i64, i64);
+
 struct Inner<'t> {
     element: Element,
     known: Option<(Known, Rc<Array>)>,
@@ -27,6 +30,8 @@ struct Inner<'t> {
     /// The reason why lengths that were computed with are not known.
     unknown: Option<Rc<str>>,
     sequence: Option<Vec<Value<'t>>>,
+    /// The range of equal integers that are computed from the number of a loop's step.
+    step: Option<Range>,
     tensor: OnceCell<Tensor<'t>>,
 }
 
@@ -38,6 +43,7 @@ impl<'t> Inner<'t> {
             lengths: None,
             unknown: None,
             sequence: None,
+            step: None,
             tensor: OnceCell::new(),
         }
     }
@@ -55,6 +61,24 @@ impl<'t> Value<'t> {
             tensor: OnceCell::from(tensor),
             ..Inner::new(element)
         }))
+    }
+
+    /// A tensor of equal integers in a range, computed from the number of a loop's step.
+    pub fn with_step(self, range: Range) -> Value<'t> {
+        let tensor = match self.0.tensor.get() {
+            Some(&tensor) => OnceCell::from(tensor),
+            None => return self,
+        };
+        Value(Rc::new(Inner {
+            step: Some(range),
+            tensor,
+            ..Inner::new(self.element())
+        }))
+    }
+
+    /// The range of its equal integers, if they are computed from the number of a loop's step.
+    pub fn step(&self) -> Option<Range> {
+        self.0.step
     }
 
     /// A tensor computed from lengths that have no form, for this reason.

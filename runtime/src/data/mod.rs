@@ -16,6 +16,7 @@ mod array;
 pub mod augment;
 mod cifar;
 mod dataset;
+mod frechet;
 mod idx;
 #[cfg(feature = "images")]
 mod images;
@@ -34,6 +35,7 @@ pub(crate) use array::with_array;
 pub use augment::Image;
 pub use cifar::Cifar10;
 pub use dataset::{Augment, Concat, Dataset, Items, Map, Random, Rows, Subset, TryMap, Zip};
+pub use frechet::frechet_distance;
 pub use idx::Idx;
 #[cfg(feature = "images")]
 pub use images::{ImageFolder, read_image};

@@ -1,4 +1,4 @@
-//! Layers of one kind by number or by name.
+//! Layers of one kind by number or by name, and layers with a hook.
 
 use std::panic::Location;
 
@@ -102,5 +102,46 @@ impl<M> ModuleDict<M> {
         self.layers
             .iter()
             .map(|(name, layer)| (name.as_str(), layer))
+    }
+}
+
+/// A layer whose results pass through a function, as with a forward hook of PyTorch. The function
+/// has the input and the result of the layer; it may show them, keep them, or return another result.
+///
+/// ```
+/// use slabwise::nn::{Hooked, Linear, Relu, Sequential};
+/// # use slabwise::prelude::*;
+/// # let params = Params::seeded(0);
+/// # let at = &params.root();
+/// let wide = Hooked::new(Linear::new(at / "wide", 4, 16), |x, y| {
+///     x.trace().debug("wide", y);
+///     y.clamp(-3.0, 3.0)
+/// });
+/// let model = Sequential::new().then(wide).then(Relu);
+/// # let trace = Trace::inference();
+/// assert_eq!(trace.input("x", F32, (2, 4)).apply(&model).len(1), Some(16));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hooked<M, F> {
+    layer: M,
+    hook: F,
+}
+
+impl<M, F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>> Hooked<M, F> {
+    /// A layer with a function of its input and its result.
+    pub fn new(layer: M, hook: F) -> Self {
+        Hooked { layer, hook }
+    }
+
+    /// The layer without the function.
+    pub fn layer(&self) -> &M {
+        &self.layer
+    }
+}
+
+impl<M: Module, F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>> Module for Hooked<M, F> {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        (self.hook)(x, x.apply(&self.layer))
     }
 }

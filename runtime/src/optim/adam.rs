@@ -11,10 +11,11 @@ use crate::trace::Trace;
 /// ```text
 /// m ← β₁·m + (1 − β₁)·g        the state "adam.m.<weight>"
 /// v ← β₂·v + (1 − β₂)·g²       the state "adam.v.<weight>"
-/// w ← w − η/(1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
+/// w ← w − η·c/(1 − β₁ᵗ) · m / (√v + c·ε),   c = √(1 − β₂ᵗ)
 /// ```
 ///
-/// ε stands outside of the root, as in PyTorch.
+/// ε stands outside of the root, as in PyTorch, which divides √v by c: the same but for rounding, and
+/// here a weight needs one division less.
 #[derive(Clone, Debug)]
 pub struct Adam(Moments);
 
@@ -127,10 +128,11 @@ impl Moments {
         let t = (trace.completed_steps() + 1).cast(DType::F32);
         let [first, second] = self.betas.map(|beta| correction(t, beta));
         let root = second.sqrt();
+        let eps = root * self.eps as f32;
         let usual = self.weight_decay.unwrap_or(0.0);
         let factors = |rate: Tensor<'t>, decay: f64| {
             (
-                rate / first,
+                rate * root / first,
                 (decay != 0.0).then(|| 1.0 - rate * decay as f32),
             )
         };
@@ -158,7 +160,7 @@ impl Moments {
                 v = largest.value().maximum(v);
                 largest.set(v);
             }
-            let change = m / (v.sqrt() / root + self.eps as f32) * step;
+            let change = m / (v.sqrt() + eps) * step;
             let w = kept.map_or(w, |kept| w * kept);
             weight.set(w - change);
         }

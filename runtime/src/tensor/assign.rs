@@ -121,25 +121,49 @@ impl<'t> Tensor<'t> {
         start: impl Operand<'t>,
         values: Tensor<'t>,
     ) -> Tensor<'t> {
+        self.assign_from("dynamic_update_slice", axis, start, values, false)
+    }
+
+    /// [`Tensor::dynamic_update_slice`] with a start that cannot fail: one too small or too large is
+    /// moved to the nearest that fits, so that a step of a scan may use it.
+    #[track_caller]
+    pub fn update_clamped(
+        self,
+        axis: usize,
+        start: impl Operand<'t>,
+        values: Tensor<'t>,
+    ) -> Tensor<'t> {
+        self.assign_from("update_clamped", axis, start, values, true)
+    }
+
+    #[track_caller]
+    fn assign_from(
+        self,
+        what: &'static str,
+        axis: usize,
+        start: impl Operand<'t>,
+        values: Tensor<'t>,
+        is_clamped: bool,
+    ) -> Tensor<'t> {
         let at = Location::caller();
         let start = start.lift(self.trace, DType::I32, at);
         self.trace.record(at, &[self, values, start], |g, ids| {
-            let (x, place, dims) = (ids[0], ids[2], g.dims(ids[0]).clone());
+            let (x, mut place, dims) = (ids[0], ids[2], g.dims(ids[0]).clone());
             if axis >= dims.len() {
-                return Err(no_axis(g, "dynamic_update_slice", axis, x));
+                return Err(no_axis(g, what, axis, x));
             }
             let mut part = dims.clone();
             let given = g.dims(ids[1]).clone();
             if given.len() == dims.len() {
                 part[axis] = given[axis];
             }
-            let value = values_for(g, "dynamic_update_slice", x, ids[1], &part)?;
+            let value = values_for(g, what, x, ids[1], &part)?;
             // Starts align with the first axes.
             let mut own = g.dims(place).clone();
             let alike = own.len() <= axis && (0..own.len()).all(|a| own[a] == dims[a]);
             if g.dtype(place) != DType::I32 || !alike {
                 return Err(format!(
-                    "dynamic_update_slice along axis {axis} of {} from {} {}: an i32 scalar, or one \
+                    "{what} along axis {axis} of {} from {} {}: an i32 scalar, or one \
                      for each slice of the axes before, is needed",
                     g.symbols.show(&dims),
                     g.dtype(place),
@@ -152,12 +176,15 @@ impl<'t> Tensor<'t> {
                 .and_then(|n| n.checked_add(Size::ONE))
                 .filter(|n| n.as_fixed().is_none_or(|n| n > 0));
             match past {
+                Some(past) if is_clamped => place = super::select::clamped(g, what, place, past)?,
                 Some(past) => check_index(g, place, past),
                 // Lengths of two dimensions: the end lies in the axis, and the start too.
-                None if part[axis].as_fixed().is_none() || dims[axis].as_fixed().is_none() => {
+                None if !is_clamped
+                    && (part[axis].as_fixed().is_none() || dims[axis].as_fixed().is_none()) =>
+                {
                     let past = dims[axis]
                         .checked_add(Size::ONE)
-                        .ok_or("dynamic_update_slice: the axis is too long")?;
+                        .ok_or_else(|| format!("{what}: the axis is too long"))?;
                     let length = super::select::size_like(g, part[axis], place);
                     let end = g.scalar(ScalarOp::Add, &[place, length]);
                     check_index(g, place, past);
@@ -165,7 +192,7 @@ impl<'t> Tensor<'t> {
                 }
                 None => {
                     return Err(format!(
-                        "dynamic_update_slice: axis {axis} of {} does not have the elements of {}",
+                        "{what}: axis {axis} of {} does not have the elements of {}",
                         g.symbols.show(&dims),
                         g.symbols.show(&part)
                     ));

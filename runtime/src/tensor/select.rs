@@ -312,22 +312,47 @@ impl<'t> Tensor<'t> {
     /// of the axis fails the run. Because the length is known, the result is planned in the slab.
     #[track_caller]
     pub fn slice_from(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
+        self.part_from("slice_from", axis, start, length, false)
+    }
+
+    /// [`Tensor::slice_from`] with a start that cannot fail: one too small or too large is moved to
+    /// the nearest that fits, so that a step of a scan may use it.
+    #[track_caller]
+    pub fn slice_clamped(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
+        self.part_from("slice_clamped", axis, start, length, true)
+    }
+
+    #[track_caller]
+    fn part_from(
+        self,
+        what: &'static str,
+        axis: usize,
+        start: impl Operand<'t>,
+        length: usize,
+        is_clamped: bool,
+    ) -> Tensor<'t> {
         let at = Location::caller();
         let start = start.lift(self.trace, DType::I32, at);
         self.trace.record(at, &[self, start], |g, ids| {
-            let (len, shown) = part_of(g, "slice_from", ids, axis)?;
+            let (len, shown) = part_of(g, what, ids, axis)?;
             let part = i64::try_from(length)
-                .map_err(|_| format!("slice_from: {length} elements of {shown}"))?;
+                .map_err(|_| format!("{what}: {length} elements of {shown}"))?;
             let past = len
                 .checked_sub(Size::fixed(part))
                 .and_then(|n| n.checked_add(Size::ONE));
             let Some(past) = past.filter(|n| n.as_fixed().is_none_or(|n| n > 0)) else {
                 return Err(format!(
-                    "slice_from: axis {axis} of {shown} does not have {length} elements"
+                    "{what}: axis {axis} of {shown} does not have {length} elements"
                 ));
             };
-            check_index(g, ids[1], past);
-            slice_from(g, ids[0], axis, ids[1], Size::fixed(part))
+            let start = match is_clamped {
+                true => clamped(g, what, ids[1], past)?,
+                false => {
+                    check_index(g, ids[1], past);
+                    ids[1]
+                }
+            };
+            slice_from(g, ids[0], axis, start, Size::fixed(part))
         })
     }
 
@@ -411,6 +436,26 @@ fn part_of(g: &Graph, what: &str, ids: &[NodeId], axis: usize) -> Result<(Size, 
         ));
     }
     Ok((len, g.symbols.show(g.dims(ids[0])).to_string()))
+}
+
+/// Starts moved to the nearest from 0 to below `past`, which is the length of the axis without the
+/// part, and 1.
+pub(super) fn clamped(
+    g: &mut Graph,
+    what: &str,
+    start: NodeId,
+    past: Size,
+) -> Result<NodeId, String> {
+    if g.symbols.range_of(past).0 < 1 {
+        return Err(format!(
+            "{what}: the axis may be shorter than the part, which then fits nowhere; pad it first"
+        ));
+    }
+    let last = past.checked_sub(Size::ONE);
+    let last = last.ok_or_else(|| format!("{what}: the axis is too long"))?;
+    let [zero, last] = [Size::ZERO, last].map(|n| size_like(g, n, start));
+    let below = g.scalar(ScalarOp::Min, &[start, last]);
+    Ok(g.scalar(ScalarOp::Max, &[below, zero]))
 }
 
 /// The part of an axis from a scalar on.

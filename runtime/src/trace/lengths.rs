@@ -119,6 +119,11 @@ impl Trace {
         self.with_graph(|g| g.symbols.quotient(a, b))
     }
 
+    /// Whether one size is at most the other in every run, as far as their forms show it.
+    pub fn is_at_most(&self, a: Size, b: Size) -> bool {
+        self.with_graph(|g| g.symbols.is_at_most(a, b))
+    }
+
     /// The least and the most that a size can be in a run of this trace.
     pub fn range_of(&self, size: Size) -> (i64, i64) {
         self.with_graph(|g| g.symbols.range_of(size))

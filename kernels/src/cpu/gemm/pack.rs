@@ -1,6 +1,7 @@
 //! Packing: operands rearranged into the panels that micro-kernels read in order.
 
 use super::simd::Simd;
+use crate::cpu::simd::prefetch;
 
 /// A strided matrix: element i of step k at `at + i·stride + k·step`.
 #[derive(Clone, Copy)]
@@ -27,6 +28,9 @@ pub(in super::super) struct Piece {
 /// piece are zeros.
 pub(in super::super) type Gather =
     unsafe fn(base: *const f32, steps: &[i32], pieces: &[Piece], vectors: &[u16], to: *mut f32);
+
+/// Elements of a row between those that are packed and those that are requested.
+const AHEAD: usize = 64;
 
 #[inline(always)]
 pub(super) unsafe fn pack<S: Simd>(
@@ -101,6 +105,11 @@ pub(super) unsafe fn pack<S: Simd>(
             false => 0,
         };
         for first in (0..blocks).step_by(2) {
+            for i in 0..count {
+                // Prefetchers of CPUs follow fewer rows, or lose them at the end of a page.
+                let at = from.at.wrapping_offset(i as isize * from.stride);
+                prefetch(at.wrapping_add(8 * first + AHEAD));
+            }
             for i in (0..count).step_by(8) {
                 for k in first..(first + 2).min(blocks) {
                     let at = from.at.offset(i as isize * from.stride).add(8 * k);

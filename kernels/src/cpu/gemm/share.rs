@@ -37,7 +37,7 @@ pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads
 /// side.
 pub(super) fn equal_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
     let count = m.div_ceil(rows);
-    if threads == 1 || others * count >= EQUAL_BLOCKS * threads {
+    if threads == 1 || count == 0 || others * count >= EQUAL_BLOCKS * threads {
         return rows;
     }
     let shared = match (others * count).is_multiple_of(threads) {
@@ -65,5 +65,16 @@ mod tests {
             let narrow = balanced(n, nc, others, threads, 32);
             assert!((32..=nc).contains(&narrow) && narrow.is_multiple_of(32));
         }
+    }
+
+    #[test]
+    fn equal_blocks_where_one_more_would_be_felt() {
+        // Four blocks of 128 rows instead of three of 168 and a small one; three become four.
+        assert_eq!(equal_rows(512, 168, 1, 2), 128);
+        assert_eq!(equal_rows(500, 168, 1, 2), 125);
+        // Too small blocks, no rows, and one thread.
+        assert_eq!(equal_rows(60, 60, 1, 2), 60);
+        assert_eq!(equal_rows(0, 1, 1, 2), 1);
+        assert_eq!(equal_rows(512, 168, 1, 1), 168);
     }
 }

@@ -306,16 +306,27 @@ impl Forward {
     /// `T` is the image's type; the scratch arrays hold a tile each.
     unsafe fn tile<T: Source>(&self, isa: Isa, tile: &Tile, acc: *mut u8, positions: *mut u8) {
         #[cfg(target_arch = "x86_64")]
-        let windows = super::vectors::Windows {
-            job: self,
-            tile,
-            values: acc.cast(),
-            positions: positions.cast(),
+        let (pairs, windows) = {
+            let (values, positions) = (acc.cast(), positions.cast());
+            (
+                super::pairs::Maxima {
+                    job: self,
+                    tile,
+                    values,
+                    positions,
+                },
+                super::vectors::Windows {
+                    job: self,
+                    tile,
+                    values,
+                    positions,
+                },
+            )
         };
         // SAFETY: the caller's promise.
         unsafe {
             #[cfg(target_arch = "x86_64")]
-            let done = self.x.dtype == DType::F32 && windows.run(isa);
+            let done = self.x.dtype == DType::F32 && (pairs.run(isa) || windows.run(isa));
             #[cfg(not(target_arch = "x86_64"))]
             let done = false;
             if !done {

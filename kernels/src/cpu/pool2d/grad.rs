@@ -114,14 +114,21 @@ impl Backward {
     unsafe fn tile<A: Source<Lane = i32>>(&self, isa: Isa, tile: &Tile, acc: *mut u8) {
         #[cfg(target_arch = "x86_64")]
         {
-            let gradients = super::vectors::Gradients::<A> {
+            let (values, positions) = (acc.cast(), PhantomData::<A>);
+            let pairs = super::pairs::Spread {
                 job: self,
                 tile,
-                values: acc.cast(),
-                positions: PhantomData,
+                values,
+                positions,
+            };
+            let gradients = super::vectors::Gradients {
+                job: self,
+                tile,
+                values,
+                positions,
             };
             // SAFETY: the caller's promise.
-            if unsafe { gradients.run(isa) } {
+            if unsafe { pairs.run(isa) || gradients.run(isa) } {
                 return;
             }
         }

@@ -22,14 +22,14 @@ const LANES: usize = 16;
 
 /// `value` in all lanes.
 #[inline(always)]
-unsafe fn all<S: Lanes>(value: f32) -> S::V {
+pub(super) unsafe fn all<S: Lanes>(value: f32) -> S::V {
     // SAFETY: the caller enables S's instruction set.
     unsafe { S::splat(&value) }
 }
 
 /// Bits `from..to`, as far as they are among the first 64.
 #[inline(always)]
-fn bits(from: usize, to: usize) -> u64 {
+pub(super) fn bits(from: usize, to: usize) -> u64 {
     let below = |end: usize| {
         if end >= 64 { u64::MAX } else { (1 << end) - 1 }
     };
@@ -97,13 +97,29 @@ unsafe fn load<S: Lanes, const STRIDE: usize>(row: *const f32, tap: &Tap) -> S::
 /// # Safety
 /// S's instruction set is enabled, and `count` elements at `to` may be written.
 #[inline(always)]
-unsafe fn store<S: Lanes>(to: *mut f32, v: S::V, count: usize) {
+pub(super) unsafe fn store<S: Lanes>(to: *mut f32, v: S::V, count: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if count >= S::LANES {
             S::store(to, v)
         } else {
             S::store_first(to, v, count)
+        }
+    }
+}
+
+/// Positions of type `A` as integers, in the lanes whose bit is set.
+///
+/// # Safety
+/// S's instruction set is enabled, and the positions of the set lanes may be read.
+#[inline(always)]
+pub(super) unsafe fn positions_at<S: Lanes, A>(at: *const A, lanes: u32) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if size_of::<A>() == 1 {
+            S::load_bytes(at.cast(), lanes)
+        } else {
+            S::load_mask(at.cast(), lanes)
         }
     }
 }
@@ -177,8 +193,8 @@ unsafe fn on_vectors<C: Columns>(columns: C, isa: Isa, stride: usize) {
     }
 }
 
-/// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows are as
-/// fast, and read each element once.
+/// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows read each
+/// element once.
 fn applies(isa: Isa, g: &Geometry, kind: PoolKind) -> bool {
     isa != Isa::Portable
         && (1..=2).contains(&g.window.stride[1])
@@ -398,11 +414,7 @@ impl<A: Source<Lane = i32>> Gradients<'_, A> {
                         for (sum, taps) in sums.iter_mut().zip(taps) {
                             for tap in taps {
                                 let at = line.wrapping_offset(tap.first);
-                                let positions = if size_of::<A>() == 1 {
-                                    S::load_bytes(at.cast(), tap.lanes)
-                                } else {
-                                    S::load_mask(at.cast(), tap.lanes)
-                                };
+                                let positions = positions_at::<S, A>(at, tap.lanes);
                                 let position = first + tap.column as i32;
                                 let won = S::where_at(positions, position, load(tap));
                                 *sum = S::add(*sum, won);

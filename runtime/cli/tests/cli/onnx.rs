@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ndarray::ArrayD;
+use slabwise::data::{HostArray, npy};
 use tempfile::TempDir;
 
 use crate::{failure, json, text};
@@ -145,4 +147,97 @@ fn outputs_are_written_as_arrays() {
     assert_eq!(report["peak_bytes"], report["slab_bytes"]);
     let array = fs::read(Path::new(&out).join("y.npy")).expect("written");
     assert!(array.starts_with(b"\x93NUMPY") && array.len() >= 6 * 3 * 4);
+}
+
+#[test]
+fn arrays_that_do_not_fit_are_refused() {
+    let files = Files::new();
+    let save = |name: &str, rows: usize, columns: &[usize]| {
+        let shape: Vec<usize> = [&[rows], columns].concat();
+        let array = HostArray::from(ArrayD::<f32>::zeros(shape));
+        let path = files.path(name);
+        fs::write(&path, npy::to_bytes(&array)).expect("written");
+        path
+    };
+    let (flat, wide) = (save("flat.npy", 6, &[]), save("wide.npy", 5, &[4]));
+    let (five, integers) = (save("five.npy", 5, &[3]), files.path("integers.npy"));
+    let array = HostArray::from(ArrayD::<i32>::zeros(vec![5, 3]));
+    fs::write(&integers, npy::to_bytes(&array)).expect("written");
+    let run = |path: &Path, rest: &str| {
+        files.command("run", &format!("--input x={} {rest}", path.display()))
+    };
+    text(&run(&five, ""));
+    text(&run(&five, "--dim N=..5"));
+    for (path, rest, parts) in [
+        (&flat, "", ["has the shape [6]", "expects [N, 3]"]),
+        (&wide, "", ["has the shape [5, 4]", "expects [N, 3]"]),
+        (
+            &five,
+            "--dim N=4",
+            ["has the shape [5, 3]", "expects [4, 3]"],
+        ),
+        (
+            &five,
+            "--dim N=..4",
+            ["has the shape [5, 3]", "expects [..4, 3]"],
+        ),
+        (&integers, "", ["holds i32", "expects float"]),
+    ] {
+        contains(&failure(&run(path, rest), 2), &parts);
+    }
+    let twice = run(&five, &format!("--input x={}", five.display()));
+    contains(&failure(&twice, 2), &["x is given twice"]);
+    let none = failure(&files.command("run", "--dim N=2"), 2);
+    contains(&none, &["\"x\" has no values", "--random-inputs"]);
+}
+
+#[test]
+fn files_that_are_no_models_or_results_are_named() {
+    let files = Files::new();
+    let missing = failure(&files.check("missing", ""), 2);
+    contains(&missing, &["missing", "No such file"]);
+    fs::create_dir(files.path("empty")).expect("made");
+    let empty = failure(&files.check("empty", ""), 2);
+    contains(&empty, &["empty", "no output_0.pb"]);
+    for tolerance in ["--rtol nan", "--atol -1", "--rtol x"] {
+        contains(
+            &failure(&files.check("good", tolerance), 2),
+            &["not a number from 0 on"],
+        );
+    }
+    for (name, reason) in [
+        ("model.bin", "does not end in .onnx"),
+        ("none.bin", "unknown model"),
+    ] {
+        if name == "model.bin" {
+            fs::copy(files.path("model.onnx"), files.path(name)).expect("copied");
+        }
+        let plan = format!("plan {}", files.path(name).display());
+        contains(&failure(&plan, 2), &[reason]);
+    }
+    fs::copy(files.path("model.onnx"), files.path("MODEL.ONNX")).expect("copied");
+    text(&format!(
+        "plan {} --dim N=2",
+        files.path("MODEL.ONNX").display()
+    ));
+}
+
+/// A run for which there is no memory is an error.
+#[cfg(target_os = "linux")]
+#[test]
+fn lengths_beyond_the_memory_are_refused() {
+    let files = Files::new();
+    for rows in [50_000_000u32, u32::MAX] {
+        let run = files.command("run", &format!("--dim N={rows} --random-inputs 1"));
+        let output = std::process::Command::new("sh")
+            .args(["-c", "ulimit -v 2000000; exec \"$@\"", "sh"])
+            .arg(env!("CARGO_BIN_EXE_slabwise"))
+            .args(run.split_whitespace())
+            .env("SLABWISE_LIBCUDA", "no driver")
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{rows}: {said}");
+        assert!(said.starts_with("error: "), "{rows}: {said}");
+    }
 }

@@ -13,6 +13,8 @@ pub enum Computed {
     Product(Size, Size),
     /// A number that may be negative, as a length: then 0.
     Rest(Size),
+    /// The smaller of two lengths.
+    Least(Size, Size),
 }
 
 impl Computed {
@@ -22,13 +24,14 @@ impl Computed {
             Computed::Sum(a, b) => a.at(env).saturating_add(b.at(env)),
             Computed::Product(a, b) => a.at(env).saturating_mul(b.at(env)),
             Computed::Rest(a) => a.at(env),
+            Computed::Least(a, b) => a.at(env).min(b.at(env)),
         };
         u32::try_from(length.max(0)).unwrap_or(u32::MAX)
     }
 
     fn parts(self) -> impl Iterator<Item = Size> {
         let (first, second) = match self {
-            Computed::Sum(a, b) | Computed::Product(a, b) => (a, Some(b)),
+            Computed::Sum(a, b) | Computed::Product(a, b) | Computed::Least(a, b) => (a, Some(b)),
             Computed::Rest(a) => (a, None),
         };
         [Some(first), second].into_iter().flatten()
@@ -62,10 +65,12 @@ impl Symbols {
             Computed::Sum(a, b) => format!("({}+{})", show(a), show(b)),
             Computed::Product(a, b) => format!("({}×{})", show(a), show(b)),
             Computed::Rest(a) => format!("max({}, 0)", show(a)),
+            Computed::Least(a, b) => format!("min({}, {})", show(a), show(b)),
         };
         let most = formula.parts().map(|part| self.range_of(part).1);
         let most = match formula {
             Computed::Product(..) => most.fold(1, i64::saturating_mul),
+            Computed::Least(..) => most.fold(i64::MAX, i64::min),
             _ => most.fold(0, i64::saturating_add),
         };
         let is_bounded = self.unbounded().next().is_none();
@@ -81,8 +86,11 @@ impl Symbols {
     /// The length of a formula that has a form as one size, or is a symbol already.
     fn find_computed(&self, formula: Computed) -> Option<Size> {
         let plain = match formula {
-            Computed::Sum(a, b) => a.checked_add(b),
+            Computed::Sum(a, b) => a.checked_add(b).or_else(|| self.whole(a, b)),
             Computed::Product(a, b) => a.checked_mul(b),
+            Computed::Least(a, b) if self.is_at_most(a, b) => Some(a),
+            Computed::Least(a, b) if self.is_at_most(b, a) => Some(b),
+            Computed::Least(..) => None,
             Computed::Rest(a) if self.range_of(a).0 >= 0 => Some(a),
             Computed::Rest(a) if self.range_of(a).1 <= 0 => Some(Size::ZERO),
             Computed::Rest(_) => None,
@@ -91,6 +99,7 @@ impl Symbols {
             let swapped = match formula {
                 Computed::Sum(a, b) => Computed::Sum(b, a),
                 Computed::Product(a, b) => Computed::Product(b, a),
+                Computed::Least(a, b) => Computed::Least(b, a),
                 rest => rest,
             };
             let is_same = |known| known == formula || known == swapped;
@@ -98,6 +107,27 @@ impl Symbols {
             all.find(|(.., extent)| matches!(*extent, Extent::Computed(c) if is_same(c)))
                 .map(|(symbol, ..)| Size::symbol(symbol))
         })
+    }
+
+    /// The end `e` of the part max(e − n, 0) … e, which has min(e, n) elements: the sum of the two.
+    fn whole(&self, a: Size, b: Size) -> Option<Size> {
+        let own = |size: Size| match self.formula(size) {
+            Some((symbol, formula)) if size == Size::symbol(symbol) => Some(formula),
+            _ => None,
+        };
+        let (start, end, n) = match (own(a)?, own(b)?) {
+            (Computed::Rest(start), Computed::Least(end, n))
+            | (Computed::Least(end, n), Computed::Rest(start)) => (start, end, n),
+            _ => return None,
+        };
+        let is_part = |end: Size, n: Size| {
+            let open = match own(end) {
+                Some(Computed::Rest(open)) => open,
+                _ => end,
+            };
+            open.checked_sub(n) == Some(start)
+        };
+        (is_part(end, n).then_some(end)).or(is_part(n, end).then_some(n))
     }
 
     /// The formula of a size that is `scale` times a computed symbol, with the number added to it.
@@ -161,8 +191,16 @@ impl Symbols {
         let rest = self.difference(b, a);
         rest.is_some_and(|rest| self.range_of(rest).0 >= 0)
             || self.range_of(a).1 <= self.range_of(b).0
-            || matches!(self.formula(a), Some((symbol, Computed::Rest(own)))
-                if a == Size::symbol(symbol) && self.range_of(b).0 >= 0 && self.is_at_most(own, b))
+            || match self
+                .formula(a)
+                .filter(|(symbol, _)| a == Size::symbol(*symbol))
+            {
+                Some((_, Computed::Rest(own))) => {
+                    self.range_of(b).0 >= 0 && self.is_at_most(own, b)
+                }
+                Some((_, Computed::Least(x, y))) => self.is_at_most(x, b) || self.is_at_most(y, b),
+                _ => false,
+            }
     }
 
     /// Whether the part of an axis of length `whole` that begins at `start` and has `count` elements
@@ -216,6 +254,16 @@ mod tests {
         assert!(!symbols.has_part(length, Size::fixed(2), rest));
         assert!(symbols.has_part(sum, past, length) && !symbols.has_part(length, past, length));
         assert_eq!(symbols.range_of(product), (0, 44));
+        let three = Size::fixed(3);
+        let start = symbols.computed(Computed::Rest(length.checked_sub(three).unwrap()));
+        let last = symbols.computed(Computed::Least(length, three));
+        let (start, last) = (start.unwrap(), last.unwrap());
+        assert_eq!(symbols.sum(start, last), Some(length));
+        assert!(symbols.is_at_most(last, length) && symbols.is_at_most(last, three));
+        assert_eq!(symbols.computed(Computed::Least(three, length)), Ok(last));
+        assert!(symbols.has_part(length, start, last) && symbols.range_of(last) == (0, 3));
+        let longest = symbols.computed(Computed::Least(length, Size::fixed(9)));
+        assert_eq!(longest, Ok(length));
         let env = symbols.bounds();
         assert_eq!([sum, product, rest].map(|n| n.at(&env)), [10, 44, 3]);
         let below = past.checked_mul(Size::fixed(-1)).unwrap();

@@ -97,6 +97,14 @@ impl Classifier {
                 .into());
             }
         }
+        let is_some = |&deviation: &f32| deviation.is_finite() && deviation > 0.0;
+        let is_number = preparation.mean.iter().all(|mean| mean.is_finite());
+        if !is_number || !preparation.deviation.iter().all(is_some) {
+            return Err("--mean takes finite numbers, --deviation those above 0".into());
+        }
+        if preparation.size == 0 {
+            return Err("an image of no pixels: --size takes a number above 0".into());
+        }
         let name = input.name.clone();
         let model = model.with_shape(&name, &layout.shape());
         let (params, trace) = (Params::seeded(0), Trace::inference().named("classify"));

@@ -3,7 +3,7 @@
 use slabwise::shape::Size;
 use slabwise::{DType, Tensor};
 
-use super::{Import, Names};
+use super::{Import, Names, steps};
 use crate::array::Array;
 use crate::call::{Call, Results, dim, resolve, sizes};
 use crate::element::Element;
@@ -25,20 +25,28 @@ struct Once<'b> {
 /// Operators whose run may fail, which a step cannot, or that draw random numbers, which would be
 /// the same in every step.
 fn needs_unrolling(operator: &str) -> bool {
-    ["Gather", "Scatter", "Random"]
-        .iter()
-        .any(|start| operator.starts_with(start))
+    operator.starts_with("Random")
         || matches!(
             operator,
             "Bernoulli"
                 | "Compress"
                 | "Dropout"
+                | "GatherND"
                 | "Multinomial"
                 | "NonMaxSuppression"
                 | "NonZero"
-                | "TensorScatter"
                 | "Unique"
         )
+}
+
+/// Whether a call in a step may fail: it reads or writes at places, and they are no constants.
+pub fn may_fail(call: &Call<'_, '_>) -> bool {
+    let places = match call.operator {
+        "Gather" | "GatherElements" | "Scatter" | "ScatterElements" | "ScatterND" => 1,
+        "TensorScatter" => 2,
+        _ => return false,
+    };
+    call.value(places).is_some() && call.constant(places).is_none()
 }
 
 impl<'m, 't> Import<'m, 't> {
@@ -76,7 +84,7 @@ impl<'m, 't> Import<'m, 't> {
             let mut targets = body.input.iter().map(|input| input.name.clone());
             if once.counts {
                 let truth = Array::ints(Vec::new(), vec![1]).cast(Element::Bool);
-                let number = Value::tensor(Element::I64, parts[0]);
+                let number = steps::number(parts[0], most);
                 given.extend(targets.next().map(|name| (name, number)));
                 given.extend(targets.next().map(|name| (name, Value::constant(truth))));
             }
@@ -91,7 +99,9 @@ impl<'m, 't> Import<'m, 't> {
             for ((element, x), name) in values.chain(read).zip(targets) {
                 given.push((name, Value::tensor(element, x)));
             }
+            self.scans += 1;
             let made = self.graph(body, names, given, depth);
+            self.scans -= 1;
             let made = made.and_then(|mut results| {
                 if once.counts {
                     let condition = results.first().ok_or("its body has no condition")?;

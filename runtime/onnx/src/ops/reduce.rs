@@ -1,10 +1,11 @@
 //! Reductions.
 
+use slabwise::shape::Size;
 use slabwise::{DType, Tensor};
 
 use super::Run;
 use super::elementwise::lane;
-use crate::call::{Call, Results, resolve_all, to_f32};
+use crate::call::{Call, Results, resolve_all, shape_of, sizes, to_f32};
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("ReduceL1", |c| {
@@ -47,7 +48,7 @@ fn reduce<'t>(
     f: impl Fn(Tensor<'t>, &[usize]) -> Tensor<'t>,
 ) -> Results<'t> {
     let x = lane(call, 0)?;
-    let shape = call.shape(0)?;
+    let shape = call.dims(0)?;
     let axes = call.axes(since, 1)?.unwrap_or_default();
     if axes.is_empty() && call.flag("noop_with_empty_axes") {
         return call.same(f(x, &[]));
@@ -61,11 +62,11 @@ fn reduce<'t>(
     if call.int("keepdims", 1) != 0 {
         return call.same(kept);
     }
-    let rest: Vec<usize> = (0..shape.len())
+    let rest: Vec<Size> = (0..shape.len())
         .filter(|axis| !axes.contains(axis))
         .map(|axis| shape[axis])
         .collect();
-    call.same(kept.reshape(&rest[..]))
+    call.same(kept.reshape(shape_of(&rest)))
 }
 
 /// The largest or smallest element; of none the identity, as ONNX has it.
@@ -84,11 +85,12 @@ fn extreme<'t>(call: &Call<'_, 't>, largest: bool) -> Results<'t> {
                 (false, true) => low.max(i32::MIN.into()) as f32,
                 (false, false) => high.min(i32::MAX.into()) as f32,
             };
-            let mut shape: Vec<usize> = (0..x.rank()).filter_map(|axis| x.len(axis)).collect();
+            let mut shape = sizes(x);
             for &axis in axes {
-                shape[axis] = 1;
+                shape[axis] = Size::ONE;
             }
-            return call.trace.full(identity, x.dtype(), &shape[..]);
+            let shape = shape_of(&shape);
+            return call.trace.full(identity, x.dtype(), shape);
         }
         match largest {
             true => x.max_keep(axes),

@@ -259,7 +259,7 @@ fn slice<'t>(call: &Call<'_, 't>) -> Results<'t> {
                 ((..0, 1..), Some((0.., _))) => {
                     call.trace.computed_size(Computed::Rest(place)).ok()
                 }
-                ((0.., most), None) if most <= range(n).0 => Some(place),
+                ((0.., _), None) if call.trace.is_at_most(place, n) => Some(place),
                 ((least, _), None) if least >= range(n).1 => Some(n),
                 _ => None,
             }
@@ -281,8 +281,20 @@ fn slice<'t>(call: &Call<'_, 't>) -> Results<'t> {
         // A part that begins behind a shorter axis is empty, so that its place does not matter.
         let from = place(start).or(start.as_fixed().filter(|&n| n >= 0).map(Size::fixed));
         let from = from.ok_or_else(undecided)?;
-        let count = call.trace.difference_of_sizes(to, from);
-        let count = count.filter(|_| step == 1).ok_or_else(undecided)?;
+        let exact = call.trace.difference_of_sizes(to, from);
+        // Of the last elements, or of those before them, a shorter axis has as many as fit.
+        let last = || {
+            let most = match (range(start), range(end)) {
+                ((_, ..0), (_, ..0)) => call.trace.difference_of_sizes(end, start)?,
+                ((_, ..0), _) if to == n => start.checked_mul(Size::fixed(-1))?,
+                _ => return None,
+            };
+            let is_some = most.as_fixed().is_some_and(|n| n > 0);
+            let of = Computed::Least(to, most);
+            is_some.then(|| call.trace.computed_size(of).ok()).flatten()
+        };
+        let count = exact.or_else(last).filter(|_| step == 1);
+        let count = count.ok_or_else(undecided)?;
         let count = call.trace.computed_size(Computed::Rest(count))?;
         x = x.narrow(axis, dim(from), dim(count));
     }

@@ -61,12 +61,20 @@ fn images_are_told_by_their_color() {
         let error = open(name, usual()).err().expect("no classifier");
         assert!(error.to_string().contains(part), "{name}: {error}");
     }
-    let means = Preparation {
-        mean: vec![0.5, 0.5],
-        ..usual()
+    let preparation = |change: fn(&mut Preparation)| {
+        let mut preparation = usual();
+        change(&mut preparation);
+        preparation
     };
-    let error = open("logits", means).err().expect("two means");
-    assert!(error.to_string().contains("--mean"), "{error}");
+    for (preparation, option) in [
+        (preparation(|p| p.mean = vec![0.5, 0.5]), "--mean"),
+        (preparation(|p| p.mean[0] = f32::NAN), "--mean"),
+        (preparation(|p| p.deviation[1] = 0.0), "--deviation"),
+        (preparation(|p| p.size = 0), "--size"),
+    ] {
+        let error = open("logits", preparation).err().expect("no classifier");
+        assert!(error.to_string().contains(option), "{error}");
+    }
     let mut classifier = open("logits", usual()).expect("a classifier");
     for (image, part) in [
         (plain([0.0; 3], 1, 4000), "too long a strip"),

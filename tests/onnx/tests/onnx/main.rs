@@ -43,6 +43,11 @@ fn made(script: &str, name: &str, packages: &str) -> Option<PathBuf> {
         None => here.join("../../target"),
     };
     let folder = target.join(name);
+    // Only one test at a time makes the folder, which the script replaces where it is of an older
+    // version; the others then find it done.
+    fs::create_dir_all(&target).expect("the target folder can be made");
+    let lock = fs::File::create(target.join(format!("{name}.lock"))).expect("it can be made");
+    lock.lock().expect("it can be locked");
     let python = env::var("SLABWISE_PYTHON").unwrap_or_else(|_| "python3".into());
     let made = Command::new(&python)
         .arg(here.join(script))

@@ -47,6 +47,7 @@ fn one_program_runs_at_every_length() {
         "cnn",
         "decoder",
         "encoder",
+        "ended",
         "gru",
         "lstm",
         "quantized",
@@ -125,7 +126,13 @@ fn a_folder_is_compared_at_open_lengths() {
 #[test]
 fn long_loops_are_planned_once() {
     let Some(root) = models() else { return };
-    for name in ["long_gru", "long_loop", "long_lstm", "long_rnn"] {
+    for name in [
+        "long_gru",
+        "long_loop",
+        "long_lstm",
+        "long_places",
+        "long_rnn",
+    ] {
         let folder = root.join(name);
         let model = OnnxModel::load(folder.join("model.onnx")).expect("a model");
         let (params, trace) = (Params::seeded(0), Trace::inference());
@@ -188,6 +195,7 @@ fn damaged_models_with_open_lengths_are_refused() {
         "cached",
         "decoder",
         "encoder",
+        "ended",
         "gru",
         "quantized",
         "scan",
