@@ -3,9 +3,9 @@
 //! Both compute their result in tiles of whole rows. A row is computed window element by window
 //! element, so that the inner loop runs along the row for every geometry; windows of 2×2 with
 //! stride 2, the common case, have specialized loops, and other f32 windows one or two columns
-//! apart are computed in vectors. The gradient gathers: each input element adds
-//! up the gradients of the windows over it, in row-major order of the windows, so that no two
-//! threads write one element and the sums do not depend on how the work is shared.
+//! apart are computed in vectors. The gradient gathers: each input element adds up the gradients of
+//! the windows over it, in row-major order of the windows, so that no two threads write one element
+//! and the sums do not depend on how the work is shared.
 
 mod forward;
 mod grad;

@@ -3,31 +3,6 @@
 use super::Isa;
 use crate::math::{Arith, Plain};
 
-/// Requests a cache line into L2, where the instruction set can.
-#[inline(always)]
-pub(super) fn prefetch<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is without effect but on caches.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Requests a cache line to be written, where the instruction set can.
-#[inline(always)]
-pub(super) fn prefetch_write<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is without effect but on caches.
-    unsafe {
-        std::arch::asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
 /// Code that is worth compiling for wide vectors: `run` is inlined into one function per [`Isa`].
 pub(crate) trait Routine: 'static {
     /// Its arguments.

@@ -7,9 +7,9 @@
 //!
 //! One atomic word holds the number of the current region and the number of its chunks that are not
 //! taken yet. Taking chunks is a compare-and-swap on both at once, so that a thread that reads the
-//! word late can never take a chunk of a later region by mistake. A thread takes a fixed part of the
-//! chunks that are left, which are neighbours (guided self-scheduling): neighbouring chunks mostly
-//! write neighbouring memory, and two threads that write alternate pages lose half of the
+//! word late can never take a chunk of a later region by mistake. A thread takes a fixed part of
+//! the chunks that are left, which are neighbours (guided self-scheduling): neighbouring chunks
+//! mostly write neighbouring memory, and two threads that write alternate pages lose half of the
 //! bandwidth. The caller never waits for threads that have not woken up, because it runs the chunks
 //! that they do not take.
 

@@ -102,6 +102,8 @@ fn eigen(mut m: Array2<f64>) -> (Vec<f64>, Array2<f64>) {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::Slice;
+
     use super::*;
 
     /// Features without a pattern, other ones for each factor.
@@ -131,7 +133,8 @@ mod tests {
         near(frechet_distance(b.view(), a.view()), 4.289_457_602_553_409);
         near(frechet_distance(a.view(), a.view()), 0.0);
         // Covariances without full rank.
-        let few = |x: &Array2<f32>| x.slice(ndarray::s![..3, ..]).to_owned();
+        let three = Slice::from(..3);
+        let few = |x: &Array2<f32>| x.slice_axis(Axis(0), three).to_owned();
         near(
             frechet_distance(few(&a).view(), few(&b).view()),
             10.555_681_746_898_825,
@@ -141,8 +144,8 @@ mod tests {
     #[test]
     fn sets_that_have_no_covariance_are_refused() {
         let a = features(3, [1, 2, 3], 5, 1.0, 0.0);
-        let narrow = a.slice(ndarray::s![.., ..3]);
-        let one = a.slice(ndarray::s![..1, ..]);
+        let narrow = a.slice_axis(Axis(1), Slice::from(..3));
+        let one = a.slice_axis(Axis(0), Slice::from(..1));
         let mut infinite = a.clone();
         infinite[[1, 1]] = f32::INFINITY;
         for (b, part) in [

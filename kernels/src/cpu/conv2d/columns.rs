@@ -644,12 +644,21 @@ impl Product for Columns<'_> {
 
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
         let (axes, micro) = (self.axes(), self.call.kernel.micro);
-        let (shape, part) = (
-            self.shape(at.block, at.column_block),
-            self.column_blocks.get(at.column_block),
+        // Parts are looked up by divisions, and once here.
+        let part = self.column_blocks.get(at.column_block);
+        let shape = Shape::new(
+            axes,
+            self.channels(at.block).len(),
+            part.rows.len(),
+            part.columns.len(),
         );
-        let first = (at.columns.start - self.columns(at.column_block).start)
-            % self.phase_columns(at.column_block);
+        let first = match is_phased(axes) {
+            true => {
+                (at.columns.start - self.columns(at.column_block).start)
+                    % columns(part.len(), axes, micro)
+            }
+            false => at.columns.start - self.column_blocks.positions(&part).start,
+        };
         let found = pieces(&shape, axes, &part, first, at.columns.len(), micro);
         let pieces = found.all();
         let used = at.width / micro.lanes;

@@ -198,6 +198,8 @@ pub(super) struct Parts {
     out: [usize; 2],
     /// Images, rows and columns of a part but the last; all but one of them are whole or one.
     size: [usize; 3],
+    /// Parts along the rows and the columns of an image.
+    counts: [usize; 2],
 }
 
 impl Parts {
@@ -290,10 +292,12 @@ impl Parts {
                 .min(out[1].max(1)),
             ]
         };
+        let size = size.map(|s| s.max(1));
         Parts {
             images,
             out,
-            size: size.map(|s| s.max(1)),
+            size,
+            counts: [0, 1].map(|axis| out[axis].div_ceil(size[axis + 1])),
         }
     }
 
@@ -312,9 +316,7 @@ impl Parts {
     }
 
     pub fn count(&self) -> usize {
-        self.images.div_ceil(self.size[0])
-            * self.out[0].div_ceil(self.size[1])
-            * self.out[1].div_ceil(self.size[2])
+        self.images.div_ceil(self.size[0]) * self.counts[0] * self.counts[1]
     }
 
     /// Positions of the largest part.
@@ -323,10 +325,7 @@ impl Parts {
     }
 
     pub fn get(&self, part: usize) -> Part {
-        let (rows, columns) = (
-            self.out[0].div_ceil(self.size[1]),
-            self.out[1].div_ceil(self.size[2]),
-        );
+        let [rows, columns] = self.counts;
         let range = |index: usize, axis: usize, total: usize| {
             index * self.size[axis]..((index + 1) * self.size[axis]).min(total)
         };
@@ -339,7 +338,11 @@ impl Parts {
 
     /// The part's positions, counted through all images.
     pub fn range(&self, part: usize) -> Range<usize> {
-        let part = self.get(part);
+        self.positions(&self.get(part))
+    }
+
+    /// As [`Parts::range`] of a part's number.
+    pub fn positions(&self, part: &Part) -> Range<usize> {
         let first =
             (part.images.start * self.out[0] + part.rows.start) * self.out[1] + part.columns.start;
         first..first + part.len()

@@ -1,7 +1,7 @@
 //! Packing: operands rearranged into the panels that micro-kernels read in order.
 
 use super::simd::Simd;
-use crate::cpu::simd::prefetch;
+use crate::cpu::tile::prefetch;
 
 /// A strided matrix: element i of step k at `at + i·stride + k·step`.
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ pub(super) unsafe fn pack<S: Simd>(
             for i in 0..count {
                 // Prefetchers of CPUs follow fewer rows, or lose them at the end of a page.
                 let at = from.at.wrapping_offset(i as isize * from.stride);
-                prefetch(at.wrapping_add(8 * first + AHEAD));
+                prefetch(at.wrapping_add(8 * first + AHEAD).cast());
             }
             for i in (0..count).step_by(8) {
                 for k in first..(first + 2).min(blocks) {

@@ -193,8 +193,8 @@ unsafe fn on_vectors<C: Columns>(columns: C, isa: Isa, stride: usize) {
     }
 }
 
-/// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows read each
-/// element once.
+/// Whether windows of these columns are computed here. The loops for maxima of 2×2 windows read
+/// each element once.
 fn applies(isa: Isa, g: &Geometry, kind: PoolKind) -> bool {
     isa != Isa::Portable
         && (1..=2).contains(&g.window.stride[1])

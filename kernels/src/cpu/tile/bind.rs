@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use super::exec::{Along, Machine};
 use super::{AXES, TILE, TileCode};
-use crate::cpu::simd::{prefetch, prefetch_write};
 use crate::cpu::{Launch, Team};
 use crate::micro_batch::Part;
 use crate::size::Env;
@@ -12,6 +11,29 @@ use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
+
+/// Requests a cache line into L2, where the instruction set can.
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is without effect but on caches.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Requests a cache line to be written, where the instruction set can.
+fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is without effect but on caches.
+    unsafe {
+        std::arch::asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
 
 /// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
