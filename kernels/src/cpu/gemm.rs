@@ -1,6 +1,7 @@
 //! Matrix products.
 
 pub(super) mod drive;
+mod k_blocks;
 mod matrix;
 pub(super) mod micro;
 pub(super) mod pack;
@@ -24,7 +25,7 @@ use matrix::Matrix;
 use micro::{Ahead, Left, Micro, Right};
 use pack::Source;
 use share::{balanced, equal_rows};
-pub(super) use share::{share_rows, wanted};
+pub(super) use share::{share_rows, split_blocks, splits, wanted};
 
 // Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
 // micro-kernels that compute MR rows by NR columns.
@@ -125,10 +126,6 @@ const LEFT_STEPS: usize = 8;
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
 
-/// Blocks of the result below which a long contracted axis is split.
-const SPLIT_BLOCKS: usize = 8;
-/// Fewest k-blocks in a split.
-const SPLIT_K_BLOCKS: usize = 4;
 /// NC when the contracted axis is split.
 pub(super) const SPLIT_NC: usize = 128;
 
@@ -438,22 +435,6 @@ fn blocking(
     }
 }
 
-/// Blocks of a result whose contracted axis is split.
-pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
-    groups
-        .saturating_mul(rows.div_ceil(MC))
-        .saturating_mul(columns.div_ceil(SPLIT_NC))
-        .max(1)
-}
-
-/// The number of parts into which a contracted axis of `k_blocks` k-blocks is split: more than one
-/// when the result alone has too few blocks to share.
-pub(super) fn splits(blocks: usize, k_blocks: usize) -> usize {
-    (SPLIT_BLOCKS / blocks)
-        .min(k_blocks / SPLIT_K_BLOCKS)
-        .max(1)
-}
-
 /// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
 /// [`split_blocks`].
 pub(super) fn partial_space(
@@ -466,7 +447,7 @@ pub(super) fn partial_space(
     // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
     let columns = SPLIT_NC.min(columns.next_multiple_of(micro.nr()));
     if splits(fewest, k_blocks) > 1 {
-        SPLIT_BLOCKS * MC.min(rows) * columns
+        share::SPLIT_BLOCKS * MC.min(rows) * columns
     } else {
         0
     }

@@ -1,6 +1,11 @@
 //! How many blocks the result of a product is cut into, so that threads can share them.
 
-use super::{EQUAL_BLOCKS, MC, even};
+use super::{EQUAL_BLOCKS, MC, SPLIT_NC, even};
+
+/// Blocks of the result below which a long contracted axis is split.
+pub(super) const SPLIT_BLOCKS: usize = 8;
+/// Fewest k-blocks in a split.
+pub(super) const SPLIT_K_BLOCKS: usize = 4;
 
 /// NC, or less where `threads` finish sooner with narrower blocks, because these can be shared more
 /// evenly; `others`: blocks of the same columns.
@@ -48,6 +53,22 @@ pub(super) fn equal_rows(m: usize, rows: usize, others: usize, threads: usize) -
         equal if equal >= MC / 3 => equal,
         _ => rows,
     }
+}
+
+/// Blocks of a result whose contracted axis is split.
+pub(in super::super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
+    groups
+        .saturating_mul(rows.div_ceil(MC))
+        .saturating_mul(columns.div_ceil(SPLIT_NC))
+        .max(1)
+}
+
+/// The number of parts into which a contracted axis of `k_blocks` k-blocks is split: more than one
+/// when the result alone has too few blocks to share.
+pub(in super::super) fn splits(blocks: usize, k_blocks: usize) -> usize {
+    (SPLIT_BLOCKS / blocks)
+        .min(k_blocks / SPLIT_K_BLOCKS)
+        .max(1)
 }
 
 #[cfg(test)]

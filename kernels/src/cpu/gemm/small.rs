@@ -9,7 +9,8 @@
 use super::drive::{Product, Resources, SERIAL_WORK, Slot, Space};
 use super::micro::{Before, Left, Micro, Right};
 use super::pack::Source;
-use super::{KC, SPLIT_K_BLOCKS, Strided, even, wanted};
+use super::share::SPLIT_K_BLOCKS;
+use super::{KC, Strided, even, wanted};
 
 /// Most rows of a product that is computed here, and of a block of it.
 pub(in super::super) const ROWS: usize = 40;
