@@ -509,7 +509,7 @@ fn every_built_in_model_is_planned_at_the_lower_bound() {
         let network = model.build(&params);
         let session = session(params);
         let plan = network
-            .plan_training(&session, 3u32, model.optimizer())
+            .plan_training(&session, 5u32, model.optimizer())
             .expect("it is planned");
         assert_eq!(plan.slab_bytes(), plan.lower_bound_bytes(), "{model}");
         assert!(

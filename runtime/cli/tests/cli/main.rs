@@ -413,7 +413,7 @@ fn assert_planned(report: &Value) {
 fn planned_bytes_equal_lower_bound_and_measured_bytes() {
     assert_planned(&json("compare mlp --batch 256 --steps 2"));
     assert_planned(&json("compare cnn --batch 8 --steps 1"));
-    assert_planned(&json("compare resnet20 --batch 3 --steps 1"));
+    assert_planned(&json("compare resnet20 --batch 5 --steps 1"));
     assert_planned(&json(
         "compare gpt:layers=2,width=32,heads=2,length=16,vocabulary=64 --batch 3 --steps 1",
     ));
