@@ -114,14 +114,11 @@ pub(super) static SHORT: Limits = Limits {
     ..LIMITS[0]
 };
 
-/// Blocks for each thread from which on it does not matter whether they are equal.
-const EQUAL_BLOCKS: usize = 12;
 /// Fewest rows for which the next right micro-panel is copied while one is multiplied: beside so many
 /// rows, a second micro-panel is little memory.
 const AHEAD_ROWS: usize = 256;
 /// Steps of the contracted axis that are packed at a time for all left panels.
 const LEFT_STEPS: usize = 8;
-
 /// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
@@ -407,26 +404,28 @@ fn blocking(
             splits,
         };
     }
+    // Saturating, because bounds of sizes may be absurd.
+    let beside = |nc: usize| groups.saturating_mul(n.div_ceil(nc));
     let mut mc = limits.rows(m, micro);
     let resident = limits.resident(mc, k);
     let acc = limits.acc[usize::from(!resident)];
     let mut nc = even(n, (acc / mc / width * width).max(width), width);
     // Enough blocks for every thread to have several: first by a smaller NC, which needs no more
     // packing of the left operand, then by a smaller MC.
-    let blocks = groups * m.div_ceil(mc);
-    if threads > 1 && blocks * n.div_ceil(nc) < wanted(threads) {
+    let blocks = groups.saturating_mul(m.div_ceil(mc));
+    if threads > 1 && blocks.saturating_mul(n.div_ceil(nc)) < wanted(threads) {
         // Each block of columns packs a left operand that does not stay packed.
         let wanted = match resident {
             true => wanted(threads),
             false => 2 * threads,
         };
         nc = nc.min(even(n, n.div_ceil(wanted.div_ceil(blocks.max(1))), width));
-        mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
+        mc = share_rows(m, mc, beside(nc), threads);
     }
     if resident && threads > 1 {
-        nc = balanced(n, nc, groups * m.div_ceil(mc), threads, width);
+        nc = balanced(n, nc, groups.saturating_mul(m.div_ceil(mc)), threads, width);
     }
-    mc = mc.min(equal_rows(m, mc, groups * n.div_ceil(nc), threads));
+    mc = mc.min(equal_rows(m, mc, beside(nc), threads));
     Blocking {
         mc,
         nc,

@@ -6,12 +6,11 @@
 //! where it is stored. The left operand of a block of rows is kept packed as long as a worker stays
 //! with these rows; the right operand is packed one micro-panel at a time, just before it is
 //! multiplied with all left panels or, if it is only to be copied or transposed, by the micro-kernels
-//! that multiply the one before. The contracted axis is cut into
-//! *k-blocks* of at most KC steps, over which an element is summed from 0 before it is added to the
-//! sum of those before, and for small results of long sums into splits of several k-blocks. Both
-//! depend on the shape alone, so that every element is summed in the same order for any number of
-//! threads. If memory is short, a k-block is computed in several *sub-blocks*; each continues the
-//! sums of the one before, which changes no bit.
+//! that multiply the one before. The contracted axis is cut into *k-blocks* of at most KC steps, over
+//! which an element is summed from 0 before it is added to the sum of those before, and for small
+//! results of long sums into splits of several k-blocks. Both depend on the shape alone, so that every
+//! element is summed in the same order for any number of threads. If memory is short, a k-block is
+//! computed in several *sub-blocks*; each continues the sums of the one before, which changes no bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -531,8 +530,8 @@ impl<P: Product> Job<'_, P> {
             false => product.target(cut.group, &cut.rows, cut.column_block),
         };
         let total = match target {
-            _ if apart => self.part(&cut, split),
             Some(target) => target,
+            None if apart => self.part(&cut, split),
             None => (slot.acc, self.stride()),
         };
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;

@@ -218,7 +218,12 @@ trait RightAccess: Copy {
     unsafe fn step(_right: &Right, k: usize) -> usize {
         k
     }
-    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
+    /// The address of vector `c` of a step; of a panel unless it is given.
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: the caller stays inside the panel.
+        unsafe { right.at.add(step * right.stride + c * S::LANES) }
+    }
     /// Whether [`Right::ahead`] is copied.
     const COPIES: bool = false;
     /// Calls of [`RightAccess::copy`] for all of it.
@@ -271,12 +276,6 @@ impl RightAccess for Copying {
         // SAFETY: the caller's promise.
         unsafe { copy_step::<S, C>(ahead) };
     }
-
-    #[inline(always)]
-    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
-        // SAFETY: as for `Panel`.
-        unsafe { Panel::vector::<S>(right, step, c) }
-    }
 }
 
 impl RightAccess for Transposing {
@@ -291,20 +290,9 @@ impl RightAccess for Transposing {
         // SAFETY: the caller's promise.
         unsafe { copy_column::<S, C>(ahead, column) };
     }
-    #[inline(always)]
-    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
-        // SAFETY: as for `Panel`.
-        unsafe { Panel::vector::<S>(right, step, c) }
-    }
 }
 
-impl RightAccess for Panel {
-    #[inline(always)]
-    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
-        // SAFETY: the caller stays inside the panel.
-        unsafe { right.at.add(step * right.stride + c * S::LANES) }
-    }
-}
+impl RightAccess for Panel {}
 
 impl RightAccess for Tile {
     #[inline(always)]

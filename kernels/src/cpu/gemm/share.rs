@@ -1,6 +1,9 @@
 //! How many blocks the result of a product is cut into, so that threads can share them.
 
-use super::{EQUAL_BLOCKS, MC, SPLIT_NC, even};
+use super::{MC, SPLIT_NC, even};
+
+/// Blocks for each thread from which on it does not matter whether they are equal.
+const EQUAL_BLOCKS: usize = 12;
 
 /// Blocks of the result below which a long contracted axis is split.
 pub(super) const SPLIT_BLOCKS: usize = 8;
@@ -10,14 +13,17 @@ pub(super) const SPLIT_K_BLOCKS: usize = 4;
 /// NC, or less where `threads` finish sooner with narrower blocks, because these can be shared more
 /// evenly; `others`: blocks of the same columns.
 pub(super) fn balanced(n: usize, nc: usize, others: usize, threads: usize, width: usize) -> usize {
-    let columns = |nc: usize| (others * n.div_ceil(nc)).div_ceil(threads.max(1)) * nc;
+    let columns = |nc: usize| {
+        let blocks = others.saturating_mul(n.div_ceil(nc));
+        blocks.div_ceil(threads.max(1)).saturating_mul(nc)
+    };
     let blocks = n.div_ceil(nc);
     let narrower =
         (blocks + 1..=blocks + threads).map(|blocks| even(n, n.div_ceil(blocks), width).min(nc));
     // Narrow blocks take longer each.
     narrower
         .min_by_key(|&nc| columns(nc))
-        .filter(|&narrow| 16 * columns(narrow) <= 15 * columns(nc))
+        .filter(|&narrow| columns(narrow).saturating_mul(16) <= columns(nc).saturating_mul(15))
         .unwrap_or(nc)
 }
 
@@ -30,7 +36,7 @@ pub(in super::super) fn wanted(threads: usize) -> usize {
 /// Fewer than `rows` rows in a block, if there are fewer blocks than threads; `others`: blocks side
 /// by side.
 pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
-    if others * m.div_ceil(rows) < threads {
+    if others.saturating_mul(m.div_ceil(rows)) < threads {
         rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
     } else {
         rows
@@ -42,10 +48,11 @@ pub(in super::super) fn share_rows(m: usize, rows: usize, others: usize, threads
 /// side.
 pub(super) fn equal_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
     let count = m.div_ceil(rows);
-    if threads == 1 || count == 0 || others * count >= EQUAL_BLOCKS * threads {
+    let blocks = others.saturating_mul(count);
+    if threads == 1 || count == 0 || blocks >= EQUAL_BLOCKS * threads {
         return rows;
     }
-    let shared = match (others * count).is_multiple_of(threads) {
+    let shared = match blocks.is_multiple_of(threads) {
         true => count,
         false => count.next_multiple_of(threads),
     };
@@ -97,5 +104,13 @@ mod tests {
         assert_eq!(equal_rows(60, 60, 1, 2), 60);
         assert_eq!(equal_rows(0, 1, 1, 2), 1);
         assert_eq!(equal_rows(512, 168, 1, 1), 168);
+    }
+
+    /// A bound of sizes may be absurd where another one is 0.
+    #[test]
+    fn more_blocks_than_can_be_counted() {
+        assert_eq!(balanced(512, 96, usize::MAX, 2, 32), 96);
+        assert_eq!(share_rows(512, 168, usize::MAX, 2), 168);
+        assert_eq!(equal_rows(512, 168, usize::MAX, 2), 168);
     }
 }
