@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::memory::{Element, Memory, Region};
 use slabwise_kernels::random::{philox, unit};
 use slabwise_kernels::scalar::Value;
 
@@ -52,15 +52,13 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
                 *slot = value;
             }
         }
-        (Init::Uniform { low, high }, DType::F32) => {
-            for (at, four) in memory.elements_mut::<f32>(region).chunks_mut(4).enumerate() {
-                for (slot, u) in four.iter_mut().zip(block(seed, name, at)) {
-                    *slot = low + (high - low) * u;
-                }
-            }
+        (Init::Uniform { low, high }, dtype) if dtype.is_float() => {
+            floats(dtype, memory, region, |at| {
+                block(seed, name, at).map(|u| low + (high - low) * u)
+            });
         }
-        (Init::Normal { mean, std }, DType::F32) => {
-            for (at, four) in memory.elements_mut::<f32>(region).chunks_mut(4).enumerate() {
+        (Init::Normal { mean, std }, dtype) if dtype.is_float() => {
+            floats(dtype, memory, region, |at| {
                 let u = block(seed, name, at);
                 // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
                 let pair = |a: f32, b: f32| {
@@ -70,17 +68,37 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
                     );
                     [(r * angle.cos()) as f32, (r * angle.sin()) as f32]
                 };
-                let normals = [pair(u[0], u[1]), pair(u[2], u[3])].concat();
-                for (slot, z) in four.iter_mut().zip(normals) {
-                    *slot = mean + std * z;
-                }
-            }
+                let ([a, b], [c, d]) = (pair(u[0], u[1]), pair(u[2], u[3]));
+                [a, b, c, d].map(|z| mean + std * z)
+            });
         }
         (Init::Constant(value), _) => constant(value, info.dtype, memory, region),
         // Random initial integers have no use; the declaration refuses them, so this would be zero.
         (Init::Uniform { .. } | Init::Normal { .. }, _) => {
             constant(0.0, info.dtype, memory, region)
         }
+    }
+}
+
+/// Fills a region of floats with four numbers at a time, by the number of the four; halves are the
+/// nearest to those of f32.
+fn floats(
+    dtype: DType,
+    memory: &mut Memory,
+    region: &Region,
+    numbers: impl Fn(usize) -> [f32; 4],
+) {
+    fn all<T: Element>(elements: &mut [T], numbers: impl Fn(usize) -> [f32; 4], of: fn(f32) -> T) {
+        for (at, four) in elements.chunks_mut(4).enumerate() {
+            for (slot, number) in four.iter_mut().zip(numbers(at)) {
+                *slot = of(number);
+            }
+        }
+    }
+    match dtype {
+        DType::F16 => all(memory.elements_mut(region), numbers, f16::from_f32),
+        DType::BF16 => all(memory.elements_mut(region), numbers, bf16::from_f32),
+        _ => all(memory.elements_mut(region), numbers, |number| number),
     }
 }
 

@@ -21,6 +21,7 @@ pub use slabwise_compiler::init::Init;
 #[derive(Clone)]
 pub struct Params {
     seed: u64,
+    dtype: DType,
     registry: Arc<Mutex<Registry>>,
 }
 
@@ -67,8 +68,16 @@ impl Params {
     pub fn seeded(seed: u64) -> Self {
         Params {
             seed,
+            dtype: DType::F32,
             registry: Arc::default(),
         }
+    }
+
+    /// The same with parameters that are [stored in](Scope::stored_in) this type unless their place
+    /// says otherwise.
+    #[must_use]
+    pub fn stored_in(self, dtype: DType) -> Self {
+        Params { dtype, ..self }
     }
 
     /// The seed.
@@ -82,6 +91,7 @@ impl Params {
             params: self.clone(),
             path: Arc::from(""),
             shared: false,
+            dtype: self.dtype,
         }
     }
 
@@ -141,6 +151,7 @@ pub struct Scope {
     params: Params,
     path: Arc<str>,
     shared: bool,
+    dtype: DType,
 }
 
 impl Scope {
@@ -175,9 +186,33 @@ impl Scope {
         }
     }
 
-    /// Declares an f32 parameter here. Declaring it again with the same shape, for another program,
-    /// gives the same parameter: weights are shared by name. Another shape under the same name, an
-    /// empty name, a control character in one, and a negative or bounded length are mistakes that
+    /// The same place, where parameters are stored in this type, f16 or bf16, in half the bytes of
+    /// f32. A trace reads them as f32, exactly, so that a model is written as usual; an update
+    /// computes in f32 and rounds the new weight to the nearest number of the type.
+    /// [`Optimizer::master_weights`](crate::optim::Optimizer::master_weights) keeps what that loses.
+    /// Statistics stay in f32.
+    ///
+    /// ```
+    /// # use slabwise::{nn::Linear, prelude::*};
+    /// let params = Params::seeded(0);
+    /// let layer = Linear::new(&params.root().stored_in(BF16) / "head", 64, 10);
+    /// assert_eq!(params.declared()[0].dtype(), BF16);
+    /// let trace = Trace::inference();
+    /// let y = trace.input("x", F32, (8, 64)).apply(&layer);
+    /// assert_eq!(y.dtype(), F32);
+    /// ```
+    #[must_use]
+    pub fn stored_in(&self, dtype: DType) -> Scope {
+        Scope {
+            dtype,
+            ..self.clone()
+        }
+    }
+
+    /// Declares a parameter here, of type f32 unless the place [stores another](Scope::stored_in).
+    /// Declaring it again with the same type and shape, for another program, gives the same
+    /// parameter: weights are shared by name. Another type or shape under the same name, an empty
+    /// name, a control character in one, and a negative or bounded length are mistakes that
     /// `compile` returns; and so are two declarations of one name that one program reads, as of two
     /// layers in one place, unless the place of one is [shared](Scope::shared). A layer that is
     /// applied twice is declared once.
@@ -210,7 +245,8 @@ impl Scope {
             Some(known)
                 if known.faulty
                     || new.faulty
-                    || (&known.dims, known.trained) == (&new.dims, new.trained) => {}
+                    || (&known.dims, known.trained, known.dtype)
+                        == (&new.dims, new.trained, new.dtype) => {}
             Some(known) => {
                 let kind = |it: &Declaration| {
                     if it.trained {
@@ -223,7 +259,7 @@ impl Scope {
                     true => (String::new(), String::new()),
                     false => (format!("{} ", kind(&known)), format!("{} ", kind(&new))),
                 };
-                let (at, before, after) = (known.place(), show(&known.dims), show(&new.dims));
+                let (at, before, after) = (known.place(), known.show(), new.show());
                 self.mistake(format!(
                     "\"{}\" is declared as {again}{after}, and as {of}{before} at {at}",
                     new.name
@@ -279,6 +315,12 @@ impl Scope {
                 "parameter {path:?}: a name has no line breaks and no other control characters"
             ));
         }
+        if !self.dtype.is_float() {
+            let dtype = self.dtype;
+            faults.push(format!(
+                "parameter \"{path}\" cannot be stored as {dtype}: parameters are f32, f16 or bf16"
+            ));
+        }
         if let Some(fault) = init.fault() {
             faults.push(format!("parameter \"{path}\" {fault}"));
         }
@@ -314,6 +356,7 @@ impl Scope {
         Declaration {
             name: path,
             layer,
+            dtype: if trained { self.dtype } else { DType::F32 },
             dims,
             init,
             trained,
@@ -347,6 +390,8 @@ struct Declaration {
     name: Arc<str>,
     /// The path of the layer it belongs to.
     layer: Arc<str>,
+    /// The type that it is stored in.
+    dtype: DType,
     dims: Dims,
     init: Init,
     trained: bool,
@@ -363,9 +408,17 @@ impl Declaration {
     fn place(&self) -> String {
         format!("{}:{}", self.location.file(), self.location.line())
     }
+
+    /// Its shape, and its type unless that is f32.
+    fn show(&self) -> String {
+        match self.dtype {
+            DType::F32 => show(&self.dims),
+            half => format!("{half} {}", show(&self.dims)),
+        }
+    }
 }
 
-/// A declared parameter, of type f32. Layers keep it; a trace reads it.
+/// A declared parameter. Layers keep it; a trace reads it, as f32.
 #[derive(Clone)]
 pub struct Param {
     it: Arc<Declaration>,
@@ -381,6 +434,11 @@ impl Param {
     /// Its initial value.
     pub fn init(&self) -> Init {
         self.it.init
+    }
+
+    /// The type that it is [stored in](Scope::stored_in).
+    pub fn dtype(&self) -> DType {
+        self.it.dtype
     }
 
     /// Whether gradients change it: not if it is a [statistic](Scope::statistic).
@@ -405,7 +463,7 @@ impl Param {
     pub(crate) fn info(&self) -> VariableInfo {
         VariableInfo {
             name: self.shared_name().clone(),
-            dtype: DType::F32,
+            dtype: self.dtype(),
             dims: self.sizes().clone(),
             init: self.init(),
             is_param: true,
@@ -451,7 +509,7 @@ impl Param {
 
 impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.it.name, show(&self.it.dims))
+        write!(f, "{} {}", self.it.name, self.it.show())
     }
 }
 

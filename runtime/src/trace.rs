@@ -106,6 +106,8 @@ struct Building {
 struct Held {
     /// Its value when the step begins.
     node: NodeId,
+    /// What the trace reads as its value: the node, or its conversion to f32.
+    read: NodeId,
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
     /// Of a parameter, the declarations that the trace reads: number and line, and whether another
@@ -132,8 +134,14 @@ impl Building {
     /// an operand.
     fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
         let Building { graph, bases, .. } = self;
-        // A transposed weight counts as the weight.
-        let mut weight = |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
+        // A transposed or converted weight counts as the weight.
+        let mut weight = |id: &&NodeId| {
+            let mut base = graph.node(bases.of(graph, **id));
+            if let Op::Cast(_) = base.op {
+                base = graph.node(bases.of(graph, base.inputs[0]));
+            }
+            matches!(base.op, Op::Variable(v) if graph.variables[v as usize].is_param)
+        };
         let layer = |id: &NodeId| &graph.origin(*id).layer;
         let found = operands
             .iter()

@@ -17,6 +17,7 @@ mod named;
 mod rmsprop;
 mod schedule;
 mod sgd;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -34,9 +35,11 @@ pub use named::Named;
 pub use rmsprop::RmsProp;
 pub use schedule::{Clock, Cyclic, OneCycle, Plateau, Rate, Schedule, WarmRestarts};
 pub use sgd::Sgd;
+pub use stored::{MasterWeights, StatesIn};
 
 use std::panic::Location;
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
@@ -141,6 +144,48 @@ pub trait Optimizer {
         Ema::new(self, decay)
     }
 
+    /// The same with the states of weights, such as Adam's averages, stored in this type, f16 or
+    /// bf16, in half the bytes of f32. A step computes with them in f32 and rounds what it keeps. A
+    /// slow average then stands still: one that moves by less than 2⁻⁹ of itself in a step, as
+    /// Adam's v with its usual β₂ = 0.999, rounds back to what it was in bf16.
+    ///
+    /// ```
+    /// # use slabwise::{optim::{AdamW, Optimizer}, prelude::*};
+    /// let optimizer = AdamW::new(1e-3).betas(0.9, 0.99).states_in(BF16);
+    /// # optimizer.check().unwrap();
+    /// ```
+    fn states_in(self, dtype: DType) -> StatesIn<Self>
+    where
+        Self: Sized,
+    {
+        StatesIn { inner: self, dtype }
+    }
+
+    /// The same with masters in f32 of the weights that are [stored in
+    /// halves](crate::Scope::stored_in): for each, the state `remainder.<weight>` holds what
+    /// rounding took from it in the last step, so that weight + remainder is the weight in f32, and
+    /// steps that are smaller than a half can tell add up. Together they take 6 bytes an element;
+    /// 4 with [`states_in`](Optimizer::states_in) after it, where the remainder is rounded too
+    /// (Kahan 1965).
+    ///
+    /// ```
+    /// # use slabwise::{nn::Linear, optim::{Optimizer, Sgd}, prelude::*};
+    /// let params = Params::seeded(0);
+    /// let layer = Linear::new(params.root().stored_in(BF16), 8, 3);
+    /// let trace = Trace::training();
+    /// let labels = trace.input("labels", I32, (4,));
+    /// let loss = trace.input("x", F32, (4, 8)).apply(&layer).cross_entropy(labels);
+    /// trace.minimize(loss, Sgd::new(1e-4).master_weights());
+    /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    fn master_weights(self) -> MasterWeights<Self>
+    where
+        Self: Sized,
+    {
+        MasterWeights(self)
+    }
+
     /// The same with separate states, named `name.adam.m.<weight>`, `name.optim.step`,
     /// `name.optim.lr` and so on. Without a name, optimizers of all programs of a session share one
     /// step counter, which is right if the programs train the same weights by the same rule;
@@ -175,6 +220,10 @@ pub struct Weight<'t> {
     gradient: Tensor<'t>,
     group: Group,
     shard: Option<Shard>,
+    /// The type that its states are stored in.
+    states: DType,
+    /// What rounding took from it in the step before, if that is kept.
+    remainder: Option<State<'t>>,
 }
 
 impl<'t> Weight<'t> {
@@ -185,10 +234,12 @@ impl<'t> Weight<'t> {
             gradient: learning.gradient,
             group: Group::new(),
             shard: learning.shard,
+            states: DType::F32,
+            remainder: None,
         }
     }
 
-    /// The weight's value when the step begins; of a weight of which [each rank updates a
+    /// The weight's value when the step begins, in f32; of a weight of which [each rank updates a
     /// part](crate::Strategy::ShardedState), that part as one row.
     pub fn value(&self) -> Tensor<'t> {
         self.value
@@ -223,7 +274,7 @@ impl<'t> Weight<'t> {
         Weight { gradient, ..self }
     }
 
-    /// A state that accompanies the weight: of its shape, zeros at first, named `slot.weight` as in
+    /// A state that accompanies the weight: of its shape, read and set as f32, zeros at first, named `slot.weight` as in
     /// `adam.m.head.bias`, with the name of a
     /// [named](Optimizer::named) optimizer before it.
     #[track_caller]
@@ -237,8 +288,8 @@ impl<'t> Weight<'t> {
         let trace = self.value.trace();
         let at = Location::caller();
         match self.shard {
-            None => trace.beside_variable(at, self.variable, slot, Some, first),
-            Some(shard) => trace.beside_shard(at, self.variable, slot, shard, first),
+            None => trace.beside_variable(at, self.variable, slot, self.states, Some, first),
+            Some(shard) => trace.beside_shard(at, self.variable, slot, self.states, shard, first),
         }
     }
 
@@ -246,8 +297,8 @@ impl<'t> Weight<'t> {
     #[track_caller]
     pub fn scalar_state(&self, slot: &str, first: Init) -> State<'t> {
         let trace = self.value.trace();
-        let scalar = |_| Some(Dims::new());
-        trace.beside_variable(Location::caller(), self.variable, slot, scalar, first)
+        let (at, scalar) = (Location::caller(), |_| Some(Dims::new()));
+        trace.beside_variable(at, self.variable, slot, self.states, scalar, first)
     }
 
     /// A [state](Weight::state) of length 1 along an axis of the weight: a number for each row or
@@ -263,6 +314,7 @@ impl<'t> Weight<'t> {
             Location::caller(),
             self.variable,
             slot,
+            self.states,
             reduced,
             Init::Constant(0.0),
         )
@@ -294,10 +346,21 @@ impl<'t> Weight<'t> {
         }
     }
 
-    /// Makes `value` the weight's value after the step.
+    /// Makes `value`, rounded to the type the weight is stored in, its value after the step.
     #[track_caller]
     pub fn set(&self, value: Tensor<'t>) {
         let (trace, at) = (self.value.trace(), Location::caller());
+        let stored = trace.info(self.variable).dtype;
+        // Ranks exchange what is stored.
+        let value = if stored.is_half() {
+            let rounded = value.cast(stored);
+            if let Some(remainder) = self.remainder {
+                remainder.set(value - rounded.cast(DType::F32));
+            }
+            rounded
+        } else {
+            value
+        };
         let value = match self.shard {
             None => value,
             Some(shard) => trace.whole_of(at, self.variable, value, shard),

@@ -1,8 +1,6 @@
 //! Access to the values that stay on the device between runs: weights, state, and buffers of the
 //! user.
 
-use half::{bf16, f16};
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Element;
 use slabwise_kernels::size::Env;
 
@@ -208,32 +206,7 @@ impl Session {
             .iter()
             .map(|d| d.usize_at(&Env::default()))
             .collect();
-        let values =
-            self.memory
-                .backend
-                .map_read(&variable.region, |memory, region| -> Vec<f32> {
-                    match variable.info.dtype {
-                        DType::F32 => memory.elements::<f32>(region).to_vec(),
-                        DType::F16 => memory
-                            .elements::<f16>(region)
-                            .iter()
-                            .map(|h| h.to_f32())
-                            .collect(),
-                        DType::BF16 => memory
-                            .elements::<bf16>(region)
-                            .iter()
-                            .map(|h| h.to_f32())
-                            .collect(),
-                        DType::I32 => memory
-                            .elements::<i32>(region)
-                            .iter()
-                            .map(|&i| i as f32)
-                            .collect(),
-                        DType::U8 | DType::Bool => {
-                            memory.bytes(region).iter().map(|&b| f32::from(b)).collect()
-                        }
-                    }
-                })?;
+        let values = variable.read_f32(&*self.memory.backend)?;
         ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values)
             .map_err(|e| Error::Internal(e.to_string()))
     }
@@ -250,7 +223,6 @@ impl Session {
         D: ndarray::Dimension,
     {
         let variable = self.variables.find(name)?;
-        let (region, dtype) = (variable.region, variable.info.dtype);
         let expected: Vec<usize> = variable
             .info
             .dims
@@ -263,40 +235,7 @@ impl Session {
                 array.shape()
             )));
         }
-        self.memory
-            .backend
-            .map_write(&region, &mut |memory, region| match dtype {
-                DType::F32 => memory
-                    .elements_mut::<f32>(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = *v),
-                DType::F16 => memory
-                    .elements_mut::<f16>(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = f16::from_f32(*v)),
-                DType::BF16 => memory
-                    .elements_mut::<bf16>(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = bf16::from_f32(*v)),
-                DType::I32 => memory
-                    .elements_mut::<i32>(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = *v as i32),
-                DType::U8 => memory
-                    .bytes_mut(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = *v as u8),
-                DType::Bool => memory
-                    .bytes_mut(region)
-                    .iter_mut()
-                    .zip(array)
-                    .for_each(|(s, v)| *s = u8::from(*v != 0.0)),
-            })
+        variable.write_f32(&mut *self.memory.backend, || array.iter().copied())
     }
 }
 

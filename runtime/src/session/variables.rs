@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use slabwise_kernels::memory::Region;
+use half::{bf16, f16};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Element, Region};
 use slabwise_kernels::size::Size;
 use slabwise_planner::{ALIGN, Bytes};
 
@@ -20,6 +22,48 @@ use crate::words;
 pub(crate) struct Variable {
     pub info: VariableInfo,
     pub region: Region,
+}
+
+impl Variable {
+    /// Its elements as f32.
+    pub fn read_f32(&self, backend: &dyn Backend) -> Result<Vec<f32>> {
+        let dtype = self.info.dtype;
+        backend.map_read(&self.region, |memory, region| -> Vec<f32> {
+            fn all<T: Element>(elements: &[T], to: impl Fn(T) -> f32) -> Vec<f32> {
+                elements.iter().map(|&e| to(e)).collect()
+            }
+            match dtype {
+                DType::F32 => memory.elements::<f32>(region).to_vec(),
+                DType::F16 => all(memory.elements(region), f16::to_f32),
+                DType::BF16 => all(memory.elements(region), bf16::to_f32),
+                DType::I32 => all(memory.elements(region), |i: i32| i as f32),
+                DType::U8 | DType::Bool => all(memory.bytes(region), f32::from),
+            }
+        })
+    }
+
+    /// Replaces its elements by numbers, rounded to its type.
+    pub fn write_f32<I: Iterator<Item = f32>>(
+        &self,
+        backend: &mut dyn Backend,
+        numbers: impl Fn() -> I,
+    ) -> Result<()> {
+        let dtype = self.info.dtype;
+        backend.map_write(&self.region, &mut |memory, region| {
+            fn all<T>(elements: &mut [T], numbers: impl Iterator<Item = T>) {
+                elements.iter_mut().zip(numbers).for_each(|(e, n)| *e = n);
+            }
+            let numbers = numbers();
+            match dtype {
+                DType::F32 => all(memory.elements_mut(region), numbers),
+                DType::F16 => all(memory.elements_mut(region), numbers.map(f16::from_f32)),
+                DType::BF16 => all(memory.elements_mut(region), numbers.map(bf16::from_f32)),
+                DType::I32 => all(memory.elements_mut(region), numbers.map(|n| n as i32)),
+                DType::U8 => all(memory.bytes_mut(region), numbers.map(|n| n as u8)),
+                DType::Bool => all(memory.bytes_mut(region), numbers.map(|n| u8::from(n != 0.0))),
+            }
+        })
+    }
 }
 
 /// The variables of a session: the weights that its models declare and the state of its programs.
@@ -174,8 +218,13 @@ impl Variables {
                 continue;
             };
             if let Some(&weight) = self.by_name.get(of) {
-                let (from, to) = (self.list[weight].region, self.list[at].region);
-                backend.copy(&from, &to)?;
+                let (weight, average) = (&self.list[weight], &self.list[at]);
+                if weight.info.dtype == average.info.dtype {
+                    backend.copy(&weight.region, &average.region)?;
+                } else {
+                    let values = weight.read_f32(backend)?;
+                    average.write_f32(backend, || values.iter().copied())?;
+                }
             }
         }
         Ok(())

@@ -85,7 +85,7 @@ impl Building {
         let all = (0..).zip(self.graph.variables.iter().zip(&self.variables));
         let trained = all
             .filter(|(_, (info, _))| info.trained)
-            .map(|(v, (info, held))| (v, held.node, info.clone()))
+            .map(|(v, (info, held))| (v, held.read, info.clone()))
             .collect();
         (trained, self.frozen.clone())
     }
@@ -277,7 +277,7 @@ impl Trace {
             building.updating = Some(Updating::default());
             let value = |&(v, _): &(u32, NodeId)| Tensor {
                 trace: self,
-                id: building.variables[v as usize].node,
+                id: building.variables[v as usize].read,
             };
             gradients.0.iter().map(value).collect::<Vec<_>>()
         };
@@ -354,7 +354,7 @@ impl Trace {
                 .layer
                 .clone()
         };
-        let average = self.declare(at, &layer, self.info(variable).average());
+        let average = self.declare_wide(at, &layer, self.info(variable).average());
         average.set(average.value() * decay + self.last_value(variable) * (1.0 - decay));
     }
 }

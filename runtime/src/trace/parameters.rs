@@ -74,7 +74,7 @@ impl Trace {
         } else {
             info
         };
-        let state = self.declare(at, param.layer(), info);
+        let state = self.declare_wide(at, param.layer(), info);
         if let Some(message) = state
             .variable()
             .and_then(|variable| self.second_declaration(param, variable))

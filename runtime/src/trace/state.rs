@@ -54,7 +54,7 @@ impl<'t> State<'t> {
     pub fn value(self) -> Tensor<'t> {
         let id = self
             .variable
-            .map(|v| self.trace.building.borrow().variables[v as usize].node);
+            .map(|v| self.trace.building.borrow().variables[v as usize].read);
         id.map_or(self.trace.poisoned(), |id| Tensor {
             trace: self.trace,
             id,
@@ -135,8 +135,8 @@ impl Trace {
                     Err("this name belongs to the random state".to_string())
                 }
                 Init::RandomState => Err("only the random state starts as one".into()),
-                Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => {
-                    Err(format!("random values are f32, not {dtype}"))
+                Init::Uniform { .. } | Init::Normal { .. } if !dtype.is_float() => {
+                    Err(format!("random values are floats, not {dtype}"))
                 }
                 Init::Constant(value) => number(value, dtype).map(|_| dims),
                 _ => init.fault().map_or(Ok(dims), Err),
@@ -199,6 +199,26 @@ impl Trace {
         }
     }
 
+    /// [`Trace::declare`] of a variable that the trace reads and sets as f32 if it is stored in
+    /// halves.
+    pub(crate) fn declare_wide(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
+        let is_half = info.dtype.is_half();
+        let state = self.declare(at, layer, info);
+        let held = |v: u32| {
+            let held = &self.building.borrow().variables[v as usize];
+            (held.read == held.node).then_some(held.node)
+        };
+        if let Some(variable) = state.variable.filter(|_| is_half)
+            && let Some(node) = held(variable)
+        {
+            let read = self.record_in(at, layer.clone(), |g| Ok(g.cast(node, DType::F32)));
+            if !read.is_poisoned() {
+                self.building.borrow_mut().variables[variable as usize].read = read.id;
+            }
+        }
+        state
+    }
+
     fn declare_new(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
         let node = self.record_in(at, layer.clone(), |g| {
             let v = g.variables.len() as u32;
@@ -216,6 +236,7 @@ impl Trace {
         building.graph.variables.push(info);
         building.variables.push(Held {
             node: node.id,
+            read: node.id,
             assigned: None,
             declarations: SmallVec::new(),
         });
@@ -225,17 +246,20 @@ impl Trace {
         }
     }
 
-    /// The state `slot.name` beside a variable: of its type and layer, of a shape made from its
-    /// shape.
+    /// The state `slot.name` beside a variable: of its layer, stored in a type, of a shape made from
+    /// its shape.
     pub(crate) fn beside_variable(
         &self,
         at: Line,
         variable: u32,
         slot: &str,
+        dtype: DType,
         shape: impl FnOnce(Dims) -> Option<Dims>,
         first: Init,
     ) -> State<'_> {
-        self.beside(at, variable, slot, shape, first, |info| info)
+        self.beside(at, variable, slot, shape, |name, dims| {
+            self::variable(name, dtype, dims, first, false)
+        })
     }
 
     /// A state that accompanies the part of a variable that each rank updates.
@@ -244,15 +268,17 @@ impl Trace {
         at: Line,
         variable: u32,
         slot: &str,
+        dtype: DType,
         shard: Shard,
         first: Init,
     ) -> State<'_> {
-        let own = |whole: VariableInfo| VariableInfo {
-            dims: Dims::from_slice(&[Size::fixed(shard.elements)]),
-            whole: Some(whole.dims.clone()),
-            ..whole
-        };
-        self.beside(at, variable, slot, Some, first, own)
+        self.beside(at, variable, slot, Some, |name, whole| {
+            let dims = Dims::from_slice(&[Size::fixed(shard.elements)]);
+            VariableInfo {
+                whole: Some(whole),
+                ..self::variable(name, dtype, dims, first, false)
+            }
+        })
     }
 
     fn beside(
@@ -261,8 +287,7 @@ impl Trace {
         variable: u32,
         slot: &str,
         shape: impl FnOnce(Dims) -> Option<Dims>,
-        first: Init,
-        own: impl FnOnce(VariableInfo) -> VariableInfo,
+        info: impl FnOnce(Arc<str>, Dims) -> VariableInfo,
     ) -> State<'_> {
         let (layer, info) = {
             let building = self.building.borrow();
@@ -276,11 +301,11 @@ impl Trace {
             let rank = of.dims.len();
             let info = shape(of.dims.clone())
                 .ok_or_else(|| format!("\"{name}\": \"{}\" has {rank} axes", of.name))
-                .map(|dims| own(self::variable(name.clone(), of.dtype, dims, first, false)));
+                .map(|dims| info(name.clone(), dims));
             (layer, info)
         };
         match info {
-            Ok(info) => self.declare(at, &layer, info),
+            Ok(info) => self.declare_wide(at, &layer, info),
             Err(why) => State::mistaken(self.fail(at, &layer, why)),
         }
     }
@@ -289,9 +314,18 @@ impl Trace {
     pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         let index = variable as usize;
         let before = self.building.borrow().variables[index].assigned.is_some();
+        let is_wide = {
+            let held = &self.building.borrow().variables[index];
+            held.read != held.node
+        };
         let done = self.record(at, &[value], |g, ids| {
+            let stored = g.variables[index].dtype;
+            let value = match g.dtype(ids[0]) {
+                DType::F32 if is_wide => g.cast(ids[0], stored),
+                _ => ids[0],
+            };
             let info = &g.variables[index];
-            let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
+            let (dtype, dims) = (g.dtype(value), g.dims(value).clone());
             if (dtype, &dims) != (info.dtype, &info.dims) {
                 let (is, got) = (g.symbols.show(&info.dims), g.symbols.show(&dims));
                 return Err(format!(
@@ -302,7 +336,7 @@ impl Trace {
             if before {
                 return Err(format!("\"{}\" is set a second time", info.name));
             }
-            Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
+            Ok(g.emit(Op::Assign(variable), &[value], dtype, dims))
         });
         // A poisoned value was already reported, so the next one is not reported again.
         if !done.is_poisoned() {
@@ -328,12 +362,17 @@ impl Trace {
 
     /// A variable's value after the step, as far as the trace is recorded.
     pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
-        let building = self.building.borrow();
-        let held = &building.variables[variable as usize];
-        let id = held
-            .assigned
-            .map_or(held.node, |assign| building.graph.node(assign).inputs[0]);
-        Tensor { trace: self, id }
+        let (read, set, is_wide) = {
+            let building = self.building.borrow();
+            let held = &building.variables[variable as usize];
+            let set = held.assigned.map(|a| building.graph.node(a).inputs[0]);
+            (held.read, set, held.read != held.node)
+        };
+        let last = |id| Tensor { trace: self, id };
+        match set.map(last) {
+            Some(set) if is_wide => set.cast(DType::F32),
+            set => set.unwrap_or(last(read)),
+        }
     }
 
     /// Whether a variable is set already.
@@ -441,7 +480,7 @@ impl Trace {
         if let Some(updating) = &mut building.updating {
             updating.counters.push(variable);
         }
-        let node = building.variables[variable as usize].node;
+        let node = building.variables[variable as usize].read;
         Tensor {
             trace: self,
             id: node,

@@ -34,11 +34,13 @@ pub struct VariableInfo {
 }
 
 impl VariableInfo {
-    /// The state that averages this variable over the steps.
+    /// The state that averages this variable over the steps, of type f32: a step moves it by too
+    /// little for halves.
     pub fn average(&self) -> Self {
         let name = format!("ema.{}", self.name).into();
         VariableInfo {
             name,
+            dtype: DType::F32,
             is_param: false,
             trained: false,
             average_of: Some(self.name.clone()),

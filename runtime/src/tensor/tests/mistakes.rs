@@ -196,7 +196,7 @@ fn declarations() {
             "state \"s\": 0.5 is not a value of type i32",
             "state \"s\": its lengths must be fixed",
             "state \"random\": this name belongs to the random state",
-            "state \"r\": random values are f32, not i32",
+            "state \"r\": random values are floats, not i32",
             "\"a\" is f32 [2] and cannot be set to f32 [3]",
             "\"a\" is declared as state f32 [2] and as state f32 [3]",
             "\"b\" is set a second time",
