@@ -304,8 +304,8 @@ fn precisions_have_names() {
             .iter()
             .all(|p| p.to_string().parse::<Precision>().unwrap() == *p)
     );
-    let said = "f16".parse::<Precision>().unwrap_err().to_string();
-    assert_eq!(said, "unknown precision \"f16\"; it is f32 or bf16");
+    let said = "f64".parse::<Precision>().unwrap_err().to_string();
+    assert_eq!(said, "unknown precision \"f64\"; it is f32, bf16 or f16");
 }
 
 /// The relu of halves is f32, as a pooling requires; relu and pooling may swap only where the

@@ -82,12 +82,7 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
 
 /// Fills a region of floats with four numbers at a time, by the number of the four; halves are the
 /// nearest to those of f32.
-fn floats(
-    dtype: DType,
-    memory: &mut Memory,
-    region: &Region,
-    numbers: impl Fn(usize) -> [f32; 4],
-) {
+fn floats(dtype: DType, memory: &mut Memory, region: &Region, numbers: impl Fn(usize) -> [f32; 4]) {
     fn all<T: Element>(elements: &mut [T], numbers: impl Fn(usize) -> [f32; 4], of: fn(f32) -> T) {
         for (at, four) in elements.chunks_mut(4).enumerate() {
             for (slot, number) in four.iter_mut().zip(numbers(at)) {

@@ -12,6 +12,7 @@ mod grains;
 pub(crate) mod handle;
 mod learn;
 mod lengths;
+mod loss_scale;
 pub(crate) mod operand;
 mod options;
 mod parameters;
@@ -46,6 +47,8 @@ use handle::{POISON, Tensor};
 pub(crate) use constants::countable;
 pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::{Learning, PartSums, names};
+pub use loss_scale::LossScale;
+pub(crate) use loss_scale::Scaling;
 pub use precision::Precision;
 pub use random::Key;
 pub(crate) use ranks::{exchanged, gathered_rows, scattered_sum, sum_over};
@@ -63,6 +66,7 @@ pub struct Trace {
     averaged: bool,
     sampling: bool,
     precision: Precision,
+    loss_scale: Option<LossScale>,
     name: String,
 }
 
@@ -173,6 +177,7 @@ impl Trace {
             averaged: false,
             sampling: false,
             precision: Precision::F32,
+            loss_scale: None,
             name: "train".into(),
         }
     }

@@ -8,6 +8,7 @@ use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Function, PRELUDE, Target};
 
 use slabwise::{Params, Precision, Trace};
+use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower, rematerialize, simplify,
 };
@@ -39,7 +40,7 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
                     &simplify(&graph, &Simplify::default()),
                     Some(REMAT_MIN_ELEMENTS),
                 ),
-                true,
+                HalfProducts::OfOneType,
             );
             let bounds = graph.symbols.bounds();
             for task in lower(&fuse(&graph, &Fuse::default()), false)

@@ -10,6 +10,7 @@ use super::{Model, OptimizerKind};
 use slabwise::params::Params;
 use slabwise::shape::Dim;
 use slabwise::trace::Trace;
+use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower as tasks, rematerialize, simplify,
 };
@@ -34,7 +35,7 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
             &simplify(&graph, &Simplify::default()),
             Some(REMAT_MIN_ELEMENTS),
         ),
-        true,
+        HalfProducts::OfOneType,
     );
     let bounds = graph.symbols.bounds();
     let all = tasks(&fuse(&graph, &Fuse::default()), false)

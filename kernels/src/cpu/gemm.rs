@@ -23,7 +23,6 @@ use drive::{
 };
 use matrix::Matrix;
 use micro::{Ahead, Left, Micro, Right};
-use pack::Source;
 use share::{balanced, equal_rows};
 pub(super) use share::{share_rows, split_blocks, splits, wanted};
 
@@ -123,6 +122,9 @@ const LEFT_STEPS: usize = 8;
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
 
+/// The types of operands.
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
 /// NC when the contracted axis is split.
 pub(super) const SPLIT_NC: usize = 128;
 
@@ -153,8 +155,8 @@ impl Matmul {
         if !(2..=MAX_AXES).contains(&rank) {
             return Err(SpecError::unsupported(format!("a product of rank {rank}")));
         }
-        check_operand("the left operand", &body.a, rank, &[DType::F32])?;
-        check_operand("the right operand", &body.b, rank, &[DType::F32])?;
+        check_operand("the left operand", &body.a, rank, &FLOATS)?;
+        check_operand("the right operand", &body.b, rank, &FLOATS)?;
         let code = TileCode::new(spec, bound, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
@@ -357,6 +359,15 @@ fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool
     let stride = |operand: &Operand, axis: usize| operand.strides[axis].as_fixed();
     let rank = spec.dims.len();
     let m = if spec.dims[rank - 1].is(1) { 1 } else { m };
+    // The left operand is read in place.
+    let left = if spec.dims[rank - 1].is(1) {
+        &body.b
+    } else {
+        &body.a
+    };
+    if left.dtype != DType::F32 {
+        return false;
+    }
     let strides = [&body.a, &body.b].map(|o| [stride(o, rank - 2), stride(o, rank - 1)]);
     let [[Some(a), Some(b)], [Some(c), Some(d)]] = strides else {
         return false;
@@ -637,12 +648,11 @@ impl Product for Strided<'_> {
                 // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer
                 // one after another.
                 unsafe {
-                    (self.micro.pack)(
-                        Source { at, stride, step },
-                        count,
-                        steps,
-                        to.add(ahead),
-                        count,
+                    self.a.pack(
+                        self.micro,
+                        (at, [stride, step]),
+                        (count, steps),
+                        (to.add(ahead), count),
                     )
                 };
             }
@@ -678,22 +688,18 @@ impl Product for Strided<'_> {
             self.env,
         );
         // The operand is read once and in whole vectors, so packing would only be another pass.
-        if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
-            return Right::packed(from, step as usize);
+        let is_whole = at.panels == 1 && at.columns.len() == at.width;
+        if stride == 1 && step >= 0 && is_whole && self.b.is_wide() {
+            return Right::packed(from.cast(), step as usize);
         }
         // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth ·
         // width` elements.
         unsafe {
-            (self.micro.pack)(
-                Source {
-                    at: from,
-                    stride,
-                    step,
-                },
-                at.columns.len(),
-                depth.len(),
-                to,
-                at.width,
+            self.b.pack(
+                self.micro,
+                (from, [stride, step]),
+                (at.columns.len(), depth.len()),
+                (to, at.width),
             )
         };
         Right::packed(to, at.width)
@@ -716,17 +722,13 @@ impl Product for Strided<'_> {
         let whole = at.columns.len() == self.micro.nr();
         let copies = stride == 1 && step >= 0 && at.panels > 1;
         let transposes = step == 1 && stride > 1 && at.panels >= TRANSPOSING_PANELS;
-        if !(self.two_panels && whole && (copies || transposes)) {
+        if !(self.two_panels && whole && (copies || transposes) && self.b.is_wide()) {
             return Ahead::NOTHING;
         }
         let origin = self.origin(at.group);
+        let batch = &origin[..self.spec.dims.len() - 2];
         Ahead {
-            from: self.b.at(
-                &origin[..self.spec.dims.len() - 2],
-                depth.start,
-                at.columns.start,
-                self.env,
-            ),
+            from: (self.b.at(batch, depth.start, at.columns.start, self.env)).cast(),
             stride: step as usize,
             across: stride as usize,
             to,

@@ -19,16 +19,20 @@ pub struct Rounding {
     /// beside those that they read (docs/numerics.md)
     #[arg(long)]
     pub exact_convolutions: bool,
-    /// The operand type of matrix products and convolutions, f32 or bf16; weights, gradients, norms
-    /// and losses stay in f32
+    /// The operand type of matrix products and convolutions, f32, bf16 or f16 (training then scales
+    /// the loss); weights, gradients, norms and losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub dtype: Precision,
+    /// The type that weights are stored in, f32, bf16 or f16
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub weights: Precision,
 }
 
 impl Rounding {
     /// A model whose programs round so.
     pub fn build(&self, model: Model, params: &Params) -> Network {
-        model.build(params).with_precision(self.dtype)
+        let params = params.clone().stored_in(self.weights.dtype());
+        model.build(&params).with_precision(self.dtype)
     }
 
     /// The options of a session that rounds so.

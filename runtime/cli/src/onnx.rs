@@ -117,7 +117,11 @@ pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
     let trace = trace.named(&name).with_precision(args.rounding.dtype);
     let inputs = model.declare(&trace).map_err(failed)?;
     let mut outputs = model
-        .trace(&trace, &params.root(), &inputs)
+        .trace(
+            &trace,
+            &params.root().stored_in(args.rounding.weights.dtype()),
+            &inputs,
+        )
         .map_err(failed)?;
     if let Some(kind) = args.train {
         let first = outputs

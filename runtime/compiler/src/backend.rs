@@ -44,8 +44,8 @@ use crate::memory::{MemoryConfig, Source};
 /// The properties of a device that the passes and the session depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Products take f16 and bf16 operands; else they are converted to f32 first.
-    pub half_products: bool,
+    /// The products that take operands in halves.
+    pub half_products: HalfProducts,
     /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
     /// that it reads after the kernels are chosen.
     pub late_epilogues: bool,
@@ -57,6 +57,16 @@ pub struct Capabilities {
     pub recorded_launches: bool,
     /// Launches return before the kernel has run.
     pub asynchronous: bool,
+}
+
+/// The products of a device that take f16 and bf16 operands as they are; operands of others are
+/// converted to f32 first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HalfProducts {
+    /// Matrix products, each operand of any float type.
+    Matrices,
+    /// Matrix products and convolutions, both operands of one type.
+    OfOneType,
 }
 
 /// The resources of a GPU's multiprocessor that a kernel's function uses, as its assembler reports

@@ -47,7 +47,7 @@ use slabwise::optim::{
 use slabwise::params::{Params, Scope};
 use slabwise::shape::{Dim, Shape};
 use slabwise::tensor::Tensor;
-use slabwise::trace::{Precision, Trace};
+use slabwise::trace::{LossScale, Precision, Trace};
 use slabwise::{Plan, Program, Session};
 use slabwise_kernels::dtype::DType::{F32, I32};
 use slabwise_kernels::spec::Window;
@@ -321,9 +321,18 @@ trait Learner: Module {
 
 impl Network {
     /// The same with products and convolutions of its programs in this precision; see
-    /// [`Trace::with_precision`].
+    /// [`Trace::with_precision`]. Training in f16 scales the loss, [as it
+    /// goes](LossScale::dynamic).
     pub fn with_precision(self, precision: Precision) -> Network {
         Network { precision, ..self }
+    }
+
+    fn learning(&self) -> Trace {
+        let trace = Trace::training().with_precision(self.precision);
+        match self.precision {
+            Precision::F16 => trace.with_loss_scale(LossScale::dynamic()),
+            Precision::F32 | Precision::Bf16 => trace,
+        }
     }
 
     /// Which model this is.
@@ -342,7 +351,7 @@ impl Network {
         batch: impl Into<Dim>,
         optimizer: OptimizerKind,
     ) -> Result<Program<1>> {
-        let trace = Trace::training().with_precision(self.precision);
+        let trace = self.learning();
         let loss = self.step(&trace, batch.into(), optimizer);
         session.compile(&trace, [loss])
     }
@@ -357,7 +366,7 @@ impl Network {
         batch: impl Into<Dim>,
         optimizer: OptimizerKind,
     ) -> Result<Plan> {
-        let trace = Trace::training().with_precision(self.precision);
+        let trace = self.learning();
         let loss = self.step(&trace, batch.into(), optimizer);
         session.plan(&trace, [loss])
     }

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::{Optimizer, Weight};
 use crate::tensor::Tensor;
-use crate::trace::{Learning, PartSums, Trace};
+use crate::trace::{Learning, Line, PartSums, Scaling, Trace};
 
 impl Trace {
     /// Makes every step change the parameters that `loss` depends on, to decrease it. The loss is
@@ -32,12 +32,14 @@ impl Trace {
             Some(spread) => self.on_behalf(at, || loss * self.share(at, spread, 1)),
             None => loss,
         };
+        let scaling = self.scaling(at);
+        let loss = self.scaled_loss(at, scaling, loss);
         if loss.is_poisoned() {
             return;
         }
         let gradients = self.weight_gradients(loss);
         self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
-            update_by(&optimizer, self, &learning)
+            update_by(&optimizer, self, &learning, (at, scaling))
         });
     }
 
@@ -78,6 +80,7 @@ impl Trace {
         if !self.may_learn(at, optimizer.check()) {
             return self.poisoned();
         }
+        let scaling = self.scaling(at);
         // The model's parameters say how the step is spread, and no part has read them yet.
         let mut sums: Option<PartSums<'t>> = None;
         for part in 0..parts {
@@ -100,7 +103,8 @@ impl Trace {
             }
             sums.loss
                 .push(loss, &mut |a, b| self.on_behalf(at, || a + b));
-            self.add_weight_gradients(at, sums, loss);
+            let scaled = self.scaled_loss(at, scaling, loss);
+            self.add_weight_gradients(at, sums, scaled);
         }
         self.begin_part(None);
         let Some(sums) = sums else {
@@ -109,7 +113,7 @@ impl Trace {
         let spreads = sums.shares.is_some();
         let (total, gradients) = sums.finish();
         self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
-            update_by(&optimizer, self, &learning)
+            update_by(&optimizer, self, &learning, (at, scaling))
         });
         let total = total.unwrap_or(self.poisoned());
         if spreads {
@@ -118,10 +122,36 @@ impl Trace {
             total
         }
     }
+
+    /// A loss as it is differentiated.
+    fn scaled_loss<'t>(
+        &'t self,
+        at: Line,
+        scaling: Option<Scaling<'t>>,
+        loss: Tensor<'t>,
+    ) -> Tensor<'t> {
+        match scaling {
+            Some(scaling) => self.on_behalf(at, || loss * scaling.scale),
+            None => loss,
+        }
+    }
 }
 
 /// Adds the optimizer's update of these weights to the trace.
-fn update_by<'t>(optimizer: &impl Optimizer, trace: &'t Trace, learning: &[Learning<'t>]) {
+fn update_by<'t>(
+    optimizer: &impl Optimizer,
+    trace: &'t Trace,
+    learning: &[Learning<'t>],
+    (at, scaling): (Line, Option<Scaling<'t>>),
+) {
     let weights: Vec<Weight<'t>> = learning.iter().map(Weight::new).collect();
-    optimizer.update(trace, &weights);
+    let Some(scaling) = scaling else {
+        return optimizer.update(trace, &weights);
+    };
+    let scaled = weights.iter().map(Weight::gradient);
+    scaling.update(at, scaled, |back| {
+        let gradient = |w: &Weight<'t>| w.with_gradient(w.gradient() * back);
+        let weights: Vec<Weight<'t>> = weights.iter().map(gradient).collect();
+        optimizer.update(trace, &weights);
+    });
 }

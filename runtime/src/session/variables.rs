@@ -60,7 +60,10 @@ impl Variable {
                 DType::BF16 => all(memory.elements_mut(region), numbers.map(bf16::from_f32)),
                 DType::I32 => all(memory.elements_mut(region), numbers.map(|n| n as i32)),
                 DType::U8 => all(memory.bytes_mut(region), numbers.map(|n| n as u8)),
-                DType::Bool => all(memory.bytes_mut(region), numbers.map(|n| u8::from(n != 0.0))),
+                DType::Bool => all(
+                    memory.bytes_mut(region),
+                    numbers.map(|n| u8::from(n != 0.0)),
+                ),
             }
         })
     }

@@ -211,6 +211,7 @@ impl Trace {
     pub(crate) fn may_learn(&self, at: Line, checked: Result<(), String>) -> bool {
         let fault = match checked {
             Err(why) => Some(why),
+            Ok(()) if self.check_loss_scale().is_err() => self.check_loss_scale().err(),
             Ok(()) if !self.training => {
                 Some("this trace is for inference; a model learns in Trace::training()".into())
             }
@@ -320,6 +321,39 @@ impl Trace {
                 |&&v: &&u32| v != counter.variable && variables[v as usize].average_of.is_none();
             let counted: Vec<u32> = assigned.iter().filter(counted).copied().collect();
             counter.counts.extend(counted);
+        }
+    }
+
+    /// Makes the update that is being recorded, and the new statistics of the model, take effect
+    /// only if a truth value is true.
+    pub(super) fn skip_unless(&self, at: Line, condition: Tensor<'_>) {
+        let (updated, set) = {
+            let building = &mut *self.building.borrow_mut();
+            let Some(updating) = &mut building.updating else {
+                return;
+            };
+            let updated = std::mem::take(&mut updating.assigned);
+            let infos = (0..).zip(&building.graph.variables);
+            let statistics = infos.filter(|(_, info)| info.is_param && !info.trained);
+            let mut all = [&updated[..], &updating.counters].concat();
+            all.extend(statistics.map(|(variable, _)| variable));
+            all.sort_unstable();
+            all.dedup();
+            let next = |variable: u32| {
+                let held = &building.variables[variable as usize];
+                let next = building.graph.node(held.assigned?).inputs[0];
+                Some((variable, held.node, next))
+            };
+            let set: Vec<(u32, NodeId, NodeId)> = all.into_iter().filter_map(next).collect();
+            (updated, set)
+        };
+        for (variable, before, after) in set {
+            let [before, after] = [before, after].map(|id| Tensor { trace: self, id });
+            let kept = condition.select(after, before).cast(after.dtype());
+            self.reassign(at, variable, kept);
+        }
+        if let Some(updating) = &mut self.building.borrow_mut().updating {
+            updating.assigned = updated;
         }
     }
 

@@ -20,16 +20,29 @@ pub enum Precision {
     /// Operands of f32 are rounded to bf16 first, 8 significant bits, with a relative error of up
     /// to 2⁻⁸. The exponent range is that of f32, so gradients need no scaling of the loss.
     Bf16,
+    /// Operands of f32 are rounded to f16 first, 11 significant bits, with a relative error of up
+    /// to 2⁻¹¹. Numbers above 65,504 become infinite and numbers below 6·10⁻⁸ zero, so that
+    /// training needs [`Trace::with_loss_scale`](crate::Trace::with_loss_scale).
+    F16,
 }
 
 impl Precision {
     /// All of them.
-    pub const ALL: [Precision; 2] = [Precision::F32, Precision::Bf16];
+    pub const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
+
+    /// The type of such operands.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        }
+    }
 
     /// An operand of a product, rounded to this precision.
     pub(crate) fn round(self, g: &mut Graph, operand: NodeId) -> NodeId {
-        match self {
-            Precision::Bf16 if g.dtype(operand) == DType::F32 => g.cast(operand, DType::BF16),
+        match g.dtype(operand) {
+            DType::F32 if self != Precision::F32 => g.cast(operand, self.dtype()),
             _ => operand,
         }
     }
@@ -37,10 +50,7 @@ impl Precision {
 
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        })
+        f.pad(self.dtype().name())
     }
 }
 
@@ -53,7 +63,7 @@ impl FromStr for Precision {
             .find(|precision| precision.to_string() == text);
         known.ok_or_else(|| {
             Error::Value(format!(
-                "unknown precision {:?}; it is f32 or bf16",
+                "unknown precision {:?}; it is f32, bf16 or f16",
                 brief(text)
             ))
         })

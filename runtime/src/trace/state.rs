@@ -349,7 +349,7 @@ impl Trace {
     }
 
     /// Makes `value` a variable's value after the step, in place of an earlier assignment.
-    fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
+    pub(super) fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         if !value.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
             if let Some(earlier) = building.variables[variable as usize].assigned.take() {

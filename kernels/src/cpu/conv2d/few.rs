@@ -289,7 +289,7 @@ impl Few<'_> {
                             }
                             base
                         },
-                        pack::Source {
+                        &pack::Source {
                             at: weight.wrapping_offset(
                                 first as isize * out + some.start as isize * per_channel,
                             ),

@@ -7,6 +7,7 @@
 //! element is one sequence of multiply-adds, so that no bit depends on which of both runs.
 
 use super::drive::{Product, Resources, SERIAL_WORK, Slot, Space};
+use super::matrix::Matrix;
 use super::micro::{Before, Left, Micro, Right};
 use super::pack::Source;
 use super::share::SPLIT_K_BLOCKS;
@@ -34,6 +35,93 @@ pub(in super::super) fn fits(stride: i64) -> bool {
     (0..REACH).contains(&stride)
 }
 
+/// The right operand of a [`Block`], from an element (0, 0) on.
+pub(in super::super) trait Columns {
+    /// The steps of a micro-panel where they lie, if these are whole vectors of f32.
+    fn in_place(&self, column: usize, step: usize) -> Option<Right>;
+
+    /// Packs so many columns and steps from a column and a step on.
+    ///
+    /// # Safety
+    /// They lie inside the operand, and `steps · width` elements of `to` may be written.
+    unsafe fn pack(
+        &self,
+        micro: &Micro,
+        from: [usize; 2],
+        counts: (usize, usize),
+        to: (*mut f32, usize),
+    );
+}
+
+impl Source {
+    fn from(self, column: usize, step: usize) -> Source {
+        let offset = column as isize * self.stride + step as isize * self.step;
+        Source {
+            at: self.at.wrapping_offset(offset),
+            ..self
+        }
+    }
+}
+
+/// Element (k, j) is as in [`Source`].
+impl Columns for Source {
+    fn in_place(&self, column: usize, step: usize) -> Option<Right> {
+        let from = Source::from(*self, column, step);
+        (self.stride == 1).then(|| Right::packed(from.at, from.step as usize))
+    }
+
+    unsafe fn pack(
+        &self,
+        micro: &Micro,
+        [column, step]: [usize; 2],
+        (columns, steps): (usize, usize),
+        (to, width): (*mut f32, usize),
+    ) {
+        let from = Source::from(*self, column, step);
+        // SAFETY: the caller's promise.
+        unsafe { (micro.pack)(from, columns, steps, to, width) };
+    }
+}
+
+/// The right matrix of a product, from an address on.
+struct Part<'a>(&'a Matrix<'a>, *const u8);
+
+impl Part<'_> {
+    fn from(&self, column: usize, step: usize) -> *const u8 {
+        let [along, across] = self.0.strides;
+        let offset = column as isize * across + step as isize * along;
+        let bytes = self.0.operand.dtype.bytes() as isize;
+        self.1.wrapping_offset(offset * bytes)
+    }
+}
+
+impl Columns for Part<'_> {
+    fn in_place(&self, column: usize, step: usize) -> Option<Right> {
+        let [along, across] = self.0.strides;
+        let from = self.from(column, step);
+        (across == 1 && self.0.is_wide()).then(|| Right::packed(from.cast(), along as usize))
+    }
+
+    unsafe fn pack(
+        &self,
+        micro: &Micro,
+        [column, step]: [usize; 2],
+        counts: (usize, usize),
+        to: (*mut f32, usize),
+    ) {
+        let [along, across] = self.0.strides;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.0.pack(
+                micro,
+                (self.from(column, step), [across, along]),
+                counts,
+                to,
+            )
+        };
+    }
+}
+
 /// A block of the result under way.
 pub(in super::super) struct Block<'a> {
     pub micro: &'static Micro,
@@ -48,14 +136,14 @@ impl Block<'_> {
     /// `acc[i·stride + j] = Σₖ left(i, k) · right(k, j)` for k below `depth`, after the previous
     /// values if `begun`. `left(first, steps)` writes offsets of the steps of the contracted axis
     /// from `first` on and returns an address: element (i, first + s) of the left operand is
-    /// `rows[i] + steps[s]` after it. Element (k, j) of the right one is as in [`Source`].
+    /// `rows[i] + steps[s]` after it.
     ///
     /// # Safety
     /// The operands may be read at these places, and `acc` has room for the rows.
     pub unsafe fn add(
         &self,
         mut left: impl FnMut(usize, &mut [i32]) -> *const f32,
-        right: Source,
+        right: &impl Columns,
         depth: usize,
         acc: *mut f32,
         begun: bool,
@@ -70,28 +158,28 @@ impl Block<'_> {
             while column < self.columns {
                 let width = self.micro.width(self.columns - column);
                 let columns = width.min(self.columns - column);
-                let in_place = right.stride == 1 && columns == width && self.rows.len() <= height;
-                let most = if in_place { count } else { PANEL / width };
+                let whole = columns == width && self.rows.len() <= height;
+                let in_place = |step| right.in_place(column, step).filter(|_| whole);
+                let most = match in_place(first) {
+                    Some(_) => count,
+                    None => PANEL / width,
+                };
                 for step in (0..count).step_by(most) {
                     let steps = most.min(count - step);
                     let before = match begun || first + step > 0 {
                         true => Before::Sums,
                         false => Before::Nothing,
                     };
-                    let from = Source {
-                        at: right.at.wrapping_offset(
-                            column as isize * right.stride + (first + step) as isize * right.step,
-                        ),
-                        ..right
-                    };
+                    let from = [column, first + step];
                     // SAFETY: the columns and steps lie inside the operands, the panel has room for
                     // them, and the sums for whole vectors.
                     unsafe {
-                        let right = if in_place {
-                            Right::packed(from.at, from.step as usize)
-                        } else {
-                            (self.micro.pack)(from, columns, steps, to, width);
-                            Right::packed(to, width)
+                        let right = match in_place(first + step) {
+                            Some(right) => right,
+                            None => {
+                                right.pack(self.micro, from, (columns, steps), (to, width));
+                                Right::packed(to, width)
+                            }
                         };
                         for row in (0..self.rows.len()).step_by(height) {
                             let rows = height.min(self.rows.len() - row);
@@ -191,7 +279,7 @@ pub(super) unsafe fn run(product: &Strided, resources: &Resources) {
     for (i, row) in rows[..m].iter_mut().enumerate() {
         *row = (i as isize * product.a.strides[0]) as i32;
     }
-    let (step, [right_step, stride]) = (product.a.strides[1], product.b.strides);
+    let step = product.a.strides[1];
     let task = |number: usize, slot: &Slot, _: &mut usize| {
         let (group, column_block) = (number / column_blocks, number % column_blocks);
         let origin = product.origin(group);
@@ -208,19 +296,17 @@ pub(super) unsafe fn run(product: &Strided, resources: &Resources) {
             for k_block in 0..product.k_blocks.count().max(1) {
                 let depth = product.k_blocks.range(k_block);
                 let sums = if k_block == 0 { slot.acc } else { slot.k_block };
-                let right = Source {
-                    at: product.b.at(batch, depth.start, columns.start, product.env),
-                    stride,
-                    step: right_step,
-                };
+                let at = product.b.at(batch, depth.start, columns.start, product.env);
+                let right = Part(&product.b, at);
                 block.add(
                     |first, steps| {
                         for (i, offset) in steps.iter_mut().enumerate() {
                             *offset = (i as isize * step) as i32;
                         }
-                        product.a.at(batch, 0, depth.start + first, product.env)
+                        let from = depth.start + first;
+                        product.a.at(batch, 0, from, product.env).cast()
                     },
-                    right,
+                    &right,
                     depth.len(),
                     sums,
                     false,

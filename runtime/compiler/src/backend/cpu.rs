@@ -11,12 +11,14 @@ use slabwise_kernels::size::{Env, Symbol};
 use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
-use super::{Backend, Call, Capabilities, Kernel, Roofline, Slot, SlotWriter, refused, scratch};
+use super::{
+    Backend, Call, Capabilities, HalfProducts, Kernel, Roofline, Slot, SlotWriter, refused, scratch,
+};
 use crate::error::{Error, Result};
 use crate::memory::{Source, available};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
-    half_products: false,
+    half_products: HalfProducts::Matrices,
     late_epilogues: true,
     prologues: true,
     micro_batches: true,

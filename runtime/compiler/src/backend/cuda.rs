@@ -29,6 +29,7 @@ pub use self::target::{Kernel, Target};
 pub(crate) use slabwise_cuda::Choice;
 
 use self::recording::Recorded;
+use super::HalfProducts;
 use super::{
     Backend, Bindings, Call, Capabilities, Check, LoadRequest, Replay, Roofline, Slot, SlotWriter,
     scratch, write_sizes,
@@ -38,7 +39,7 @@ use crate::memory::{MemoryConfig, Policy, Source};
 use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch, threads};
 
 const CAPABILITIES: Capabilities = Capabilities {
-    half_products: true,
+    half_products: HalfProducts::OfOneType,
     // The kernel of a product may follow from its epilogue, or be a measured choice.
     late_epilogues: false,
     prologues: false,

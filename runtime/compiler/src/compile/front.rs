@@ -4,7 +4,7 @@
 //! are fast where memory suffices hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
-use crate::backend::KernelCache;
+use crate::backend::{HalfProducts, KernelCache};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
@@ -36,8 +36,8 @@ impl Default for FrontOptions {
 pub(super) struct Front<'a> {
     pub graph: &'a Graph,
     pub options: &'a CompileOptions,
-    /// Whether products take halves as they are.
-    pub half_products: bool,
+    /// The products that take operands in halves.
+    pub half_products: HalfProducts,
     pub passes: &'a Pipeline,
     pub kernels: &'a KernelCache,
 }

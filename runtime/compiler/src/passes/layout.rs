@@ -3,20 +3,22 @@
 
 mod containers;
 mod copies;
+mod halves;
 mod strides;
 
 use rustc_hash::FxHashMap;
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
+use crate::backend::HalfProducts;
 use crate::graph::{Graph, Kept};
 use crate::ops::{GraphBuilder, NodeId, Op};
 pub(super) use containers::Containers;
 use copies::{copy, one_axis_at_a_time, readable};
+use halves::operand;
 use strides::{along, reshape_strides, through};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
@@ -136,8 +138,8 @@ impl Views {
 
 /// The pass.
 pub struct Legalize {
-    /// Whether matrix products and convolutions of the device take halves.
-    pub half_products: bool,
+    /// The products of the device that take operands in halves.
+    pub half_products: HalfProducts,
 }
 
 impl Pass for Legalize {
@@ -152,10 +154,11 @@ impl Pass for Legalize {
 
 /// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides
 /// can express, parts of a concatenation or padding that are used elsewhere too, outputs and
-/// assigned values that are views or not computed here. Unless `half_products`, matrix products and
-/// convolutions of halves get their operands converted to f32, which gives the same sums: a product
-/// of two halves is exact in f32.
-pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
+/// assigned values that are views or not computed here. Products that take no halves get their
+/// operands converted to f32, which gives the same sums: a product of two halves is exact in f32.
+/// Conversely, an operand that was converted from halves to f32 is read as it was before, where the
+/// kernel can, and else is converted for each use, so that no weight is kept in both types.
+pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
     let consumers = graph.consumers();
     let mut is_output = vec![false; graph.nodes.len()];
     for output in &graph.outputs {
@@ -216,17 +219,7 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
             if needs_own {
                 *input = copy(&mut out, *input);
             }
-            let product = matches!(
-                node.op,
-                Op::Matmul | Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_)
-            );
-            if product && !half_products {
-                *input = if out.node(*input).dtype.is_half() {
-                    out.cast(*input, DType::F32)
-                } else {
-                    *input
-                };
-            }
+            *input = operand(&mut out, &node.op, k, *input, half_products);
             if let Op::Iterate(_) = node.op {
                 views.extend(&out);
                 if !is_dense(&out, &views, *input) {
@@ -240,6 +233,12 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
             }
             Op::Iterated(result) if results.contains_key(&(inputs[0], *result)) => {
                 results[&(inputs[0], *result)]
+            }
+            // Elements of halves are converted after they are gathered.
+            op @ Op::Gather { .. } if out.node(inputs[0]).dtype != node.dtype => {
+                let stored = out.node(inputs[0]).dtype;
+                let gathered = out.emit(op.clone(), &inputs, stored, node.dims.clone());
+                out.cast(gathered, node.dtype)
             }
             op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
         });

@@ -1,0 +1,62 @@
+//! Operands of products and gathers in the type that they are stored in.
+
+use slabwise_kernels::dtype::DType;
+
+use crate::backend::HalfProducts;
+use crate::graph::Graph;
+use crate::ops::{GraphBuilder, NodeId, Op};
+
+/// Operand `k` of an operation, of which `id` is the value: of a type that its kernel takes.
+pub(super) fn operand(
+    out: &mut Graph,
+    op: &Op,
+    k: usize,
+    id: NodeId,
+    half_products: HalfProducts,
+) -> NodeId {
+    let (takes_halves, mixes) = match op {
+        Op::Gather { .. } if k == 0 => (true, true),
+        Op::Matmul => (true, half_products == HalfProducts::Matrices),
+        Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) => {
+            (half_products == HalfProducts::OfOneType, false)
+        }
+        _ => return id,
+    };
+    if out.node(id).dtype.is_half() && !takes_halves {
+        return out.cast(id, DType::F32);
+    }
+    match widened(out, id) {
+        Some(stored) if mixes => over(out, id, stored, false),
+        Some(stored) if matches!(out.node(stored).op, Op::Variable(_)) => {
+            over(out, id, stored, true)
+        }
+        _ => id,
+    }
+}
+
+/// The value of halves that `id` is a view of, converted to f32. It lies in memory as its conversion
+/// does, so that both have the same views.
+fn widened(out: &Graph, mut id: NodeId) -> Option<NodeId> {
+    while out.node(id).op.is_view() {
+        id = out.node(id).inputs[0];
+    }
+    let node = out.node(id);
+    let below = *node.inputs.first()?;
+    let stored = out.node(below);
+    let widens = node.op == Op::Cast(DType::F32) && stored.dtype.is_half();
+    (widens && !stored.op.is_view()).then_some(below)
+}
+
+/// The views of `id` over what it converts, or over a conversion of that which nothing else reads.
+fn over(out: &mut Graph, id: NodeId, stored: NodeId, converts: bool) -> NodeId {
+    let node = out.node(id).clone();
+    if node.op.is_view() {
+        let below = over(out, node.inputs[0], stored, converts);
+        let dtype = out.node(below).dtype;
+        return out.emit(node.op, &[below], dtype, node.dims);
+    }
+    match converts {
+        true => out.cast(stored, DType::F32),
+        false => stored,
+    }
+}
