@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::size::Symbol;
 
 use super::fuse::{Clusters, Links};
-use super::layout::Views;
+use super::layout::{AxisMap, Views};
 use super::sequence::{Sequence, Ways};
 use super::stages::{Stage, stages, symbols};
 use crate::ops::{NodeId, Op};
@@ -333,42 +333,53 @@ fn same_walk(
     value: NodeId,
     variable: u32,
 ) -> bool {
-    let graph = &clusters.graph;
     let Some(target) = &clusters.places[value.at()] else {
         return false;
     };
     clusters.list[writer].members.iter().all(|&m| {
-        let (node, place) = (graph.node(m), clusters.places[m.at()].as_ref());
-        clusters.edges[m.at()].iter().enumerate().all(|(k, edge)| {
-            let reads = if clusters.inline[edge.source.at()] {
-                let mut reads = false;
-                clusters.each_source(edge.source, |s| {
-                    reads |= graph.node(s).op == Op::Variable(variable)
-                });
-                reads
-            } else {
-                graph.node(edge.source).op == Op::Variable(variable)
-            };
-            if !reads {
-                return true;
-            }
-            // The operand must be the whole variable as it lies, seen along the axes on which the
-            // new value is written.
-            let Some(place) =
-                place.filter(|_| node.op.is_pointwise() || matches!(node.op, Op::Reduce(..)))
-            else {
-                return false;
-            };
-            let seen = place.operand_axes.as_ref().unwrap_or(&place.axes);
-            let Some(axes) = &edge.axes else { return false };
-            let composed: super::layout::AxisMap = axes
-                .iter()
-                .map(|a| a.and_then(|a| seen[usize::from(a)]))
-                .collect();
-            let whole = views
-                .view(graph, node.inputs[k])
-                .is_some_and(|v| v.base == edge.source);
-            whole && !clusters.inline[edge.source.at()] && composed == target.axes
-        })
+        let place = clusters.places[m.at()].as_ref();
+        let seen = place.map(|place| place.operand_axes.as_ref().unwrap_or(&place.axes));
+        reads_there(clusters, views, m, seen, (variable, &target.axes))
+    })
+}
+
+/// Whether a node, and every value that its kernel computes for it, reads a variable only along
+/// these axes of the kernel; `seen`: the kernel's axes along those of the node.
+fn reads_there(
+    clusters: &Clusters,
+    views: &Views,
+    id: NodeId,
+    seen: Option<&AxisMap>,
+    (variable, target): (u32, &AxisMap),
+) -> bool {
+    let graph = &clusters.graph;
+    let node = graph.node(id);
+    clusters.edges[id.at()].iter().enumerate().all(|(k, edge)| {
+        let inline = clusters.inline[edge.source.at()];
+        let mut reads = graph.node(edge.source).op == Op::Variable(variable);
+        if inline {
+            clusters.each_source(edge.source, |s| {
+                reads |= graph.node(s).op == Op::Variable(variable)
+            });
+        }
+        if !reads {
+            return true;
+        }
+        // The operand must be the whole variable as it lies, seen along the axes on which the new
+        // value is written.
+        let per_element = node.op.is_pointwise() || matches!(node.op, Op::Reduce(..));
+        let (Some(seen), Some(axes), true) = (seen, &edge.axes, per_element) else {
+            return false;
+        };
+        let composed: AxisMap = axes
+            .iter()
+            .map(|a| a.and_then(|a| seen[usize::from(a)]))
+            .collect();
+        if inline {
+            let of = (variable, target);
+            return reads_there(clusters, views, edge.source, Some(&composed), of);
+        }
+        let view = views.view(graph, node.inputs[k]);
+        view.is_some_and(|v| v.base == edge.source) && composed == *target
     })
 }
