@@ -3,11 +3,12 @@
 mod common;
 
 use common::*;
+use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Spec, Store};
+use slabwise_kernels::spec::{Body, Inst, Matmul, Operand, Spec, Store};
 
 /// A product whose result is stored unchanged.
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
@@ -186,46 +187,96 @@ fn transposed_operands_and_results_with_rows_apart() {
     }
 }
 
-/// Operands of another type are refused before an address is made: their regions would be too
-/// small.
+/// Operands of integers are refused before an address is made.
 #[test]
-fn halves_are_refused() {
-    let dims: Dims = [4, 4].map(Size::fixed).into_iter().collect();
-    let of = |dtype| Operand::contiguous(dtype, &dims).unwrap();
-    let spec = |a, b| Spec {
-        body: Body::Matmul(Matmul {
-            k: Size::fixed(4),
-            a: of(a),
-            b: of(b),
-        }),
-        dims: dims.clone(),
-        reduced: 0,
-        operands: vec![of(DType::F32)],
-        indices: vec![],
-        code: vec![Inst::Acc],
-        stores: vec![Store {
-            value: 0,
-            operand: 0,
-        }],
+fn integers_are_refused() {
+    let of = |dtype| Operand {
+        dtype,
+        ..operand(0, &[4, 1])
     };
     let config = Config {
         threads: 1,
         isa: Isa::detect(),
     };
     let refused = |a, b| {
-        Kernel::new(spec(a, b), &Env::default(), &config)
+        Kernel::new(plain(&[4, 4], 4, of(a), of(b)), &Env::default(), &config)
             .err()
             .map(|e| e.to_string())
     };
     assert_eq!(refused(DType::F32, DType::F32), None);
     assert_eq!(
-        refused(DType::BF16, DType::F32).unwrap(),
-        "invalid kernel: the left operand is bf16, which this kernel does not take"
+        refused(DType::I32, DType::F32).unwrap(),
+        "invalid kernel: the left operand is i32, which this kernel does not take"
     );
     assert_eq!(
-        refused(DType::F32, DType::F16).unwrap(),
-        "invalid kernel: the right operand is f16, which this kernel does not take"
+        refused(DType::F32, DType::U8).unwrap(),
+        "invalid kernel: the right operand is u8, which this kernel does not take"
     );
+}
+
+/// Numbers as a type stores them, in the words of a region, and as f32 after that.
+fn stored(dtype: DType, numbers: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let half = |x: &f32| match dtype {
+        DType::F16 => (f16::from_f32(*x).to_bits(), f16::from_f32(*x).to_f32()),
+        _ => (bf16::from_f32(*x).to_bits(), bf16::from_f32(*x).to_f32()),
+    };
+    if dtype == DType::F32 {
+        return (numbers.to_vec(), numbers.to_vec());
+    }
+    let (bits, rounded): (Vec<u16>, Vec<f32>) = numbers.iter().map(half).unzip();
+    let word = |pair: &[u16]| {
+        let high = pair.get(1).map_or(0, |&high| u32::from(high));
+        f32::from_bits(u32::from(pair[0]) | high << 16)
+    };
+    (bits.chunks(2).map(word).collect(), rounded)
+}
+
+/// Halves are converted as they are packed: a product has the bits of one of the same numbers in
+/// f32, whatever the other operand's type.
+#[test]
+fn halves_are_read_as_the_same_numbers_in_single_precision() {
+    let (mut random, teams) = (Random(57), teams());
+    let types = [DType::F32, DType::F16, DType::BF16];
+    let pairs = types.iter().flat_map(|a| types.map(|b| (*a, b))).skip(1);
+    for (left, right) in pairs {
+        for [m, n, k] in [
+            [1, 70, 130],
+            [1, 1, 300],
+            [40, 1, 90],
+            [5, 33, 600],
+            [16, 100, 97],
+            [35, 40, 1],
+            [70, 65, 530],
+            [300, 70, 40],
+        ] {
+            for batch in [&[][..], &[3]] {
+                let (a, a_len) = layout(&mut random, batch, m, k);
+                let (b, b_len) = layout(&mut random, batch, k, n);
+                let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
+                let wide = plain(&dims, k, a.clone(), b.clone());
+                let narrow = plain(
+                    &dims,
+                    k,
+                    Operand { dtype: left, ..a },
+                    Operand { dtype: right, ..b },
+                );
+                let (a, a_wide) = stored(left, &random.floats(a_len));
+                let (b, b_wide) = stored(right, &random.floats(b_len));
+                let result = vec![f32::NAN; dims.iter().product()];
+                let all = |spec: &Spec, args: [Vec<f32>; 3]| {
+                    run_all(spec, &Env::default(), &Env::default(), &teams, &args)
+                };
+                let got = all(&narrow, [a, b, result.clone()]);
+                let expected = all(&wide, [a_wide, b_wide, result]);
+                for ((isa, got), (_, expected)) in got.iter().zip(&expected) {
+                    assert!(
+                        got[2] == expected[2],
+                        "{isa} {left} × {right} {dims:?} k {k}: {narrow:?}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]
