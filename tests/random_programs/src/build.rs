@@ -7,7 +7,7 @@ use slabwise::nn::{
     LayerNorm, Linear, Lstm, Module, MultiHeadAttention, RmsNorm, Rnn, TransformerEncoderLayer,
 };
 use slabwise::optim::{Adam, AdamW, Optimizer, Sgd};
-use slabwise::{Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
+use slabwise::{DType, Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
 
 use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Run, Unary};
 
@@ -31,7 +31,8 @@ pub const SPREAD: Init = Init::Uniform {
 impl Model {
     /// Declares the parameters of a case.
     pub fn new(case: &Case) -> Model {
-        let params = Params::seeded(case.seed % 1000);
+        let stored = case.stored.unwrap_or(DType::F32);
+        let params = Params::seeded(case.seed % 1000).stored_in(stored);
         let root = params.root();
         let init = |value: Option<f32>| value.map_or(SPREAD, Init::Constant);
         let weight = |(i, p): (usize, &crate::case::Param)| {
@@ -473,7 +474,7 @@ fn several<'t>(op: &Op, args: &[Tensor<'t>]) -> Tensor<'t> {
         (Op::Mse, [x, y]) => x.mse(*y),
         (Op::Attention { causal, tiles }, [q, k, v, mask @ ..]) => {
             let mask = mask.first().map_or(Mask::None, |m| {
-                if m.dtype() == slabwise::DType::Bool {
+                if m.dtype() == DType::Bool {
                     Mask::Seen(*m)
                 } else {
                     Mask::Added(*m)

@@ -305,6 +305,8 @@ pub struct Case {
     pub dims: Vec<Named>,
     /// Weights.
     pub params: Vec<Param>,
+    /// The type that weights are stored in, if it is not f32.
+    pub stored: Option<DType>,
     /// States.
     pub states: Vec<State>,
     /// Programs.

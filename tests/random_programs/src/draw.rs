@@ -94,6 +94,11 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         .chain((0..runs - 1).map(|_| rng.below(count)))
         .collect();
     case.runs.truncate(4);
+    // Weights that a step changes are rounded, and values that differ in their last bit may be
+    // rounded to different halves.
+    if case.programs.iter().all(|p| p.learn.is_none()) && rng.one_in(3) {
+        case.stored = Some(rng.pick(&[DType::F16, DType::BF16]));
+    }
     case
 }
 

@@ -420,6 +420,7 @@ fn sources(trial: &Trial) -> Vec<Trial> {
     })
     .max(sets);
     list.push(with(trial, |t| t.case.params.truncate(params)));
+    list.push(with(trial, |t| t.case.stored = None));
     list.push(with(trial, |t| t.case.states.truncate(states)));
     for dim in 0..trial.case.dims.len() {
         list.push(with(trial, |t| fix(&mut t.case, dim)));
