@@ -164,9 +164,9 @@ impl Body<'_> {
 
     fn write(mut self) {
         let (case, setup) = (self.case, self.setup);
-        let stored = case.stored.map_or_else(String::new, |dtype| {
-            format!(".stored_in({dtype:?})")
-        });
+        let stored = case
+            .stored
+            .map_or_else(String::new, |dtype| format!(".stored_in({dtype:?})"));
         self.line(&format!(
             "let params = Params::seeded({}){stored};",
             case.seed % 1000

@@ -75,20 +75,28 @@ fn mixed_precision_trains_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
-    for (model, batch) in [
+    let models = [
         ("mlp:inputs=64,hidden1=48,hidden2=32", 8),
         ("cnn:size=8,width=8,hidden=32", 4),
-    ] {
+    ];
+    // Masters in f32 and weights of halves; the loss is scaled in f16.
+    let types = [
+        (Precision::Bf16, F32),
+        (Precision::F16, F32),
+        (Precision::Bf16, BF16),
+        (Precision::F32, F16),
+    ];
+    for ((model, batch), (precision, stored)) in models.iter().flat_map(|m| types.map(|t| (m, t))) {
         let model = Model::parse(model).expect("a model");
         let train = |device: Device| {
-            let params = Params::seeded(1);
-            let network = model.build(&params).with_precision(Precision::Bf16);
+            let params = Params::seeded(1).stored_in(stored);
+            let network = model.build(&params).with_precision(precision);
             let mut session = session(device, params);
             let program = network
-                .training(&mut session, batch, OptimizerKind::Sgd)
+                .training(&mut session, *batch, OptimizerKind::Sgd)
                 .expect("it compiles");
             let losses = (0..3).map(|step| {
-                let (images, labels) = model.batch(batch, step);
+                let (images, labels) = model.batch(*batch, step);
                 session.run(&program, (&images, &labels)).expect("a step")[0].item()
             });
             let losses: Vec<f32> = losses.collect();
@@ -104,20 +112,25 @@ fn mixed_precision_trains_as_on_the_cpu() {
         };
         let (expected, _) = train(Device::Cpu);
         let (got, functions) = train(Device::Cuda(0));
-        // Sums that differ in their last bit may round to different values of bf16.
+        // Sums that differ in their last bit may round to different halves.
         for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
             assert!(
                 (a - b).abs() <= 1e-3 * b.abs(),
-                "{model}, step {step}: {a} on the device, {b} on the CPU"
+                "{model}, {precision}, {stored}, step {step}: {a} on the device, {b} on the CPU"
             );
         }
         let products: Vec<&String> = functions
             .iter()
             .filter(|name| name.starts_with("gemm_") && !name.starts_with("gemm_parts"))
             .collect();
+        let is_of_halves = |name: &String| match precision {
+            Precision::F32 => name.contains("f16"),
+            half => name.starts_with(&format!("gemm_{half}_")),
+        };
+        let expected = precision != Precision::F32;
         assert!(
-            !products.is_empty() && products.iter().all(|name| name.starts_with("gemm_bf16_")),
-            "{model}: {functions:?}"
+            !products.is_empty() && products.iter().all(|name| is_of_halves(name) == expected),
+            "{model}, {precision}, {stored}: {functions:?}"
         );
     }
 }
