@@ -23,7 +23,7 @@ fn rounded(dtype: DType, x: f32) -> f32 {
 
 /// A network with a table that is read by rows and as a matrix, and a convolutional one.
 enum Net {
-    Tokens(Embedding, LayerNorm, Linear),
+    Tokens(Embedding, Box<LayerNorm>, Box<Linear>),
     Images(Sequential),
 }
 
@@ -31,8 +31,8 @@ impl Net {
     fn tokens(at: &Scope) -> Net {
         Net::Tokens(
             Embedding::new(at / "table", 40, 16),
-            LayerNorm::new(at / "norm", 16),
-            Linear::new(at / "dense", 16, 16),
+            Box::new(LayerNorm::new(at / "norm", 16)),
+            Box::new(Linear::new(at / "dense", 16, 16)),
         )
     }
 
@@ -53,7 +53,7 @@ impl Net {
             Net::Tokens(table, norm, dense) => {
                 let tokens = trace.input("x", I32, (12,));
                 let x = tokens.apply(table);
-                let x = x + x.apply(norm).apply(dense).gelu();
+                let x = x + x.apply(&**norm).apply(&**dense).gelu();
                 let weight = trace.param(table.weight()).transpose(0, 1);
                 x.matmul(weight)
                     .cross_entropy(trace.input("labels", I32, (12,)))

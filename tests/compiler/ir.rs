@@ -4,7 +4,7 @@ use slabwise_kernels::dtype::DType::{self, F32};
 use slabwise_planner::DagError;
 
 use slabwise::{Device, Trace};
-use slabwise_compiler::backend::{self, KernelCache};
+use slabwise_compiler::backend::{self, HalfProducts, KernelCache};
 use slabwise_compiler::ir::{
     CallId, IrError, Program, Recompute, Rewriter, Source, Value, ValueId,
 };
@@ -20,7 +20,7 @@ fn program() -> Program {
     let graph = trace.finish(&[y]).expect("a graph");
     let graph = Simplify::default().run(&graph).expect("a graph");
     let legalize = Legalize {
-        half_products: false,
+        half_products: HalfProducts::Matrices,
     };
     let graph = legalize.run(&graph).expect("a graph");
     let clusters = Fuse::none().run(&graph).expect("kernels");
