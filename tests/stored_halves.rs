@@ -9,6 +9,7 @@ use slabwise::nn::{
 use slabwise::optim::{Adafactor, Adam, AdamW, Lion, RmsProp, Sgd};
 use slabwise::params::{Params, Scope};
 use slabwise::prelude::*;
+use slabwise::{Strategy, World};
 use slabwise_models::Model;
 
 const STEPS: u64 = 5;
@@ -369,4 +370,50 @@ fn mistakes_name_the_parameter_and_its_type() {
     );
     let fault = Sgd::new(0.1).states_in(U8).check().expect_err("a mistake");
     assert_eq!(fault, "states_in: states are f32, f16 or bf16, not u8");
+}
+
+/// Ranks that update a part of each weight exchange the parts in the type that they are stored in,
+/// and get the bits of ranks that update all.
+#[test]
+fn ranks_share_updates_of_halves() {
+    let train = |strategy: Strategy| -> Vec<Vec<(String, Vec<u32>)>> {
+        let worlds = World::local(2).expect("a world");
+        std::thread::scope(|scope| {
+            let rank = |world: World| {
+                let params = Params::seeded(3).stored_in(BF16);
+                // Large enough that ranks update a part each, in one case an uneven one.
+                let even = params.root().param("even", (256, 128), Init::Constant(0.1));
+                let odd = params
+                    .root()
+                    .param("odd", (257, 127), Init::kaiming_uniform(9));
+                let session = Session::new(Device::Cpu, params).expect("a session");
+                let session = session.with_threads(1);
+                let world = world.with_strategy(strategy);
+                let mut session = session.on(world.clone()).expect("it joins");
+                let trace = Trace::training();
+                let x = trace.input("x", F32, (2, 256));
+                let [even, odd] = [even, odd].map(|w| trace.param(&w));
+                let loss = x.matmul(even).square().mean() + odd.square().mean();
+                trace.minimize(loss, AdamW::new(1e-3).master_weights().states_in(BF16));
+                let step = session.compile(&trace, [loss]).expect("it compiles");
+                for seed in 0..3 {
+                    let mut draw = slabwise_models::noise(seed * 2 + world.rank() as u64);
+                    let x = Array2::from_shape_simple_fn((2, 256), || draw() - 0.5);
+                    session.run(&step, (&x,)).expect("a step");
+                }
+                let all = bits(&session).into_iter();
+                all.filter(|(name, _)| ["even", "odd"].contains(&&**name))
+                    .collect()
+            };
+            let ranks: Vec<_> = worlds
+                .into_iter()
+                .map(|world| scope.spawn(move || rank(world)))
+                .collect();
+            let results = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+            results.collect()
+        })
+    };
+    let [all, parts] = [Strategy::Replicated, Strategy::ShardedState].map(train);
+    assert!(all[0].len() == 2 && all[0] == all[1] && parts[0] == parts[1]);
+    assert!(all[0] == parts[0]);
 }
