@@ -35,6 +35,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use crate::compile::MOST_BYTES;
 use crate::error::Mistake;
 use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
@@ -92,12 +93,17 @@ struct Building {
     /// them.
     segments: u32,
     in_segment: bool,
+    /// The functions that gradients of nodes pass through, and whether one is being called.
+    hooks: HashMap<NodeId, (Line, gradients::GradientHook)>,
+    in_hook: bool,
     /// The values that the program shows.
     debugged: Vec<Debugged>,
     /// How the step is spread over ranks, as far as what is recorded depends on it.
     spreads: Vec<Option<Spread>>,
     /// Of each part of the graph but the first, its number if it is one of a step in parts.
     parts: Vec<Option<usize>>,
+    /// The layer of operations without a parameter.
+    layer: Option<Arc<str>>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
@@ -134,10 +140,15 @@ impl Building {
         self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
-    /// The layer of an operation: that of a parameter among its operands, else the first layer of
-    /// an operand.
+    /// The layer of an operation: that of a parameter among its operands, else the one that is
+    /// being recorded, else the first layer of an operand.
     fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
-        let Building { graph, bases, .. } = self;
+        let Building {
+            graph,
+            bases,
+            layer: current,
+            ..
+        } = self;
         // A transposed or converted weight counts as the weight.
         let mut weight = |id: &&NodeId| {
             let mut base = graph.node(bases.of(graph, **id));
@@ -150,8 +161,9 @@ impl Building {
         let found = operands
             .iter()
             .filter(&mut weight)
-            .chain(operands)
             .map(layer)
+            .chain(&*current)
+            .chain(operands.iter().map(layer))
             .find(|layer| !layer.is_empty());
         found.map_or_else(|| Arc::from(""), Arc::clone)
     }
@@ -216,6 +228,15 @@ impl Trace {
     /// return.
     pub fn mistakes(&self) -> Vec<Mistake> {
         self.building.borrow().mistakes.clone()
+    }
+
+    /// Records the operations of `work` as those of a layer of this name, except where they read a
+    /// parameter, whose layer they belong to. Errors, plans and summaries name it.
+    pub fn in_layer<R>(&self, name: &str, work: impl FnOnce() -> R) -> R {
+        let before = self.building.borrow_mut().layer.replace(name.into());
+        let result = work();
+        self.building.borrow_mut().layer = before;
+        result
     }
 
     /// The graph that computes `outputs`, with all effects of the trace; or all mistakes so far.
@@ -300,6 +321,8 @@ impl Trace {
         let location = building.user_line(at);
         let phase = if building.updating.is_some() {
             Phase::Update
+        } else if building.in_hook {
+            Phase::Backward
         } else {
             Phase::Forward
         };
@@ -416,9 +439,10 @@ fn fits(graph: &Graph, start: usize) -> Result<(), String> {
         };
         let bytes = count
             .checked_at(&graph.symbols.bounds())
-            .and_then(|n| n.checked_mul(node.dtype.bytes() as i64));
+            .and_then(|n| n.checked_mul(node.dtype.bytes() as i64))
+            .filter(|&bytes| bytes <= MOST_BYTES);
         if bytes.is_none() {
-            return say("the number of bytes overflows");
+            return say("its byte count overflows or is beyond any machine's memory");
         }
     }
     Ok(())

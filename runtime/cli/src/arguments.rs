@@ -112,6 +112,12 @@ impl FromStr for NamedLength {
             None => (length, false),
         };
         let length = length.parse().map_err(|_| wrong())?;
+        if bounded && length == 0 {
+            return Err(format!(
+                "`{}`: the largest length is 0; it must be 1 or more",
+                brief(text)
+            ));
+        }
         match name.is_empty() {
             true => Err(wrong()),
             false => Ok(NamedLength {

@@ -31,7 +31,14 @@ fn failed(path: &Path, error: slabwise_onnx::Error) -> Error {
 /// The model of a file, with the lengths that the options give.
 fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> {
     let model = OnnxModel::load(path)?.with_narrow(options.narrow);
-    for dim in &options.dims {
+    for (at, dim) in options.dims.iter().enumerate() {
+        if options.dims[..at]
+            .iter()
+            .any(|other| other.name == dim.name)
+        {
+            let twice = format!("--dim {}: the dimension is given twice", dim.name);
+            return Err(slabwise_onnx::Error::Input(twice));
+        }
         let known = model.inputs().iter().any(|input| {
             let mut axes = input.axes.iter().flatten();
             axes.any(|axis| matches!(axis, Axis::Named(name) if *name == dim.name))
@@ -60,8 +67,7 @@ fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> 
 /// The length that the options give an axis.
 fn length<'o>(axis: &Axis, options: &'o FileOptions) -> Option<&'o NamedLength> {
     let Axis::Named(name) = axis else { return None };
-    // The last of several of a name counts, as in `load`.
-    options.dims.iter().rfind(|dim| dim.name == *name)
+    options.dims.iter().find(|dim| dim.name == *name)
 }
 
 /// The dimension of an axis for which the options give a bound.
@@ -226,6 +232,11 @@ pub struct Args {
     json: bool,
 }
 
+/// The file of an output, whose name may have the form of a path.
+fn file_name(output: &str) -> String {
+    format!("{}.npy", output.replace(['/', '\\', ':'], "_"))
+}
+
 /// Runs the model of a file once.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.check {
@@ -278,6 +289,18 @@ fn once(args: &Args) -> Result<ExitCode> {
         }
         Err(error) => return Err(failed(error)),
     };
+    if args.output.is_some() {
+        let mut files = Vec::new();
+        for name in model.outputs() {
+            if let Some((_, other)) = files.iter().find(|(file, _)| *file == file_name(&name)) {
+                return bad_input(format!(
+                    "--output: the outputs \"{other}\" and \"{name}\" have one file name, {}",
+                    file_name(&name)
+                ));
+            }
+            files.push((file_name(&name), name));
+        }
+    }
     let infos = model.inputs().to_vec();
     let mut given = Vec::new();
     for input in &args.inputs {
@@ -391,13 +414,11 @@ fn once(args: &Args) -> Result<ExitCode> {
             source,
         })?;
         for (name, element, host, declared) in &shown {
-            // A name may have the form of a path.
-            let file = format!("{}.npy", name.replace(['/', '\\', ':'], "_"));
             let bytes = match element.bytes() {
                 8 => declared.to_npy64(),
                 _ => npy::to_bytes(host),
             };
-            save(&folder.join(file), &bytes)?;
+            save(&folder.join(file_name(name)), &bytes)?;
         }
     }
     let plan = program.plan();

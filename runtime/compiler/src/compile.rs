@@ -352,6 +352,9 @@ pub fn variable_bytes(graph: &Graph, info: &VariableInfo) -> Result<u64> {
     })
 }
 
+/// The most bytes that a tensor may have: more than any machine.
+pub const MOST_BYTES: i64 = 1 << 50;
+
 /// Tensors whose byte count is beyond any machine are mistakes of the model, with a line each.
 pub fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
     let bounds = graph.symbols.bounds();
@@ -361,7 +364,7 @@ pub fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
         let bytes = elements(&node.dims)
             .and_then(|n| n.checked_at(&bounds))
             .and_then(|n| n.checked_mul(node.dtype.bytes() as i64))
-            .filter(|&b| b <= 1 << 50);
+            .filter(|&b| b <= MOST_BYTES);
         if bytes.is_none() && mistakes.len() < 8 {
             let origin = graph.origin(id);
             let message = format!(

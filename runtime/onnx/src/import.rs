@@ -70,10 +70,7 @@ pub fn domain(name: &str) -> &str {
 
 impl<'m, 't> Import<'m, 't> {
     fn refuse(&mut self, node: &NodeProto, reason: String) {
-        let name = match (&*node.name, node.output.first()) {
-            ("", Some(output)) => output.clone(),
-            (name, _) => name.into(),
-        };
+        let name = name_of(node).to_string();
         let operator = match domain(&node.domain) {
             "" => node.op_type.clone(),
             domain => format!("{domain}.{}", node.op_type),
@@ -184,13 +181,15 @@ impl<'m, 't> Import<'m, 't> {
                 .flatten()
                 .find_map(|v| v.reason().cloned()),
         };
-        let made = match self.scans > 0 && loops::may_fail(&call) {
-            true => steps::at_step(&call)
-                .unwrap_or_else(|| Err("a step reads or writes where it may fail".into())),
-            false => ops::find(domain(&node.domain), &node.op_type)
-                .ok_or_else(|| "this operator is not known".into())
-                .and_then(|run| run(&call)),
-        };
+        let made = self.trace.in_layer(name_of(node), || {
+            match self.scans > 0 && loops::may_fail(&call) {
+                true => steps::at_step(&call)
+                    .unwrap_or_else(|| Err("a step reads or writes where it may fail".into())),
+                false => ops::find(domain(&node.domain), &node.op_type)
+                    .ok_or_else(|| "this operator is not known".into())
+                    .and_then(|run| run(&call)),
+            }
+        });
         let made = self.without_mistakes(made);
         let range = steps::range_of(&call);
         let made = made.map(|mut values| match (range, values.pop()) {
@@ -375,6 +374,14 @@ impl<'m, 't> Import<'m, 't> {
         };
         let graph = call.graph(taken).ok_or("a branch is missing")?;
         self.graph(graph, names, Vec::new(), depth)
+    }
+}
+
+/// The name of a node, or that of its first output.
+fn name_of(node: &NodeProto) -> &str {
+    match (&*node.name, node.output.first()) {
+        ("", Some(output)) => output,
+        (name, _) => name,
     }
 }
 

@@ -269,13 +269,16 @@ impl OnnxModel {
                 open[0]
             )));
         }
-        self.inputs
-            .iter()
-            .map(|input| {
-                let shape = self.input_shape(trace, input)?;
-                Ok(trace.input(&input.name, input.element.dtype(), shape))
-            })
-            .collect()
+        let before = trace.mistakes().len();
+        let declared = self.inputs.iter().map(|input| {
+            let shape = self.input_shape(trace, input)?;
+            Ok(trace.input(&input.name, input.element.dtype(), shape))
+        });
+        let declared = declared.collect::<Result<Vec<_>>>()?;
+        match trace.mistakes().into_iter().nth(before) {
+            Some(mistake) => Err(Error::Input(mistake.message)),
+            None => Ok(declared),
+        }
     }
 
     fn input_shape(&self, trace: &Trace, input: &InputInfo) -> Result<Shape> {

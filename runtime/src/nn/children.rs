@@ -1,6 +1,8 @@
 //! Layers of one kind by number or by name, and layers with a hook.
 
+use std::fmt;
 use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Module;
 use crate::params::Scope;
@@ -143,5 +145,97 @@ impl<M: Module, F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>> Module for 
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         (self.hook)(x, x.apply(&self.layer))
+    }
+}
+
+/// A layer whose gradients pass through a function, as with PyTorch's
+/// `register_full_backward_hook`. The function is called while a backward pass is recorded. It has
+/// the gradient of the layer's input and that of its result; it may show them, or return another
+/// gradient of the input. It is not called where the input needs no gradient: there, and to
+/// replace the gradient of the result, hook the result with
+/// [`hook_gradient`](Tensor::hook_gradient) in a [`Hooked`].
+///
+/// ```
+/// use slabwise::nn::{BackwardHooked, Linear, Relu, Sequential};
+/// # use slabwise::prelude::*;
+/// # let params = Params::seeded(0);
+/// # let at = &params.root();
+/// let narrow = BackwardHooked::new(Linear::new(at / "narrow", 16, 2), |dx, dy| {
+///     dx.trace().debug("narrow.dy", dy);
+///     dx.clamp(-1.0, 1.0)
+/// });
+/// let model = Sequential::new().then(Linear::new(at / "wide", 4, 16)).then(Relu).then(narrow);
+/// # let trace = Trace::training();
+/// let loss = trace.input("x", F32, (2, 4)).apply(&model).square().mean();
+/// trace.minimize(loss, optim::Sgd::new(0.1));
+/// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
+/// # Ok::<(), slabwise::Error>(())
+/// ```
+pub struct BackwardHooked<M, F> {
+    layer: M,
+    hook: Arc<F>,
+}
+
+impl<M, F> BackwardHooked<M, F>
+where
+    F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t> + Send + Sync + 'static,
+{
+    /// A layer with a function of the gradients of its input and its result.
+    pub fn new(layer: M, hook: F) -> Self {
+        BackwardHooked {
+            layer,
+            hook: Arc::new(hook),
+        }
+    }
+
+    /// The layer without the function.
+    pub fn layer(&self) -> &M {
+        &self.layer
+    }
+}
+
+impl<M: Clone, F> Clone for BackwardHooked<M, F> {
+    fn clone(&self) -> Self {
+        BackwardHooked {
+            layer: self.layer.clone(),
+            hook: self.hook.clone(),
+        }
+    }
+}
+
+impl<M: fmt::Debug, F> fmt::Debug for BackwardHooked<M, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BackwardHooked").field(&self.layer).finish()
+    }
+}
+
+impl<M: Module, F> Module for BackwardHooked<M, F>
+where
+    F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t> + Send + Sync + 'static,
+{
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        x.trace().on_behalf(Location::caller(), || {
+            // A backward pass has the gradient of the result before that of the input.
+            let of_result = Arc::new(Mutex::new(None));
+            let (hook, known) = (self.hook.clone(), of_result.clone());
+            let x = x.hook_gradient(move |dx| {
+                let dy = known.lock().unwrap_or_else(PoisonError::into_inner).take();
+                match dy {
+                    Some(id) => hook(
+                        dx,
+                        Tensor {
+                            trace: dx.trace(),
+                            id,
+                        },
+                    ),
+                    None => dx,
+                }
+            });
+            x.apply(&self.layer).hook_gradient(move |dy| {
+                *of_result.lock().unwrap_or_else(PoisonError::into_inner) = Some(dy.id);
+                dy
+            })
+        })
     }
 }

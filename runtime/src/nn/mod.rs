@@ -22,7 +22,7 @@ mod transformer;
 pub use attention::{GroupedQueryAttention, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d};
 pub use cache::KvCache;
-pub use children::{Hooked, ModuleDict, ModuleList};
+pub use children::{BackwardHooked, Hooked, ModuleDict, ModuleList};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use embedding::{Bag, Embedding, EmbeddingBag, LearnedPositions};
 pub use linear::Linear;

@@ -1,14 +1,71 @@
-//! Gradients of a scalar, appended to the trace.
+//! Gradients of a scalar, appended to the trace, and hooks of gradients on their way.
 
 use std::panic::Location;
+use std::sync::Arc;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::Dims;
 
 use super::handle::Tensor;
 use super::operand::Operand;
 use super::{Line, Trace};
-use crate::ops::GraphBuilder;
+use crate::graph::Graph;
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::passes::autodiff;
+
+/// A function of a gradient that returns the one to use in its place.
+pub(super) type GradientHook = Arc<dyn for<'t> Fn(Tensor<'t>) -> Tensor<'t> + Send + Sync>;
+
+impl<'t> Tensor<'t> {
+    /// The same tensor, whose gradient passes through a function: it is called when a backward
+    /// pass is recorded ([`Trace::gradients`], [`Trace::minimize`]) and has the whole gradient of
+    /// what is computed from the returned tensor. It may show it or return another of the same
+    /// type and shape. A step of a [scan](Trace::scan) has no such tensors.
+    ///
+    /// This is `Tensor.register_hook` of PyTorch, except that the gradient of `self` itself, where
+    /// it is used beside the returned tensor, does not pass through the function. Layers with a
+    /// function are [`BackwardHooked`](crate::nn::BackwardHooked).
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::inference();
+    /// let x = trace.input("x", F32, (3,));
+    /// let y = x.square().hook_gradient(|dy| {
+    ///     dy.trace().debug("dy", dy);
+    ///     dy.clamp(-1.0, 1.0)
+    /// });
+    /// let [dx] = trace.gradients((y * 5.0).sum(), [x]);
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let program = session.compile(&trace, [dx])?;
+    /// let [dx] = session.run(&program, (ndarray::arr1(&[1.0f32, 2.0, 3.0]).into_dyn(),))?;
+    /// assert_eq!(dx.array::<f32>()?.into_iter().collect::<Vec<_>>(), [2.0, 4.0, 6.0]);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn hook_gradient(
+        self,
+        hook: impl for<'h> Fn(Tensor<'h>) -> Tensor<'h> + Send + Sync + 'static,
+    ) -> Tensor<'t> {
+        let at = Location::caller();
+        let through = self.trace.record(at, &[self], |g, ids| {
+            let dtype = g.dtype(ids[0]);
+            if !dtype.is_float() {
+                return Err(format!(
+                    "hook_gradient: a tensor of type {dtype} has no gradient"
+                ));
+            }
+            // A node of its own, which simplifying removes, because the operand may be used
+            // elsewhere.
+            let dims = g.dims(ids[0]).clone();
+            Ok(g.emit(Op::Reshape, &[ids[0]], dtype, dims))
+        });
+        if !through.is_poisoned() {
+            let mut building = self.trace.building.borrow_mut();
+            building.hooks.insert(through.id, (at, Arc::new(hook)));
+        }
+        through
+    }
+}
 
 impl Trace {
     /// The gradient of a scalar with respect to parameters or tensors, each in the shape of its
@@ -34,10 +91,10 @@ impl Trace {
         if of.is_poisoned() || wrt.iter().any(|w| w.is_poisoned()) {
             return [self.poisoned(); N];
         }
+        let nodes = wrt.map(|w| w.id);
+        let mut found = self.gradients_of_nodes(of.id, &nodes).into_iter();
         let mut building = self.building.borrow_mut();
         let graph = &mut building.graph;
-        let nodes = wrt.map(|w| w.id);
-        let mut found = autodiff::gradients(graph, of.id, &nodes).into_iter();
         nodes.map(|w| {
             let gradient = found.next().flatten().unwrap_or_else(|| {
                 let dims = graph.dims(w).clone();
@@ -48,6 +105,55 @@ impl Trace {
                 id: gradient,
             }
         })
+    }
+
+    /// The gradients with respect to nodes, through the hooks on the way.
+    pub(super) fn gradients_of_nodes(&self, of: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
+        // A hook records operations, so while it runs the graph is the trace's again.
+        let mut graph = std::mem::take(&mut self.building.borrow_mut().graph);
+        let swap = |graph: &mut Graph| {
+            std::mem::swap(graph, &mut self.building.borrow_mut().graph);
+        };
+        let found = autodiff::gradients_with(&mut graph, of, wrt, &mut |graph, id, gradient| {
+            let hook = self.building.borrow().hooks.get(&id).cloned();
+            let Some((at, hook)) = hook else {
+                return gradient;
+            };
+            swap(graph);
+            let gradient = self.hooked(at, &hook, gradient);
+            swap(graph);
+            gradient
+        });
+        self.building.borrow_mut().graph = graph;
+        found
+    }
+
+    /// What a hook makes of a gradient; the gradient itself after a mistake.
+    fn hooked(&self, at: Line, hook: &GradientHook, gradient: NodeId) -> NodeId {
+        let before = std::mem::replace(&mut self.building.borrow_mut().in_hook, true);
+        let given = Tensor {
+            trace: self,
+            id: gradient,
+        };
+        let made = hook(given);
+        let checked = self.record(at, &[given, made], |g, ids| {
+            let of = |id: NodeId| (g.dtype(id), g.dims(id));
+            if of(ids[0]) != of(ids[1]) {
+                let show =
+                    |(dtype, dims): (DType, &Dims)| format!("{dtype} {}", g.symbols.show(dims));
+                return Err(format!(
+                    "hook_gradient: the hook returns {} for a gradient {}",
+                    show(of(ids[1])),
+                    show(of(ids[0]))
+                ));
+            }
+            Ok(ids[1])
+        });
+        self.building.borrow_mut().in_hook = before;
+        match checked.is_poisoned() {
+            true => gradient,
+            false => checked.id,
+        }
     }
 
     pub(crate) fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {

@@ -161,14 +161,29 @@ impl Trace {
     /// The gradients of a loss with respect to the learning weights that it depends on.
     pub(crate) fn weight_gradients(&self, loss: Tensor<'_>) -> Gradients {
         let learning = self.learning();
-        Gradients(self.building.borrow_mut().gradients(loss.id, learning))
+        Gradients(self.gradients_of_weights(loss.id, learning))
+    }
+
+    fn gradients_of_weights(
+        &self,
+        loss: NodeId,
+        learning: Vec<(u32, NodeId)>,
+    ) -> Vec<(u32, NodeId)> {
+        let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
+        let found = self.gradients_of_nodes(loss, &nodes);
+        learning
+            .into_iter()
+            .zip(found)
+            .filter_map(|((v, _), gradient)| Some((v, gradient?)))
+            .collect()
     }
 
     /// Adds the gradients of the loss of the next part. `at` is the line that requests it.
     pub(crate) fn add_weight_gradients(&self, at: Line, sums: &mut PartSums<'_>, loss: Tensor<'_>) {
         let learning = self.learning();
+        let gradients = self.gradients_of_weights(loss.id, learning);
         let building = &mut *self.building.borrow_mut();
-        for (variable, gradient) in building.gradients(loss.id, learning) {
+        for (variable, gradient) in gradients {
             let new = || sums.tree.sum();
             let sum = sums.gradients.entry(variable).or_insert_with(new);
             sum.push(gradient, &mut |a, b| building.sum(at, variable, a, b));
@@ -394,17 +409,6 @@ impl Trace {
 }
 
 impl Building {
-    /// The gradients of a loss with respect to the learning weights that it depends on.
-    fn gradients(&mut self, loss: NodeId, learning: Vec<(u32, NodeId)>) -> Vec<(u32, NodeId)> {
-        let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
-        let found = crate::passes::autodiff::gradients(&mut self.graph, loss, &nodes);
-        learning
-            .into_iter()
-            .zip(found)
-            .filter_map(|((v, _), gradient)| Some((v, gradient?)))
-            .collect()
-    }
-
     /// The sum of two gradients of a variable.
     fn sum(&mut self, at: Line, variable: u32, a: NodeId, b: NodeId) -> NodeId {
         self.origin_of(at, variable);

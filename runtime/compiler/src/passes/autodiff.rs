@@ -20,16 +20,34 @@ use crate::ops::{Gradients, GraphBuilder, NodeId, Op, gradient};
 /// equal bits), and a new node has the origin of the node it differentiates, in
 /// [`Phase::Backward`].
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
+    gradients_with(graph, loss, wrt, &mut no_hook)
+}
+
+/// [`gradients`], where each whole gradient of a node is what `hook` makes of it before it is
+/// taken further back.
+pub fn gradients_with(
+    graph: &mut Graph,
+    loss: NodeId,
+    wrt: &[NodeId],
+    hook: Hook<'_>,
+) -> Vec<Option<NodeId>> {
     if loss.at() >= graph.nodes.len() {
         return vec![None; wrt.len()];
     }
-    take_back(graph, &[(loss, None)], wrt)
+    take_back(graph, &[(loss, None)], wrt, hook)
+}
+
+/// A function of the graph, a node and its gradient that returns the gradient to use.
+pub type Hook<'h> = &'h mut dyn FnMut(&mut Graph, NodeId, NodeId) -> NodeId;
+
+fn no_hook(_: &mut Graph, _: NodeId, gradient: NodeId) -> NodeId {
+    gradient
 }
 
 /// The gradients with respect to each of `wrt`, from those of these nodes.
 fn pull_back(graph: &mut Graph, seeds: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Vec<Option<NodeId>> {
     let seeds: Vec<_> = seeds.iter().map(|&(of, seed)| (of, Some(seed))).collect();
-    take_back(graph, &seeds, wrt)
+    take_back(graph, &seeds, wrt, &mut no_hook)
 }
 
 /// The gradients with respect to each of `wrt`, from those of these nodes; a gradient that is not
@@ -38,6 +56,7 @@ fn take_back(
     graph: &mut Graph,
     seeds: &[(NodeId, Option<NodeId>)],
     wrt: &[NodeId],
+    hook: Hook<'_>,
 ) -> Vec<Option<NodeId>> {
     let nodes = graph.nodes.len();
     let reached = reached(graph, seeds.iter().map(|seed| seed.0));
@@ -93,7 +112,10 @@ fn take_back(
     for id in reached.into_iter().rev().filter(|id| depends.contains(id)) {
         let node = graph.node(id).clone();
         let of_scan = results.remove(&id);
-        let dy = adjoints.get(&id).copied();
+        let dy = adjoints.get(&id).map(|&dy| hook(graph, id, dy));
+        if let Some(dy) = dy {
+            adjoints.insert(id, dy);
+        }
         if let (&Op::Iterated(result), Some(dy)) = (&node.op, dy) {
             let of_scan = results.entry(node.inputs[0]).or_default();
             of_scan.push((result, dy));
