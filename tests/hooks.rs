@@ -138,16 +138,16 @@ fn train(hooked: bool, parts: usize) -> (Vec<u32>, u64) {
         ),
         false => Box::new(Sequential::new().then(wide).then(Relu).then(narrow)),
     };
-    let loss = |x: Tensor<'_>| x.apply(&*model).square().mean();
     let of_all = match parts {
         1 => {
-            let loss = loss(x);
+            let loss = x.apply(&*model).square().mean();
             trace.minimize(loss, Sgd::new(0.1));
             loss
         }
         _ => trace.minimize_in_parts(parts, Sgd::new(0.1), |part| {
             let rows = 4 / parts;
-            loss(x.slice(0, part * rows..(part + 1) * rows))
+            let x = x.slice(0, part * rows..(part + 1) * rows);
+            x.apply(&*model).square().mean()
         }),
     };
     let mut session = Session::new(Device::Cpu, params).expect("a session");

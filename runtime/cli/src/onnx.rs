@@ -292,13 +292,13 @@ fn once(args: &Args) -> Result<ExitCode> {
     if args.output.is_some() {
         let mut files = Vec::new();
         for name in model.outputs() {
-            if let Some((_, other)) = files.iter().find(|(file, _)| *file == file_name(&name)) {
+            if let Some((_, other)) = files.iter().find(|(file, _)| *file == file_name(name)) {
                 return bad_input(format!(
                     "--output: the outputs \"{other}\" and \"{name}\" have one file name, {}",
-                    file_name(&name)
+                    file_name(name)
                 ));
             }
-            files.push((file_name(&name), name));
+            files.push((file_name(name), name));
         }
     }
     let infos = model.inputs().to_vec();

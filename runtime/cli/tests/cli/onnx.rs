@@ -119,6 +119,13 @@ fn open_lengths_are_planned_for_a_bound() {
     let other = failure(&files.command("plan", "--dim M=..8"), 1);
     contains(&other, &["M=..8", "no dimension of that name", "N"]);
     failure(&files.command("plan", "--dim N"), 2);
+    let empty = failure(&files.command("plan", "--dim N=..0"), 2);
+    contains(
+        &empty,
+        &["`N=..0`", "the largest length is 0; it must be 1 or more"],
+    );
+    let twice = failure(&files.command("plan", "--dim N=2 --dim N=3"), 1);
+    contains(&twice, &["--dim N: the dimension is given twice"]);
 }
 
 #[test]
