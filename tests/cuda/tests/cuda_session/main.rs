@@ -3,6 +3,7 @@
 
 #[path = "../../../support/close.rs"]
 mod close;
+mod imported;
 mod reports;
 
 use ndarray::{ArrayD, arr1};

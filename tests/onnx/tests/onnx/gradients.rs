@@ -133,3 +133,33 @@ fn an_exported_cnn_is_trained_as_in_pytorch() {
 fn an_exported_transformer_is_trained_as_in_pytorch() {
     check("transformer");
 }
+
+/// The same bits in fewer bytes.
+#[test]
+fn an_exported_transformer_is_trained_within_a_budget() {
+    let model = OnnxModel::load(path("transformer.onnx")).expect("a model");
+    let file = File::open(path("transformer.safetensors")).expect("it was recorded");
+    let labels = read(&file, "y", i32::from_le_bytes);
+    let x = read(&file, "x", i32::from_le_bytes);
+    let feed: [&dyn Input; 2] = [&x, &labels];
+    let train = |limit: Option<Bytes>| {
+        let (params, trace) = (Params::seeded(0), Trace::training());
+        let loss = loss_of(&model, &params, &trace, labels.len());
+        trace.minimize(loss, Adam::new(0.01));
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        if let Some(limit) = limit {
+            session = session.with_budget(limit);
+        }
+        let step = session.compile(&trace, [loss]).expect("it fits");
+        model.load_weights(&mut session).expect("they fit");
+        let losses = (0..3).map(|_| session.run(&step, &feed[..]).expect("it runs")[0].item());
+        let losses: Vec<u32> = losses.map(f32::to_bits).collect();
+        let slab = step.plan().slab_bytes();
+        assert_eq!(session.last_run().peak_slab_bytes, slab);
+        (losses, slab, session.persistent_bytes())
+    };
+    let (expected, slab, persistent) = train(None);
+    let (losses, tight, _) = train(Some(Bytes(persistent + slab * 9 / 10)));
+    assert_eq!(losses, expected);
+    assert!(tight <= slab * 9 / 10, "{tight} of {slab} bytes");
+}
