@@ -167,7 +167,7 @@ impl<M: Module, F: for<'t> Fn(Tensor<'t>, Tensor<'t>) -> Tensor<'t>> Module for 
 /// let model = Sequential::new().then(Linear::new(at / "wide", 4, 16)).then(Relu).then(narrow);
 /// # let trace = Trace::training();
 /// let loss = trace.input("x", F32, (2, 4)).apply(&model).square().mean();
-/// trace.minimize(loss, optim::Sgd::new(0.1));
+/// trace.minimize(loss, slabwise::optim::Sgd::new(0.1));
 /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
 /// # Ok::<(), slabwise::Error>(())
 /// ```

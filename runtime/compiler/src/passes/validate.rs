@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Access, Body, Inst, ReduceOp, Spec};
+use slabwise_kernels::spec::{Access, Body, Inst, PoolKind, ReduceOp, Spec};
 use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
@@ -480,6 +480,15 @@ impl<'a> Interpreter<'a> {
                 conv.prologue = None;
                 format!("{:?}", Body::Conv2d(conv))
             }
+            // One anchor has the maxima of windows and their positions, whichever a kernel stores.
+            Body::Pool2d(pool) => {
+                let mut pool = pool.clone();
+                if pool.kind == PoolKind::ArgMax {
+                    pool.kind = PoolKind::Max;
+                }
+                pool.arg = None;
+                format!("{:?}", Body::Pool2d(pool))
+            }
             body => format!("{body:?}"),
         };
         self.term(Node::Anchor(text, inputs))
@@ -500,7 +509,13 @@ impl<'a> Interpreter<'a> {
                     let contents = contents.unwrap_or_else(|| self.term(Node::Undefined));
                     self.load(contents, operand.dtype, region)
                 }
-                Inst::Acc => self.term(Node::Acc(anchor, Renaming::new())),
+                Inst::Acc => match &spec.body {
+                    // The positions that a kernel for maxima stores besides.
+                    Body::Pool2d(pool) if pool.kind == PoolKind::ArgMax => {
+                        self.term(Node::Side(anchor, Renaming::new()))
+                    }
+                    _ => self.term(Node::Acc(anchor, Renaming::new())),
+                },
                 Inst::Const(value) => self.term(Node::Const(value.lane(), value.bits())),
                 Inst::Index(k) => {
                     let strides = &spec.indices[usize::from(*k)];

@@ -39,15 +39,35 @@ fn loss_of<'t>(model: &OnnxModel, params: &Params, trace: &'t Trace, n: usize) -
     logits.cross_entropy(trace.input("labels", I32, (n,)))
 }
 
+/// The recorded inputs and labels.
+fn batch(file: &File) -> (Box<dyn Input>, ArrayD<i32>) {
+    let x: Box<dyn Input> = match file.get("x").expect("it was recorded").dtype {
+        F32 => Box::new(read(file, "x", f32::from_le_bytes)),
+        _ => Box::new(read(file, "x", i32::from_le_bytes)),
+    };
+    (x, read(file, "y", i32::from_le_bytes))
+}
+
+/// Freezes what PyTorch has no gradient of: an exporter writes constants, such as the mask of
+/// causal attention, as weights.
+fn freeze_constants(trace: &Trace, params: &Params, file: &File) {
+    let constant = |weight: &Param| file.get(&format!("grad.{}", weight.name())).is_none();
+    let declared = params.declared();
+    let trained = declared.iter().filter(|weight| weight.is_trained());
+    let constants: Vec<String> = trained
+        .filter(|weight| constant(weight))
+        .map(|weight| weight.name().to_string())
+        .collect();
+    if !constants.is_empty() {
+        trace.freeze(move |weight| constants.iter().any(|name| **name == *weight.name));
+    }
+}
+
 fn check(name: &str) {
     let model = OnnxModel::load(path(&format!("{name}.onnx"))).expect("a model");
     let file = File::open(path(&format!("{name}.safetensors"))).expect("it was recorded");
-    let labels = read(&file, "y", i32::from_le_bytes);
+    let (x, labels) = batch(&file);
     let n = labels.len();
-    let x: Box<dyn Input> = match file.get("x").expect("it was recorded").dtype {
-        F32 => Box::new(read(&file, "x", f32::from_le_bytes)),
-        _ => Box::new(read(&file, "x", i32::from_le_bytes)),
-    };
     let feed: [&dyn Input; 2] = [&*x, &labels];
     let losses = read(&file, "loss", f32::from_le_bytes);
 
@@ -55,7 +75,6 @@ fn check(name: &str) {
     let loss = loss_of(&model, &params, &trace, n);
     let recorded = |name: &str| file.get(&format!("grad.{name}")).is_some();
     let declared = params.declared();
-    // An exporter writes constants, such as the mask of causal attention, as weights.
     let weights: Vec<&Param> = declared.iter().filter(|p| recorded(p.name())).collect();
     let all = file
         .tensors()
@@ -99,10 +118,7 @@ fn check(name: &str) {
 
     let (params, trace) = (Params::seeded(0), Trace::training());
     let loss = loss_of(&model, &params, &trace, n);
-    let trained: Vec<String> = weights.iter().map(|w| w.name().to_string()).collect();
-    if declared.iter().filter(|p| p.is_trained()).count() > weights.len() {
-        trace.freeze(move |weight| !trained.iter().any(|name| **name == *weight.name));
-    }
+    freeze_constants(&trace, &params, &file);
     trace.minimize(loss, Adam::new(0.01));
     let mut session = Session::new(Device::Cpu, params).expect("a session");
     let step = session.compile(&trace, [loss]).expect("it compiles");
@@ -134,32 +150,48 @@ fn an_exported_transformer_is_trained_as_in_pytorch() {
     check("transformer");
 }
 
+/// The losses of three steps as bits, the bytes of the slab, and those of weights and state.
+///
+/// # Errors
+/// No plan fits into the budget.
+fn train(name: &str, limit: Option<Bytes>) -> Result<(Vec<u32>, u64, u64)> {
+    let model = OnnxModel::load(path(&format!("{name}.onnx"))).expect("a model");
+    let file = File::open(path(&format!("{name}.safetensors"))).expect("it was recorded");
+    let (x, labels) = batch(&file);
+    let feed: [&dyn Input; 2] = [&*x, &labels];
+    let (params, trace) = (Params::seeded(0), Trace::training());
+    let loss = loss_of(&model, &params, &trace, labels.len());
+    freeze_constants(&trace, &params, &file);
+    trace.minimize(loss, Adam::new(0.01));
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    if let Some(limit) = limit {
+        session = session.with_budget(limit);
+    }
+    let step = session.compile(&trace, [loss])?;
+    model.load_weights(&mut session).expect("they fit");
+    let losses = (0..3).map(|_| session.run(&step, &feed[..]).expect("it runs")[0].item());
+    let losses = losses.map(f32::to_bits).collect();
+    let slab = step.plan().slab_bytes();
+    assert_eq!(session.last_run().peak_slab_bytes, slab);
+    Ok((losses, slab, session.persistent_bytes()))
+}
+
 /// The same bits in fewer bytes.
 #[test]
 fn an_exported_transformer_is_trained_within_a_budget() {
-    let model = OnnxModel::load(path("transformer.onnx")).expect("a model");
-    let file = File::open(path("transformer.safetensors")).expect("it was recorded");
-    let labels = read(&file, "y", i32::from_le_bytes);
-    let x = read(&file, "x", i32::from_le_bytes);
-    let feed: [&dyn Input; 2] = [&x, &labels];
-    let train = |limit: Option<Bytes>| {
-        let (params, trace) = (Params::seeded(0), Trace::training());
-        let loss = loss_of(&model, &params, &trace, labels.len());
-        trace.minimize(loss, Adam::new(0.01));
-        let mut session = Session::new(Device::Cpu, params).expect("a session");
-        if let Some(limit) = limit {
-            session = session.with_budget(limit);
-        }
-        let step = session.compile(&trace, [loss]).expect("it fits");
-        model.load_weights(&mut session).expect("they fit");
-        let losses = (0..3).map(|_| session.run(&step, &feed[..]).expect("it runs")[0].item());
-        let losses: Vec<u32> = losses.map(f32::to_bits).collect();
-        let slab = step.plan().slab_bytes();
-        assert_eq!(session.last_run().peak_slab_bytes, slab);
-        (losses, slab, session.persistent_bytes())
-    };
-    let (expected, slab, persistent) = train(None);
-    let (losses, tight, _) = train(Some(Bytes(persistent + slab * 9 / 10)));
+    let (expected, slab, persistent) = train("transformer", None).expect("it fits");
+    let limit = Bytes(persistent + slab * 9 / 10);
+    let (losses, tight, _) = train("transformer", Some(limit)).expect("it fits");
     assert_eq!(losses, expected);
     assert!(tight <= slab * 9 / 10, "{tight} of {slab} bytes");
+}
+
+/// The slab of the convolutional network has the bytes of its largest kernel already. The search
+/// below it recomputes maxima of windows apart from their positions.
+#[test]
+fn a_budget_that_an_exported_cnn_cannot_meet_is_refused() {
+    let (_, slab, persistent) = train("cnn", None).expect("it fits");
+    let refused = train("cnn", Some(Bytes(persistent + slab * 9 / 10)));
+    let message = refused.expect_err("no kernel fits").to_string();
+    assert!(message.contains("is too small for"), "{message}");
 }
