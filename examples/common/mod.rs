@@ -24,6 +24,9 @@ pub struct Args {
     /// unless given
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
+    /// Use only so many of the training images and of the test images
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    images: Option<u32>,
     #[command(flatten)]
     pub run: Run,
 }
@@ -62,11 +65,15 @@ impl Args {
         self.epochs.unwrap_or(usual)
     }
 
-    /// The data set.
+    /// The data set, or as many of its first images as were asked for.
     pub fn mnist(&self) -> Result<Mnist> {
-        Ok(Mnist::load(
-            self.data.clone().unwrap_or_else(Mnist::default_dir),
-        )?)
+        let Mnist { train, test } =
+            Mnist::load(self.data.clone().unwrap_or_else(Mnist::default_dir))?;
+        let most = self.images.map_or(usize::MAX, |n| n as usize);
+        Ok(Mnist {
+            train: train.first(most),
+            test: test.first(most),
+        })
     }
 
     /// Prints the plan and loads the checkpoint to resume from, if any. Returns the epochs that

@@ -22,7 +22,7 @@ const SHAPES: [(i64, i64, bool); 12] = [
     (20, 9, true),
     (48, 70, false),
     (1100, 5, false),
-    (2048, 64, false),
+    (520, 64, false),
 ];
 
 /// A program over rows and columns, and the contents of its operands.
