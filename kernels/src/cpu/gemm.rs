@@ -116,8 +116,6 @@ pub(super) static SHORT: Limits = Limits {
 /// Fewest rows for which the next right micro-panel is copied while one is multiplied: beside so many
 /// rows, a second micro-panel is little memory.
 const AHEAD_ROWS: usize = 256;
-/// Steps of the contracted axis that are packed at a time for all left panels.
-const LEFT_STEPS: usize = 8;
 /// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
@@ -636,7 +634,7 @@ impl Product for Strided<'_> {
         // cache lines that two panels share are still in the cache then, even if the distance of
         // steps maps all of them to few sets.
         let chunk = match stride {
-            1 => LEFT_STEPS,
+            1 => pack::STEPS,
             _ => depth.len().max(1),
         };
         for step_at in depth.clone().step_by(chunk) {

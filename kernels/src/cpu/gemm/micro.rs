@@ -12,6 +12,7 @@ use super::pack;
 use super::planes;
 use super::simd::{Portable, Simd};
 use super::winograd;
+use crate::cpu::tile::prefetch;
 
 /// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for
 /// packed panels of R rows, at `base + k·R + i` (the tables are not used then).
@@ -69,6 +70,10 @@ pub(in super::super) struct Ahead {
 
 /// Steps of a column that are copied at a time if columns are apart: neighbours in a cache line.
 const GROUP: usize = 4;
+/// Steps of a row that are copied before those that are requested: longer than memory takes.
+const COPY_AHEAD: usize = 4;
+/// Steps of a column that are transposed before those that are requested: a cache line.
+const TRANSPOSE_AHEAD: usize = 16;
 
 impl Ahead {
     pub const NOTHING: Ahead = Ahead {
@@ -378,6 +383,8 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
 #[inline(always)]
 unsafe fn copy_step<S: Simd, const C: usize>(ahead: &mut Ahead) {
     let Ahead { from, to, .. } = ahead.take(1, C * S::LANES);
+    let later = from.wrapping_add(COPY_AHEAD * ahead.stride);
+    (0..C).for_each(|c| prefetch(later.wrapping_add(c * S::LANES).cast()));
     // SAFETY: the caller enables S's instruction set and gives steps to read and to write.
     unsafe {
         let step: [S::V; C] = std::array::from_fn(|c| S::load(from.add(c * S::LANES)));
@@ -398,6 +405,7 @@ unsafe fn copy_column<S: Simd, const C: usize>(ahead: &mut Ahead, column: &mut u
     unsafe {
         let from = ahead.from.add(*column * ahead.across);
         let to = ahead.to.add(*column);
+        prefetch(from.wrapping_add(TRANSPOSE_AHEAD).cast());
         let copy = |k: usize| {
             to.add(k * width)
                 .cast::<u32>()

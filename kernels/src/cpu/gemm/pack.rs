@@ -31,6 +31,9 @@ pub(in super::super) type Gather =
 
 /// Elements of a row between those that are packed and those that are requested.
 const AHEAD: usize = 64;
+/// Steps of neighbouring rows that are packed at a time for all left panels; the ones after them are
+/// requested meanwhile.
+pub(super) const STEPS: usize = 8;
 
 #[inline(always)]
 pub(super) unsafe fn pack<S: Simd>(
@@ -45,13 +48,15 @@ pub(super) unsafe fn pack<S: Simd>(
     unsafe {
         let whole = count / S::LANES * S::LANES;
         if from.stride == 1 {
-            let row = |k: usize| (from.at.offset(k as isize * from.step), to.add(k * width));
+            let step = from.step;
+            let row = |k: usize| (from.at.offset(k as isize * step), to.add(k * width));
             if width == count && count < S::LANES {
                 // Lanes after a step are those of the next ones, stored later, as far as there are
                 // any.
                 let over = (depth + 1).saturating_sub(S::LANES.div_ceil(width));
                 for k in 0..depth {
                     let (from, to) = row(k);
+                    prefetch(from.wrapping_offset(STEPS as isize * step).cast());
                     let v = S::load_mask(from, (1 << count) - 1);
                     if k < over {
                         S::store(to, v);
