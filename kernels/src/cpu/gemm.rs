@@ -13,7 +13,7 @@ pub(super) mod winograd;
 
 use std::ops::Range;
 
-use super::tile::{Bound, TileCode};
+use super::tile::{Bound, Requests, TileCode};
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
@@ -43,7 +43,7 @@ pub(super) const LEFT: usize = 96 << 10;
 pub(super) const ACC: usize = 32 << 10;
 /// Most elements of a block when the left operand is packed anew for every block of columns, which
 /// favours a large NC.
-pub(super) const ACC_WIDE: usize = 64 << 10;
+pub(super) const ACC_WIDE: usize = 256 << 10;
 
 /// Upper bounds on the packed panels and sums of a worker. No bit of a result depends on them.
 #[derive(Debug)]
@@ -703,15 +703,14 @@ impl Product for Strided<'_> {
         Right::packed(to, at.width)
     }
 
-    fn prefetch(&self, group: usize, rows: Range<usize>, columns: Range<usize>) {
+    fn requests(&self, group: usize, row: usize, column: usize) -> Requests {
         if self.transposed {
-            return;
+            return Requests::default();
         }
         let rank = self.spec.dims.len();
         let mut origin = self.origin(group);
-        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
-        self.code
-            .prefetch(&origin[..rank], [rows.len(), columns.len()]);
+        (origin[rank - 2], origin[rank - 1]) = (row, column);
+        self.code.requests(&origin[..rank])
     }
 
     unsafe fn ahead(&self, at: &MicroPanel, to: *mut f32) -> Ahead {

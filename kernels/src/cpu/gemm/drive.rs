@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(in super::super) use super::k_blocks::KBlocks;
 use super::micro::{Ahead, Before, Left, Micro, Right};
 use crate::cpu::Team;
+use crate::cpu::tile::Requests;
 
 /// Alignment of every buffer in a workspace, in bytes.
 const ALIGN: usize = 64;
@@ -105,8 +106,11 @@ pub(in super::super) trait Product: Sync {
     }
     /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or used in place.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
-    /// Requests the part of memory that [`Product::finish`] reads and writes for these points.
-    fn prefetch(&self, _group: usize, _rows: Range<usize>, _columns: Range<usize>) {}
+    /// The memory that [`Product::finish`] reads and writes for the points from a row and a column
+    /// on.
+    fn requests(&self, _group: usize, _row: usize, _column: usize) -> Requests {
+        Requests::default()
+    }
     /// The steps of a micro-panel that may be copied to `to` while the one before is multiplied.
     unsafe fn ahead(&self, _at: &MicroPanel, _to: *mut f32) -> Ahead {
         Ahead::NOTHING
@@ -628,7 +632,10 @@ impl<P: Product> Job<'_, P> {
         let rows = cut.rows.len() / pitch;
         let panel = panel_rows(rows, micro.mr);
         let panels = pitch * rows.div_ceil(panel);
-        let finishes = self.finishes(block) && pitch == 1;
+        let requests = match self.finishes(block) && pitch == 1 {
+            true => product.requests(cut.group, cut.rows.start, cut.columns.start),
+            false => Requests::default(),
+        };
         let mut from = cut.columns.start;
         // Buffers of this micro-panel and of the next one, if that is copied meanwhile.
         let mut buffers = [slot.micro_panel; 2];
@@ -671,10 +678,10 @@ impl<P: Product> Job<'_, P> {
                 for at in 0..panels {
                     let (start, row) = (at * pitch / panels, at % (panels / pitch) * panel);
                     let height = panel.min(rows - row);
-                    if finishes {
-                        let first = cut.rows.start + row;
-                        product.prefetch(cut.group, first..first + height, from..to);
-                    }
+                    requests.send(
+                        row..row + height,
+                        from - cut.columns.start..to - cut.columns.start,
+                    );
                     let left = product.panel(cut.group, &cut.rows, start * rows + row, block, left);
                     let acc = acc.add((row * pitch + start) * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());

@@ -1,5 +1,7 @@
 //! Strides and addresses of one launch.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::exec::{Along, Machine};
@@ -50,6 +52,53 @@ pub(crate) struct StridedAccess {
     pub inner: isize,
     /// The operands that are read from memory that this one is stored to, by bit.
     pub overwrites: u64,
+}
+
+impl StridedAccess {
+    /// The address of a point.
+    fn at(&self, point: &[usize]) -> *mut u8 {
+        let elements = point
+            .iter()
+            .zip(&self.strides)
+            .fold(self.offset, |sum, (&i, &stride)| sum + i as isize * stride);
+        self.base.wrapping_offset(elements * self.bytes)
+    }
+}
+
+/// The elements of one operand, of which the columns of a row are neighbours.
+#[derive(Clone, Copy)]
+struct Request {
+    first: *const u8,
+    row_bytes: isize,
+    element_bytes: usize,
+    /// Whether they are read, or only written.
+    read: bool,
+}
+
+/// Operands' elements at the points of a block of rows and columns.
+#[derive(Default)]
+pub(crate) struct Requests(SmallVec<[Request; 4]>);
+
+impl Requests {
+    /// Requests the elements at a part of the points.
+    #[inline]
+    pub fn send(&self, rows: Range<usize>, columns: Range<usize>) {
+        for request in &self.0 {
+            let bytes = columns.len() * request.element_bytes;
+            for row in rows.clone() {
+                let row = request
+                    .first
+                    .wrapping_offset(row as isize * request.row_bytes)
+                    .wrapping_add(columns.start * request.element_bytes);
+                for byte in (0..bytes).step_by(LINE) {
+                    match request.read {
+                        true => prefetch(row.wrapping_add(byte)),
+                        false => prefetch_write(row.wrapping_add(byte)),
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// [`TileCode`] with the sizes and addresses of one launch.
@@ -296,33 +345,21 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Requests the operands' elements for `rows × columns` points along the last two axes, which a
-    /// later [`Bound::block`] reads or writes, where each row has elements of its own.
-    pub fn prefetch(&self, origin: &[usize], [rows, columns]: [usize; 2]) {
+    /// The operands' elements at the points from `origin` on along the last two axes, which a later
+    /// [`Bound::block`] reads or writes, where each row has elements of its own.
+    pub fn requests(&self, origin: &[usize]) -> Requests {
         let (row, column) = (origin.len() - 2, origin.len() - 1);
-        for k in 0..self.code.dtypes.len() {
+        let operands = (0..self.code.dtypes.len()).filter_map(|k| {
             let access = &self.accesses[k];
-            let read = self.code.read >> k & 1 == 1;
-            if access.strides[column] != 1 || access.strides[row] == 0 {
-                continue;
-            }
-            let offset = origin
-                .iter()
-                .zip(&access.strides)
-                .fold(access.offset, |sum, (&i, &stride)| {
-                    sum + i as isize * stride
-                });
-            let first = access.base.wrapping_offset(offset * access.bytes);
-            for r in 0..rows {
-                let line = first.wrapping_offset(r as isize * access.strides[row] * access.bytes);
-                for byte in (0..columns * access.bytes as usize).step_by(LINE) {
-                    match read {
-                        true => prefetch(line.wrapping_add(byte)),
-                        false => prefetch_write(line.wrapping_add(byte)),
-                    }
-                }
-            }
-        }
+            let own = access.strides[column] == 1 && access.strides[row] != 0;
+            own.then(|| Request {
+                first: access.at(origin),
+                row_bytes: access.strides[row] * access.bytes,
+                element_bytes: access.bytes as usize,
+                read: self.code.read >> k & 1 == 1,
+            })
+        });
+        Requests(operands.collect())
     }
 
     /// The address of the result at a point and the elements from row to row, if the code does
@@ -331,18 +368,7 @@ impl<'a> Bound<'a> {
         let access = self.accesses.first().filter(|_| self.code.only_stores)?;
         let (row, column) = (origin.len() - 2, origin.len() - 1);
         let apart = usize::try_from(access.strides[row]).ok()?;
-        let offset = origin
-            .iter()
-            .zip(&access.strides)
-            .fold(access.offset, |sum, (&i, &stride)| {
-                sum + i as isize * stride
-            });
-        (access.strides[column] == 1).then(|| {
-            (
-                access.base.wrapping_offset(offset * access.bytes).cast(),
-                apart,
-            )
-        })
+        (access.strides[column] == 1).then(|| (access.at(origin).cast(), apart))
     }
 
     /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of

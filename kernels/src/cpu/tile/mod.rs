@@ -18,7 +18,7 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bind::{Bound, prefetch};
+pub(crate) use bind::{Bound, Requests, prefetch};
 pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};
