@@ -41,9 +41,11 @@ pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds
 /// them in L2.
 pub(super) const ACC: usize = 32 << 10;
-/// Most elements of a block when the left operand is packed anew for every block of columns, which
-/// favours a large NC.
-pub(super) const ACC_WIDE: usize = 256 << 10;
+/// Most elements of a block of a convolution when the left operand is packed anew for every block of
+/// columns, which favours a large NC.
+pub(super) const ACC_WIDE: usize = 64 << 10;
+/// The same of a product, of which fewer kernels decide the size of a slab.
+const ACC_PRODUCT: usize = 256 << 10;
 
 /// Upper bounds on the packed panels and sums of a worker. No bit of a result depends on them.
 #[derive(Debug)]
@@ -52,8 +54,10 @@ pub(super) struct Limits {
     pub mc: usize,
     /// Elements of a left operand that stays packed.
     pub left: usize,
-    /// Elements of a block, and of one for which the left operand is packed anew.
+    /// Elements of a block, and of one of a convolution for which the left operand is packed anew.
     pub acc: [usize; 2],
+    /// Elements of a block of a product for which the left operand is packed anew.
+    acc_product: usize,
     /// Steps of a sub-block of the contracted axis.
     pub kc: usize,
     /// Elements of a tile of an image.
@@ -69,6 +73,7 @@ static LIMITS: [Limits; 5] = [
         mc: MC,
         left: LEFT,
         acc: [ACC, ACC_WIDE],
+        acc_product: ACC_PRODUCT,
         kc: KC,
         tile: TILE,
         slower: [1.0; 3],
@@ -77,6 +82,7 @@ static LIMITS: [Limits; 5] = [
         mc: MC / 2,
         left: LEFT / 3,
         acc: [ACC / 4; 2],
+        acc_product: ACC / 4,
         kc: KC / 2,
         tile: TILE / 2,
         slower: [1.05, 1.1, 1.02],
@@ -85,6 +91,7 @@ static LIMITS: [Limits; 5] = [
         mc: MC / 3,
         left: LEFT / 12,
         acc: [ACC / 8; 2],
+        acc_product: ACC / 8,
         kc: KC / 4,
         tile: TILE / 4,
         slower: [1.15, 1.2, 1.1],
@@ -93,6 +100,7 @@ static LIMITS: [Limits; 5] = [
         mc: MC / 6,
         left: LEFT / 48,
         acc: [ACC / 16; 2],
+        acc_product: ACC / 16,
         kc: KC / 8,
         tile: TILE / 8,
         slower: [1.3, 1.3, 1.5],
@@ -101,6 +109,7 @@ static LIMITS: [Limits; 5] = [
         mc: MC / 12,
         left: LEFT / 192,
         acc: [ACC / 64; 2],
+        acc_product: ACC / 64,
         kc: KC / 16,
         tile: TILE / 16,
         slower: [1.6, 1.4, 2.6],
@@ -417,7 +426,7 @@ fn blocking(
     let beside = |nc: usize| groups.saturating_mul(n.div_ceil(nc));
     let mut mc = limits.rows(m, micro);
     let resident = limits.resident(mc, k);
-    let acc = limits.acc[usize::from(!resident)];
+    let acc = limits.acc(resident);
     let mut nc = even(n, (acc / mc / width * width).max(width), width);
     // Enough blocks for every thread to have several: first by a smaller NC, which needs no more
     // packing of the left operand, then by a smaller MC.
@@ -475,6 +484,14 @@ impl Limits {
         std::ptr::eq(self, &LIMITS[0])
     }
 
+    /// Elements of a block of a product; `resident`: whether its left operand stays packed.
+    fn acc(&self, resident: bool) -> usize {
+        match resident {
+            true => self.acc[0],
+            false => self.acc_product,
+        }
+    }
+
     /// Rows of each block of a product but the last: whole left panels, if there are several blocks.
     fn rows(&self, rows: usize, micro: &Micro) -> usize {
         if rows <= self.mc {
@@ -515,11 +532,7 @@ fn space(
         ..Space::default()
     };
     let (rows, k_blocks) = (m.min(limits.mc), whole.div_ceil(KC));
-    let mut space = block(
-        rows,
-        limits.left,
-        limits.acc[usize::from(!limits.resident(rows, k))],
-    );
+    let mut space = block(rows, limits.left, limits.acc(limits.resident(rows, k)));
     if splits(fewest, k_blocks) > 1 {
         let rows = m.min(MC);
         space = space.max(&block(rows, 0, rows * SPLIT_NC));
