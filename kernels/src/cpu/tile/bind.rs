@@ -75,9 +75,10 @@ struct Request {
     read: bool,
 }
 
-/// Operands' elements at the points of a block of rows and columns.
+/// Operands' elements at the points of a block of rows and columns. One request for each operand
+/// always fits without the heap.
 #[derive(Default)]
-pub(crate) struct Requests(SmallVec<[Request; 4]>);
+pub(crate) struct Requests(SmallVec<[Request; MAX_ACCESSES]>);
 
 impl Requests {
     /// Requests the elements at a part of the points.
