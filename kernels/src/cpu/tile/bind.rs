@@ -65,6 +65,10 @@ impl StridedAccess {
     }
 }
 
+/// Most operands that are requested: more of them than updates of weights have, and few enough to be
+/// moved at little cost.
+const REQUESTS: usize = 8;
+
 /// The elements of one operand, of which the columns of a row are neighbours.
 #[derive(Clone, Copy)]
 struct Request {
@@ -75,10 +79,9 @@ struct Request {
     read: bool,
 }
 
-/// Operands' elements at the points of a block of rows and columns. One request for each operand
-/// always fits without the heap.
+/// Operands' elements at the points of a block of rows and columns.
 #[derive(Default)]
-pub(crate) struct Requests(SmallVec<[Request; MAX_ACCESSES]>);
+pub(crate) struct Requests(SmallVec<[Request; REQUESTS]>);
 
 impl Requests {
     /// Requests the elements at a part of the points.
@@ -360,7 +363,7 @@ impl<'a> Bound<'a> {
                 read: self.code.read >> k & 1 == 1,
             })
         });
-        Requests(operands.collect())
+        Requests(operands.take(REQUESTS).collect())
     }
 
     /// The address of the result at a point and the elements from row to row, if the code does
