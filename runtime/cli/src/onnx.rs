@@ -318,7 +318,7 @@ fn once(args: &Args) -> Result<ExitCode> {
         };
         if array.dtype() != info.element.dtype() {
             return bad_input(format!(
-                "--input {}: {} is read as {}, the model expects {}",
+                "--input {}: {} holds {}, the model expects {}",
                 input.name,
                 input.path.display(),
                 array.dtype(),
