@@ -32,9 +32,8 @@ struct Args {
     /// The largest learning rate
     #[arg(long, default_value_t = 0.1)]
     rate: f64,
-    /// Use only so many of the training images and of the test images
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    images: Option<u32>,
+    #[command(flatten)]
+    images: common::Images,
     #[command(flatten)]
     run: common::Run,
 }
@@ -106,8 +105,7 @@ fn images(args: &Args) -> Result<(Split, Split)> {
             (mnist.train, mnist.test)
         }
     };
-    let most = args.images.map_or(usize::MAX, |n| n as usize);
-    Ok((train.first(most), test.first(most)))
+    Ok(args.images.of(train, test))
 }
 
 /// Images `[batch, 3, 32, 32]` and labels. Grey and smaller ones are padded with black and repeated

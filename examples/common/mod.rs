@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use slabwise::data::Mnist;
+use slabwise::data::{Mnist, Split};
 use slabwise::prelude::*;
 use slabwise::{Error, World};
 use slabwise_planner::shortened;
@@ -24,11 +24,27 @@ pub struct Args {
     /// unless given
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
+    #[command(flatten)]
+    images: Images,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+/// The option of examples that may learn from a part of their images.
+#[derive(clap::Args)]
+pub struct Images {
     /// Use only so many of the training images and of the test images
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     images: Option<u32>,
-    #[command(flatten)]
-    pub run: Run,
+}
+
+#[allow(dead_code, reason = "not every example learns from images")]
+impl Images {
+    /// As many of the first images as were asked for.
+    pub fn of(&self, train: Split, test: Split) -> (Split, Split) {
+        let most = self.images.map_or(usize::MAX, |n| n as usize);
+        (train.first(most), test.first(most))
+    }
 }
 
 /// The options of every example that trains.
@@ -67,13 +83,10 @@ impl Args {
 
     /// The data set, or as many of its first images as were asked for.
     pub fn mnist(&self) -> Result<Mnist> {
-        let Mnist { train, test } =
-            Mnist::load(self.data.clone().unwrap_or_else(Mnist::default_dir))?;
-        let most = self.images.map_or(usize::MAX, |n| n as usize);
-        Ok(Mnist {
-            train: train.first(most),
-            test: test.first(most),
-        })
+        let folder = self.data.clone().unwrap_or_else(Mnist::default_dir);
+        let Mnist { train, test } = Mnist::load(folder)?;
+        let (train, test) = self.images.of(train, test);
+        Ok(Mnist { train, test })
     }
 
     /// Prints the plan and loads the checkpoint to resume from, if any. Returns the epochs that

@@ -70,9 +70,10 @@ pub(in super::super) struct Ahead {
 
 /// Steps of a column that are copied at a time if columns are apart: neighbours in a cache line.
 const GROUP: usize = 4;
-/// Steps of a row that are copied before those that are requested: longer than memory takes.
+/// Steps from the one that is copied to the one that is requested: its copy follows after the latency
+/// of memory.
 const COPY_AHEAD: usize = 4;
-/// Steps of a column that are transposed before those that are requested: a cache line.
+/// Steps of a column from those that are transposed to those that are requested: a cache line.
 const TRANSPOSE_AHEAD: usize = 16;
 
 impl Ahead {
