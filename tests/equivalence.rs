@@ -88,7 +88,7 @@ fn run_any(
     macro_rules! by_count {
         ($($n:literal)*) => { match case.graph.outputs.len() { $($n => run::<$n>(case, env, options, threads, mode),)* n => panic!("{n} outputs") } };
     }
-    by_count!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28)
+    by_count!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32)
 }
 
 fn compare(seed: u64, what: &str, a: &Results, b: &Results, exact: bool, case: &RandomGraph) {

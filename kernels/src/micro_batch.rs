@@ -90,6 +90,14 @@ impl MicroBatching {
                 axis?;
                 false
             }
+            Body::Attention(attention) if !varies(&attention.keys) && !varies(&attention.width) => {
+                axis.filter(|(axis, _)| axis + 2 < spec.dims.len())?;
+                false
+            }
+            Body::AttentionGrad(grad) if !varies(&grad.of.keys) && !varies(&grad.queries) => {
+                axis.filter(|(axis, _)| axis + 2 < spec.dims.len())?;
+                false
+            }
             _ => return None,
         };
         let mut steps = Vec::new();

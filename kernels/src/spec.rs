@@ -8,17 +8,20 @@
 //! activation behind a convolution, a whole optimizer update behind a weight gradient.
 
 pub mod analysis;
+mod attention;
+mod collective;
 mod error;
 mod iterate;
 mod verify;
 
+pub use attention::{Attention, AttentionGrad, Scores};
+pub use collective::{Collective, CollectiveOp};
 pub use error::{PrologueError, SpecError};
 pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
 use crate::dtype::{DType, Lane};
-use crate::group::Group;
 use crate::scalar::{ScalarOp, Value};
 use crate::size::{Env, Size};
 
@@ -154,6 +157,10 @@ pub enum Body {
     SliceAssign(Box<SliceAssign>),
     /// Running sums and the like along the last axis of `dims`.
     Scan(Scan),
+    /// Attention of queries to keys and values, and its gradients.
+    Attention(Box<Attention>),
+    /// See [`Body::Attention`].
+    AttentionGrad(Box<AttentionGrad>),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.
     BoundsCheck(BoundsCheck),
     /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as
@@ -431,54 +438,6 @@ pub struct NonMaxSuppression {
     pub keep: Operand,
 }
 
-/// Which parts move between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CollectiveOp {
-    /// Row r of the source goes to rank r; row r of the result is from rank r.
-    AllToAll,
-    /// The source goes to every rank; row r of the result is the source of rank r.
-    AllGather,
-    /// Row r of every rank's source, added up on rank r [in a tree](crate::tree_sum::add_in_tree),
-    /// of f32. For ranks that read each other's memory in place, because nothing is received.
-    ReduceScatter,
-}
-
-/// See [`Body::Collective`]. Source and result are contiguous. Writes its result itself: there is
-/// no `code`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Collective {
-    /// Which parts move.
-    pub op: CollectiveOp,
-    /// The ranks between which they move, by their places.
-    pub group: Group,
-    /// The own parts, strides over [its space](Collective::source_space).
-    pub source: Operand,
-    /// The parts from every rank, strides over `dims`.
-    pub result: Operand,
-}
-
-impl Collective {
-    /// The space of the source for a result of this space.
-    pub fn source_space(&self, dims: &Dims) -> Dims {
-        match self.op {
-            CollectiveOp::AllToAll => dims.clone(),
-            CollectiveOp::AllGather => dims.iter().skip(1).copied().collect(),
-            CollectiveOp::ReduceScatter => {
-                let rows = Size::fixed(i64::from(self.group.ranks));
-                std::iter::once(rows).chain(dims.iter().copied()).collect()
-            }
-        }
-    }
-
-    /// The space of the part that comes from each rank, for a result of this space.
-    pub fn part_space<'a>(&self, dims: &'a Dims) -> &'a [Size] {
-        match self.op {
-            CollectiveOp::AllToAll | CollectiveOp::AllGather => dims.get(1..).unwrap_or_default(),
-            CollectiveOp::ReduceScatter => dims,
-        }
-    }
-}
-
 /// How a kernel uses an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -654,6 +613,8 @@ impl Body {
                 list.push((s.boxes.clone(), corners, Access::Read));
                 list.push((s.keep.clone(), dims.clone(), Access::Write));
             }
+            Body::Attention(attention) => list = attention.operands(dims),
+            Body::AttentionGrad(grad) => list = grad.operands(dims),
             Body::Iterate(iterate) => list = iterate.operands(),
             Body::Collective(c) => {
                 list.push((c.source.clone(), c.source_space(dims), Access::Read));

@@ -12,8 +12,8 @@ use slabwise_kernels::micro_batch::{MicroBatch, MicroBatching};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Access, Body, BoundsCheck, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind,
-    ReduceOp, Spec, Store, Window,
+    Access, Attention, AttentionGrad, Body, BoundsCheck, Conv2d, ConvKind, Gather, Inst, Matmul,
+    Operand, Pool2d, PoolKind, ReduceOp, Scores, Spec, Store, Window,
 };
 
 const BATCH: Symbol = Symbol(0);
@@ -388,6 +388,52 @@ fn convolutions_and_poolings_are_those_of_their_images() {
         out,
     );
     check(&Case { spec, bound: 7 }, &mut random);
+}
+
+/// A head is computed alone, however many there are.
+#[test]
+fn attention_is_that_of_its_heads() {
+    let (queries, keys, width) = (21, 37, 12);
+    let heads = |rows: usize| rows_of_heads(2, rows, width);
+    let of = Attention {
+        scores: Scores {
+            scale: 0.3,
+            causal: true,
+            window: None,
+            past: 16,
+        },
+        width: Size::fixed(width as i64),
+        keys: Size::fixed(keys as i64),
+        q: heads(queries),
+        k: heads(keys),
+        v: heads(keys),
+        result: heads(queries),
+    };
+    let grad = AttentionGrad {
+        of: of.clone(),
+        queries: Size::fixed(queries as i64),
+        dy: heads(queries),
+        result: heads(queries + 2 * keys),
+    };
+    let mut random = Random(14);
+    for (body, rows) in [
+        (Body::Attention(Box::new(of)), queries),
+        (Body::AttentionGrad(Box::new(grad)), queries + 2 * keys),
+    ] {
+        let spec = Spec {
+            operands: vec![],
+            code: vec![],
+            stores: vec![],
+            ..anchored(body, dims(1, &[2, rows, width]), strided(&[]), strided(&[]))
+        };
+        check(&Case { spec, bound: 6 }, &mut random);
+    }
+}
+
+/// Rows of heads, the heads of a row side by side.
+fn rows_of_heads(heads: usize, rows: usize, width: usize) -> Operand {
+    let [h, r, w] = [heads, rows, width].map(|n| n as i64);
+    strided(&[h * r * w, w, h * w, 1])
 }
 
 /// Products with few rows split the contracted axis: the number of splits depends on all rows, not

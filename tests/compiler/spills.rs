@@ -10,7 +10,7 @@ use slabwise_cuda::{Function, PRELUDE, Target};
 use slabwise::{Params, Precision, Trace};
 use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
-    Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower, rematerialize, simplify,
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, rematerialize, simplify,
 };
 use slabwise_models::Model;
 
@@ -37,7 +37,7 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
             let graph = trace.finish(&[loss]).expect("a model");
             let graph = legalize(
                 &rematerialize(
-                    &simplify(&graph, &Simplify::default()),
+                    &simplify(&expand(&graph), &Simplify::default()),
                     Some(REMAT_MIN_ELEMENTS),
                 ),
                 HalfProducts::OfOneType,

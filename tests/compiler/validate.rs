@@ -282,7 +282,7 @@ fn programs_in_micro_batches() {
 #[test]
 fn offloaded_programs() {
     let model = "gpt:layers=2,width=32,length=32";
-    let compiled = Compiled::new(model, Dim::Fixed(4), "70%", true);
+    let compiled = Compiled::new(model, Dim::Fixed(4), "75%", true);
     assert!(
         !compiled.program.transfers.is_empty(),
         "nothing is offloaded"

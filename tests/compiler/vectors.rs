@@ -12,7 +12,8 @@ use slabwise::shape::Dim;
 use slabwise::trace::Trace;
 use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
-    Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower as tasks, rematerialize, simplify,
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower as tasks, rematerialize,
+    simplify,
 };
 
 const TARGET: Target = Target {
@@ -32,7 +33,7 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let graph = trace.finish(&[loss]).expect("a graph");
     let graph = legalize(
         &rematerialize(
-            &simplify(&graph, &Simplify::default()),
+            &simplify(&expand(&graph), &Simplify::default()),
             Some(REMAT_MIN_ELEMENTS),
         ),
         HalfProducts::OfOneType,

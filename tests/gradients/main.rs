@@ -1,6 +1,7 @@
 //! Every operation's gradient, and the gradient of that gradient, against central differences in
 //! double precision.
 
+mod attention;
 mod composites;
 mod loops;
 mod methods;
@@ -656,6 +657,7 @@ fn every_structural_operation() {
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
+    attention::attended(&mut rng, &mut cases);
     let seen: BTreeSet<usize> = cases.into_iter().flat_map(Case::check).collect();
     // Neither has float operands that its value depends on, or a value that is read.
     let exempt = [

@@ -99,7 +99,7 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 }
 
 /// The number of kinds of operations.
-pub const KINDS: usize = 34;
+pub const KINDS: usize = 36;
 
 /// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
 /// here and a case in the tests that count numbers.
@@ -142,6 +142,8 @@ pub fn kind(op: &Op) -> usize {
         // A placeholder is in no graph that runs.
         Op::Iterate(_) | Op::Placeholder => 32,
         Op::Iterated(_) => 33,
+        Op::Attention(_) => 34,
+        Op::AttentionGrad(_) => 35,
     }
 }
 

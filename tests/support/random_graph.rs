@@ -264,7 +264,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(28) {
+        match self.rng.below(29) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -288,6 +288,7 @@ impl Maker {
             24 => self.assign_part(),
             25 => self.scan(),
             26 => self.iterate(),
+            27 => self.attention(),
             _ => self.effect(),
         }
     }

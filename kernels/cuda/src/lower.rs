@@ -29,6 +29,9 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
         Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
+        Body::Attention(_) | Body::AttentionGrad(_) => Err(SpecError::unsupported(
+            "attention is computed by products on CUDA devices",
+        )),
         Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
         Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
         Body::Sort(sort) => sort::lower(spec, sort, bounds, target),

@@ -1,6 +1,7 @@
 //! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without
 //! allocating.
 
+mod attention;
 mod conv2d;
 mod gather;
 mod gemm;
@@ -120,6 +121,8 @@ enum Prepared {
     Scatter(scatter::Scatter),
     SliceAssign(slice_assign::SliceAssign),
     Scan(scan::Scan),
+    Attention(attention::Attention),
+    AttentionGrad(attention::AttentionGrad),
     BoundsCheck(gather::BoundsCheck),
     Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
@@ -178,6 +181,12 @@ impl Kernel {
                 Prepared::SliceAssign(slice_assign::SliceAssign::new(&spec, bound, config)?)
             }
             Body::Scan(_) => Prepared::Scan(scan::Scan::new(&spec, bound, config)?),
+            Body::Attention(_) => {
+                Prepared::Attention(attention::Attention::new(&spec, bound, config)?)
+            }
+            Body::AttentionGrad(_) => {
+                Prepared::AttentionGrad(attention::AttentionGrad::new(&spec, bound, config)?)
+            }
             Body::BoundsCheck(_) => {
                 Prepared::BoundsCheck(gather::BoundsCheck::new(&spec, bound, config)?)
             }
@@ -279,6 +288,8 @@ impl Kernel {
             Prepared::Scatter(k) => k.workspace(),
             Prepared::SliceAssign(k) => k.workspace(),
             Prepared::Scan(k) => k.workspace(),
+            Prepared::Attention(k) => k.workspace(),
+            Prepared::AttentionGrad(k) => k.workspace(),
             Prepared::BoundsCheck(k) => k.workspace(),
             Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
@@ -487,6 +498,8 @@ impl Kernel {
                 Prepared::Scatter(k) => k.run(&self.spec, &launch),
                 Prepared::SliceAssign(k) => k.run(&self.spec, &launch),
                 Prepared::Scan(k) => k.run(&self.spec, &launch),
+                Prepared::Attention(k) => k.run(&self.spec, &launch),
+                Prepared::AttentionGrad(k) => k.run(&self.spec, &launch),
                 Prepared::BoundsCheck(k) => return k.run(&self.spec, &launch),
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),

@@ -85,6 +85,12 @@ pub enum SpecError {
         /// The number of axes.
         axes: usize,
     },
+    /// Attention over a space without rows and columns.
+    #[error("invalid kernel: attention over {axes} axes")]
+    AttentionRank {
+        /// The number of axes.
+        axes: usize,
+    },
     /// A sort over a space of rank 0.
     #[error("invalid kernel: a sort without an axis")]
     SortedScalar,

@@ -140,6 +140,8 @@ impl Spec {
             Body::Scatter(scatter) => self.check_scatter(scatter),
             Body::SliceAssign(assign) => self.check_slice_assign(assign),
             Body::Scan(scan) => self.check_scan(scan),
+            Body::Attention(attention) => attention.check(self),
+            Body::AttentionGrad(grad) => grad.check(self),
             Body::BoundsCheck(check) => {
                 check_operand("the index", &check.index, rank, &INDEX_TYPES)
             }

@@ -46,6 +46,8 @@ use crate::memory::{MemoryConfig, Source};
 pub struct Capabilities {
     /// The products that take operands in halves.
     pub half_products: HalfProducts,
+    /// There are kernels for attention as a whole.
+    pub attention: bool,
     /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
     /// that it reads after the kernels are chosen.
     pub late_epilogues: bool,

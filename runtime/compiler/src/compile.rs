@@ -15,7 +15,7 @@ use slabwise_planner::{Buffer, Bytes, Dag, Options};
 use self::bodies::Bodies;
 use self::checked::Planned;
 use self::data_dependent::data_dependent_buffers;
-use self::front::Front;
+use self::front::{Front, simplified};
 use self::segments::segmented;
 use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
@@ -157,7 +157,7 @@ pub fn compile(
     let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
     passes.start(graph)?;
     clock.ended("finish", graph.nodes.len());
-    let graph = passes.run(&options.simplify, graph)?;
+    let graph = simplified(graph, options, &environment.target, &passes)?;
     clock.ended("simplify", graph.nodes.len());
     let kernels = KernelCache::default();
     let run = |graph: Graph, clock: Clock| {

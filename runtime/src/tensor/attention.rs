@@ -3,13 +3,14 @@
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::Dims;
-use smallvec::SmallVec;
+use slabwise_kernels::spec::{Dims, Scores};
 
 use super::Tensor;
-use crate::ops::{GraphBuilder, Op};
+use super::elementwise::broadcast_shape;
+use crate::graph::Graph;
+use crate::ops::{self, GraphBuilder, Op};
+use crate::trace::Precision;
 
 /// Which positions of a sequence attend to which.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +27,18 @@ pub enum Mask<'t> {
 /// How much of the scores of attention is in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tiles {
-    /// Tiles of 128 queries where there are 512 or more of them, else all at once.
+    /// On the CPU, of a few queries at a time in one kernel, which leaves out keys that no query of
+    /// these sees; the backward pass computes them again (Dao et al., "FlashAttention", 2022).
+    /// Where there is no such kernel, on other devices and for masks, soft caps, halves and a past
+    /// that is a number of the run: tiles of 128 queries where there are 512 or more of them, else
+    /// all at once.
     #[default]
     Auto,
     /// All scores `[batch…, queries, keys]`, saved for the backward pass.
     Whole,
     /// Those of this many queries at a time, and in inference with `causal` only of the keys
-    /// visible to them; the backward pass recomputes them, tile by tile. Dao et al.,
-    /// "FlashAttention" (2022), do this within a kernel; here it is a matter of the plan.
+    /// visible to them; the backward pass recomputes them, tile by tile. This is a matter of the
+    /// plan: each tile has kernels of its own.
     Queries(usize),
 }
 
@@ -348,7 +353,66 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Attention in tiles, if there are to be tiles.
+    /// Attention as one operation; `None` if it is none with these options.
+    fn as_one(
+        self,
+        at: &'static Location<'static>,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        options: &AttentionOptions<'t>,
+    ) -> Option<Tensor<'t>> {
+        let all = [self, keys, values];
+        let plain = matches!(options.mask, Mask::None)
+            && options.soft_cap.is_none()
+            && options.past_of_run.is_none()
+            && options.tiles == Tiles::Auto
+            && self.trace.precision() == Precision::F32;
+        let fits = all.iter().all(|x| x.dtype() == DType::F32 && x.rank() >= 2);
+        // A few queries read each key once, as products do.
+        let few = self.len(self.rank().saturating_sub(2)) == Some(1);
+        if !plain || !fits || few {
+            return None;
+        }
+        let scores = Scores {
+            scale: options.scale.unwrap_or(1.0),
+            causal: options.causal,
+            window: match options.window {
+                Some(window) => Some(u32::try_from(window).ok()?),
+                None => None,
+            },
+            past: u32::try_from(options.past).ok()?,
+        };
+        let made = self.trace.record(at, &all, |g, ids| {
+            let batch = |g: &Graph, id| {
+                let dims = g.dims(id);
+                Dims::from_slice(&dims[..dims.len() - 2])
+            };
+            let [q, k, v] = [ids[0], ids[1], ids[2]];
+            let batches = broadcast_shape(&batch(g, k), &batch(g, v))
+                .and_then(|of_keys| broadcast_shape(&batch(g, q), &of_keys));
+            let mut batches = batches.ok_or("attention: batch dimensions do not broadcast")?;
+            let single = batches.is_empty();
+            if single {
+                batches.push(Size::ONE);
+            }
+            let [q, k, v] = [q, k, v].map(|x| {
+                let dims = g.dims(x);
+                let last = &dims[dims.len() - 2..];
+                let dims: Dims = batches.iter().chain(last).copied().collect();
+                g.broadcast(x, &dims)
+            });
+            let y = ops::attention(g, scores, q, k, v);
+            let y = g.permute(y, &ops::rows_last(batches.len() + 2));
+            let mut dims = g.dims(y).clone();
+            if single {
+                dims.remove(0);
+            }
+            Ok(g.reshape(y, &dims))
+        });
+        Some(made)
+    }
+
+    /// Attention as one operation, in tiles, or of all queries at once.
     fn tiled(
         self,
         at: &'static Location<'static>,
@@ -360,6 +424,9 @@ impl<'t> Tensor<'t> {
         let Some(axis) = q.rank().checked_sub(2) else {
             return q;
         };
+        if let Some(y) = q.as_one(at, keys, values, &options) {
+            return y;
+        }
         let all = q.len(axis);
         let (Some(rows), Some(all)) = (options.tiles.queries(all), all) else {
             let first = options.past;
@@ -572,37 +639,29 @@ impl<'t> Tensor<'t> {
     /// Whether the key of a column is visible to the query of a row: of this tensor's shape.
     #[track_caller]
     fn visible(self, rows: Rows, options: &AttentionOptions<'t>) -> Tensor<'t> {
-        let at = Location::caller();
-        let along = |axis: usize, step: i64| {
-            self.trace.record(at, &[self], |g, ids| {
-                let dims = g.dims(ids[0]).clone();
-                let mut strides: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
-                strides[axis] = Size::fixed(step);
-                Ok(g.emit(Op::Index(strides), &[], DType::I32, dims))
-            })
+        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let scores = Scores {
+            scale: 1.0,
+            causal: options.causal,
+            window: options.window.map(small),
+            past: small(rows.first),
         };
-        let rank = self.rank();
-        if rank < 2 {
-            return self;
-        }
-        let (row, column) = (along(rank - 2, rows.step), along(rank - 1, 1));
-        // As a float, a position is exact up to 2²⁴; no machine has memory for the scores of more.
-        let row = self.trace.record(at, &[row], |g, ids| {
+        let operands: Vec<Tensor<'t>> = [self].into_iter().chain(options.past_of_run).collect();
+        self.trace.record(Location::caller(), &operands, |g, ids| {
             let dims = g.dims(ids[0]).clone();
-            let first = g.full(rows.first as f32, DType::I32, &dims);
-            Ok(g.scalar(ScalarOp::Add, &[ids[0], first]))
-        });
-        let row = options.past_of_run.map_or(row, |past| row + past);
-        let causal = options.causal.then(|| column.le(row));
-        let Some(window) = options.window else {
-            return causal.unwrap_or(row);
-        };
-        let window = i32::try_from(window)
-            .unwrap_or(i32::MAX / 2)
-            .min(i32::MAX / 2);
-        let near = (column + window).gt(row);
-        let other = causal.unwrap_or_else(|| column.lt(row + window));
-        other.and(near)
+            let past = match ids.get(1) {
+                Some(&past) if broadcast_shape(g.dims(past), &dims).as_ref() != Some(&dims) => {
+                    return Err(format!(
+                        "attention: past keys of shape {} do not broadcast to the scores {}",
+                        g.symbols.show(g.dims(past)),
+                        g.symbols.show(&dims)
+                    ));
+                }
+                past => past.copied(),
+            };
+            let seen = ops::visible(g, &scores, (rows.step, past), &dims);
+            Ok(seen.unwrap_or(ids[0]))
+        })
     }
 }
 

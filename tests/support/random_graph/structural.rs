@@ -3,10 +3,10 @@
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_compiler::graph::Graph;
-use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
+use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op, attention};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::spec::{PoolKind, Window};
+use slabwise_kernels::spec::{PoolKind, Scores, Window};
 
 use super::{BOUND, Known, LIMIT, Maker};
 use crate::support::{select_by, variable};
@@ -35,6 +35,31 @@ impl Maker {
             * self.of(b).bound.max(self.of(a).bound)
             * k.at(&self.g.symbols.bounds()) as f64;
         self.keep(node, bound, false);
+        Some(())
+    }
+
+    /// Attention of a value's rows to themselves, and sometimes its gradient.
+    pub(super) fn attention(&mut self) -> Option<()> {
+        let x = self.find(|g, id, _| g.dtype(id) == DType::F32 && g.dims(id).len() >= 2)?;
+        let (mut dims, bound) = (self.g.dims(x).clone(), self.of(x).bound.max(1.0));
+        if dims.len() == 2 {
+            dims.insert(0, Size::ONE);
+        }
+        let v = self.g.reshape(x, &dims);
+        // Scores of at most the width.
+        let [q, k] = [1.0, -1.0].map(|sign| self.scaled(v, sign / bound));
+        let scores = Scores {
+            scale: self.rng.pick(&[1.0, 0.5, -1.0]),
+            causal: self.rng.one_in(2),
+            window: self.rng.pick(&[None, Some(1), Some(3)]),
+            past: 0,
+        };
+        let y = attention(&mut self.g, scores, q, k, v);
+        self.keep(y, bound, false);
+        if self.rng.one_in(2) {
+            let square = self.g.mul(y, y);
+            self.differentiate(square, &[x]);
+        }
         Some(())
     }
 

@@ -19,6 +19,7 @@ use crate::memory::{Source, available};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::Matrices,
+    attention: true,
     late_epilogues: true,
     prologues: true,
     micro_batches: true,

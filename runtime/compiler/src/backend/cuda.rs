@@ -40,6 +40,7 @@ use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch, t
 
 const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::OfOneType,
+    attention: false,
     // The kernel of a product may follow from its epilogue, or be a measured choice.
     late_epilogues: false,
     prologues: false,

@@ -10,7 +10,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Access, Call, Place, Scratch, Slot};
 use slabwise_planner::ALIGN;
 
-use super::front::{Front, FrontOptions};
+use super::front::{Front, FrontOptions, simplified};
 use super::{CompileOptions, refuse_absurd_sizes};
 use crate::backend::{KernelCache, Target};
 use crate::error::{Error, Result};
@@ -84,7 +84,7 @@ impl Bodies<'_> {
         refuse_absurd_sizes(&graph)?;
         let passes = Pipeline::new(name, self.verifies, self.dump)?;
         passes.start(&graph)?;
-        let graph = passes.run(&self.options.simplify, &graph)?;
+        let graph = simplified(&graph, self.options, self.target, &passes)?;
         let graph = self.plan(name, graph)?;
         let front = Front {
             graph: &graph,

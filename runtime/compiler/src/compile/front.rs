@@ -4,13 +4,27 @@
 //! are fast where memory suffices hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
-use crate::backend::{HalfProducts, KernelCache};
+use crate::backend::{HalfProducts, KernelCache, Target};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
-    FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS, Rematerialize,
+    Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS, Rematerialize,
 };
+
+/// The simplified graph, of operations that a target has kernels for.
+pub(super) fn simplified(
+    graph: &Graph,
+    options: &CompileOptions,
+    target: &Target,
+    passes: &Pipeline,
+) -> Result<Graph> {
+    if target.capabilities().attention {
+        return Ok(passes.run(&options.simplify, graph)?);
+    }
+    let graph = passes.run(&Expand, graph)?;
+    Ok(passes.run(&options.simplify, &graph)?)
+}
 
 /// The choices of the front half that change no result, only bytes and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

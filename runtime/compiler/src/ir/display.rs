@@ -40,6 +40,8 @@ fn function(spec: &Spec) -> String {
             ScanOp::ArgMax => "cummax",
             ScanOp::ArgMin => "cummin",
         },
+        Body::Attention(_) => "attention",
+        Body::AttentionGrad(_) => "attention_grad",
         Body::BoundsCheck(_) => "bounds_check",
         Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",

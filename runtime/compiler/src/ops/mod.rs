@@ -8,6 +8,7 @@
 //! on the graph.
 
 mod assign;
+mod attention;
 mod builder;
 mod collective;
 mod conv;
@@ -25,9 +26,11 @@ use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Window};
+use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Scores, Window};
 use smallvec::SmallVec;
 
+pub use attention::{attention, rows_last, visible};
+pub(crate) use attention::{attention_of_parts, gradients_of_parts, rows_second};
 pub use builder::{GraphBuilder, NodeId};
 pub use conv::{ConvGeometry, convolved, transposed as transposed_conv};
 pub use matmul::floats;
@@ -122,6 +125,12 @@ pub enum Op {
         /// From the last to the first.
         reverse: bool,
     },
+    /// Attention of queries `[b, …, q, width]` to keys `[b, …, k, width]` and values `[b, …, k,
+    /// columns]`, f32 → `[b, q, …, columns]`.
+    Attention(Scores),
+    /// Queries, keys, values as wide as keys, the result of [`Op::Attention`] and its gradient → the
+    /// gradients `[b, q + 2k, …, width]`: rows of queries, of keys, and of values.
+    AttentionGrad(Scores),
     /// The same elements in the same order under another shape.
     Reshape,
     /// Axis i of the result is axis `p[i]` of the operand.
@@ -227,6 +236,8 @@ impl Op {
                 | Op::Sort { .. }
                 | Op::NonMaxSuppression { .. }
                 | Op::Scan { .. }
+                | Op::Attention(_)
+                | Op::AttentionGrad(_)
                 | Op::SliceAssign { .. }
                 | Op::Iterate(_)
                 | Op::Iterated(_)
@@ -285,6 +296,8 @@ impl Op {
                 ScanOp::ArgMax => "cummax.positions",
                 ScanOp::ArgMin => "cummin.positions",
             },
+            Op::Attention(_) => "attention",
+            Op::AttentionGrad(_) => "attention.grad",
             Op::Reshape => "reshape",
             Op::Permute(_) => "permute",
             Op::Expand => "expand",

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::scan::Scan;
 use super::{
-    GraphBuilder, NodeId, Op, assign, collective, conv, index, matmul, pool, reduce, scalar, scan,
-    select, view,
+    GraphBuilder, NodeId, Op, assign, attention, collective, conv, index, matmul, pool, reduce,
+    scalar, scan, select, view,
 };
 use crate::shape::Symbols;
 
@@ -77,6 +77,8 @@ pub fn infer(
             given,
             symbols,
         ),
+        Op::Attention(_) => attention::infer(given, symbols),
+        Op::AttentionGrad(_) => attention::infer_grad(given, symbols),
         Op::Reshape => view::infer_reshape(given[0], dims, symbols),
         Op::Permute(axes) => view::infer_permute(axes, given[0]),
         Op::Expand => view::infer_expand(given[0], dims, symbols),
@@ -158,6 +160,8 @@ pub fn gradient(
             scan::gradient(g, scan, node, inputs, dy)
         }
         Op::Collective { op, group } => collective::gradient(g, *op, *group, inputs[0], dy),
+        &Op::Attention(scores) => attention::gradient(g, scores, node, inputs, dy),
+        &Op::AttentionGrad(scores) => attention::gradient_of_grad(g, scores, inputs, dy),
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

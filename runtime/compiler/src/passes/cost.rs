@@ -54,6 +54,10 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
             ScanOp::LogSumExp => 2 * PER_FUNCTION,
             _ => 2 * PER_INSTRUCTION,
         },
+        Body::Attention(_) | Body::AttentionGrad(_) => {
+            let pairs = 2 * attended(spec, sizes) + PER_FUNCTION * pairs(spec, sizes);
+            pairs / points.max(1)
+        }
         Body::Nonzero(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
         // A comparison for each halving of the row.
         Body::Sort(sort) => PER_INSTRUCTION * u64::from(64 - at(&sort.len).leading_zeros()),
@@ -124,6 +128,32 @@ fn convolved(c: &Conv2d, sizes: &Env) -> u64 {
     products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64
 }
 
+/// Pairs of a query and a key that it sees, of all heads.
+fn pairs(spec: &Spec, sizes: &Env) -> u64 {
+    let [batch @ .., rows, _] = spec.dims.as_slice() else {
+        return 0;
+    };
+    let (scores, queries, keys) = match &spec.body {
+        Body::Attention(a) => (a.scores, rows, a.keys),
+        Body::AttentionGrad(grad) => (grad.of.scores, &grad.queries, grad.of.keys),
+        _ => return 0,
+    };
+    let heads = batch.iter().map(|d| d.at(sizes).max(0) as u64);
+    let pairs = scores.pairs(queries.usize_at(sizes), keys.usize_at(sizes));
+    heads.fold(pairs, u64::saturating_mul)
+}
+
+/// Multiplications of attention, or of its gradient, which computes the scores again.
+fn attended(spec: &Spec, sizes: &Env) -> u64 {
+    let at = |size: &Size| size.at(sizes).max(0) as u64;
+    let each = match &spec.body {
+        Body::Attention(a) => at(&a.width).saturating_add(spec.dims.last().map_or(0, at)),
+        Body::AttentionGrad(grad) => 5u64.saturating_mul(at(&grad.of.width)),
+        _ => 0,
+    };
+    pairs(spec, sizes).saturating_mul(each)
+}
+
 /// Arithmetic operations of a kernel: of its product, where a multiplication and an addition
 /// are two, and of its code, one for each instruction at each point.
 pub fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
@@ -143,6 +173,7 @@ pub fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
     let product = match &spec.body {
         Body::Matmul(m) => points.saturating_mul(m.k.at(sizes).max(0) as u64),
         Body::Conv2d(c) => convolved(c, sizes),
+        Body::Attention(_) | Body::AttentionGrad(_) => attended(spec, sizes),
         _ => 0,
     };
     let counted = spec.code.iter().filter(|inst| work(inst) > 0).count() as u64;

@@ -21,7 +21,7 @@ use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
 use crate::ir::Program;
-use crate::ops::{NodeId, Op};
+use crate::ops::{NodeId, Op, rows_last};
 use finish::{in_place_pairs, spread};
 use moves::{copy_to_variable, fill};
 
@@ -190,6 +190,10 @@ impl<'a> Lowering<'a> {
         let mut order: SmallVec<[usize; 6]> =
             (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
         order.extend((0..c.space.len()).filter(|&s| c.reduced[s]));
+        let op = c.anchor.map(|anchor| &clusters.graph.node(anchor).op);
+        if let Some(Op::Attention(_) | Op::AttentionGrad(_)) = op {
+            order = rows_last(order.len());
+        }
         let mut position: SmallVec<[usize; 6]> = SmallVec::from_elem(0, order.len());
         for (at, &s) in order.iter().enumerate() {
             position[s] = at;

@@ -1,7 +1,7 @@
 //! Structural operations, each by its definition.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Window};
+use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Scores, Window};
 
 use super::{Array, OutOfRange, each, flat};
 use crate::ops::{Axes, ConvGeometry};
@@ -87,6 +87,108 @@ pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
                 a.at(&left) * b.at(&right)
             })
             .sum()
+    })
+}
+
+/// A head of attention: its weights, and how its coordinates become those of an operand.
+struct Head<'a> {
+    scores: &'a Scores,
+    args: &'a [&'a Array],
+    /// The axes before rows and columns.
+    at: &'a [usize],
+}
+
+impl Head<'_> {
+    /// An element of queries, keys or values.
+    fn operand(&self, i: usize, row: usize, column: usize) -> f64 {
+        self.args[i].at(&[self.at, &[row, column]].concat())
+    }
+
+    /// An element of the result or its gradient, whose rows are behind the first axis.
+    fn result(&self, i: usize, row: usize, column: usize) -> f64 {
+        self.args[i].at(&[&self.at[..1], &[row], &self.at[1..], &[column]].concat())
+    }
+
+    /// Rows and columns of queries, keys or values.
+    fn shape(&self, i: usize) -> [usize; 2] {
+        let dims = &self.args[i].dims;
+        [dims[dims.len() - 2], dims[dims.len() - 1]]
+    }
+
+    /// The weight of each key that a query sees.
+    fn weights(&self, row: usize) -> Vec<(usize, f64)> {
+        let ([keys, width], scale) = (self.shape(1), f64::from(self.scores.scale));
+        let score = |key| {
+            let products = (0..width).map(|c| self.operand(0, row, c) * self.operand(1, key, c));
+            (key, products.sum::<f64>() * scale)
+        };
+        let all: Vec<(usize, f64)> = self.scores.visible(row, keys).map(score).collect();
+        let largest = all
+            .iter()
+            .fold(f64::NEG_INFINITY, |most, (_, s)| most.max(*s));
+        let sum: f64 = all.iter().map(|(_, s)| (s - largest).exp()).sum();
+        all.into_iter()
+            .map(|(key, s)| (key, (s - largest).exp() / sum))
+            .collect()
+    }
+}
+
+pub(super) fn attention(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
+    Array::from_fn(DType::F32, dims, |c| {
+        let at = [&c[..1], &c[2..c.len() - 1]].concat();
+        let head = Head {
+            scores,
+            args,
+            at: &at,
+        };
+        let (row, column) = (c[1], c[c.len() - 1]);
+        let weights = head.weights(row);
+        if weights.is_empty() {
+            return f64::NAN;
+        }
+        weights
+            .into_iter()
+            .map(|(key, p)| p * head.operand(2, key, column))
+            .sum()
+    })
+}
+
+pub(super) fn attention_grad(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
+    Array::from_fn(DType::F32, dims, |c| {
+        let at = [&c[..1], &c[2..c.len() - 1]].concat();
+        let head = Head {
+            scores,
+            args,
+            at: &at,
+        };
+        let ([queries, width], [keys, _]) = (head.shape(0), head.shape(1));
+        let (row, column) = (c[1], c[c.len() - 1]);
+        // The gradient of the score of a query and a key.
+        let of_score = |query: usize, key: usize, p: f64| {
+            let dot = |f: &dyn Fn(usize) -> f64| {
+                (0..width)
+                    .map(|c| head.result(4, query, c) * f(c))
+                    .sum::<f64>()
+            };
+            let delta = dot(&|c| head.result(3, query, c));
+            p * (dot(&|c| head.operand(2, key, c)) - delta) * f64::from(scores.scale)
+        };
+        if row < queries {
+            let terms = head.weights(row).into_iter();
+            return terms
+                .map(|(key, p)| of_score(row, key, p) * head.operand(1, key, column))
+                .sum();
+        }
+        let key = (row - queries) % keys;
+        let terms = (0..queries).filter_map(|query| {
+            let weights = head.weights(query);
+            let (_, p) = weights.into_iter().find(|(k, _)| *k == key)?;
+            Some(match row < queries + keys {
+                true => of_score(query, key, p) * head.operand(0, query, column),
+                false => p * head.result(4, query, column),
+            })
+        });
+        terms.sum()
     })
 }
 

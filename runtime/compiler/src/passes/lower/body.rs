@@ -3,14 +3,14 @@
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Access, Argument, Body, BoundsCheck, Collective, Conv2d, ConvKind, Dims, Gather, Iterate,
-    Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind, Scan, Scatter,
-    SliceAssign, Sort,
+    Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
+    Dims, Gather, Iterate, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad,
+    PoolKind, Scan, Scatter, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
 use crate::graph::Kept;
-use crate::ops::{ConvGeometry, NodeId, Op};
+use crate::ops::{ConvGeometry, NodeId, Op, rows_last};
 use crate::shape::Extent;
 
 impl<'a> Lowering<'a> {
@@ -177,6 +177,35 @@ impl<'a> Lowering<'a> {
                         },
                         result: own,
                     }),
+                    &Op::Attention(scores) => {
+                        let own = with_rows_last(own);
+                        Body::Attention(Box::new(Attention {
+                            scores,
+                            width: *dims_of(0).last()?,
+                            keys: dims_of(1)[own.strides.len() - 2],
+                            q: first,
+                            k: operand(1)?.0,
+                            v: operand(2)?.0,
+                            result: own,
+                        }))
+                    }
+                    &Op::AttentionGrad(scores) => {
+                        let rank = node.dims.len();
+                        Body::AttentionGrad(Box::new(AttentionGrad {
+                            of: Attention {
+                                scores,
+                                width: *node.dims.last()?,
+                                keys: dims_of(1)[rank - 2],
+                                q: first,
+                                k: operand(1)?.0,
+                                v: operand(2)?.0,
+                                result: with_rows_last(operand(3)?.0),
+                            },
+                            queries: dims_of(0)[rank - 2],
+                            dy: with_rows_last(operand(4)?.0),
+                            result: with_rows_last(own),
+                        }))
+                    }
                     Op::Nonzero => Body::Nonzero(Nonzero {
                         space: dims_of(0).clone(),
                         mask: first,
@@ -207,6 +236,15 @@ impl<'a> Lowering<'a> {
             _ => return None,
         };
         Some((body, args))
+    }
+}
+
+/// An operand `[b, rows, …, columns]` as `[b, …, rows, columns]`.
+fn with_rows_last(operand: Operand) -> Operand {
+    let axes = rows_last(operand.strides.len());
+    Operand {
+        strides: axes.iter().map(|&axis| operand.strides[axis]).collect(),
+        ..operand
     }
 }
 
