@@ -73,24 +73,24 @@ const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// The reduced argument that the exponential functions share: `eˣ = 2ⁿ · (1 + p)`.
 struct Reduced {
-    /// n in the low bits.
+    /// n and the bias in the low bits.
     n_bits: u32,
     /// eʳ − 1 for the rest r, |r| ≤ ½ ln 2.
     p: f32,
 }
 
 impl Reduced {
-    /// 2ⁿ⁺ᵏ, for results that are normal floats.
+    /// 2ⁿ⁺ᵏ where the bias is 127 + k, for results that are normal floats.
     #[inline(always)]
-    fn scale(&self, k: i32) -> f32 {
-        f32::from_bits(self.n_bits.wrapping_add((127 + k) as u32) << 23)
+    fn scale(&self) -> f32 {
+        f32::from_bits(self.n_bits << 23)
     }
 }
 
 #[inline(always)]
-fn reduce<A: Arith>(x: f32) -> Reduced {
-    let shifted = A::fma(x, LOG2_E, ROUND);
-    let n = shifted - ROUND;
+fn reduce<A: Arith>(x: f32, bias: f32) -> Reduced {
+    let shifted = A::fma(x, LOG2_E, ROUND + bias);
+    let n = shifted - (ROUND + bias);
     let r = A::fma(n, -LN_2_LOW, A::fma(n, -LN_2_HIGH, x));
     Reduced {
         n_bits: shifted.to_bits(),
@@ -121,17 +121,16 @@ fn expm1_small<A: Arith>(r: f32) -> f32 {
     sextic::<A>(r, EXPM1)
 }
 
-/// 2ⁿ · (1 + p) in two steps, so that results may be subnormal or overflow; `negative` is the sign
-/// of n.
+/// The bias for [`rescale`].
+const TWICE: f32 = 254.0;
+
+/// 2ⁿ · (1 + p) in two steps of half of n each, so that results may be subnormal or overflow.
 #[inline(always)]
-fn rescale(reduced: &Reduced, negative: bool) -> f32 {
-    const TWO_64: f32 = 18_446_744_073_709_551_616.0;
-    let (k, rest) = if negative {
-        (64, 1.0 / TWO_64)
-    } else {
-        (-64, TWO_64)
-    };
-    (1.0 + reduced.p) * reduced.scale(k) * rest
+fn rescale<A: Arith>(reduced: &Reduced) -> f32 {
+    let half = reduced.n_bits >> 1;
+    let first = f32::from_bits(half << 23);
+    let second = f32::from_bits((reduced.n_bits - half) << 23);
+    A::fma(first, reduced.p, first) * second
 }
 
 /// `x` no further out than the bounds; NaN stays.
@@ -146,63 +145,87 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
 pub(crate) fn exp<A: Arith>(x: f32) -> f32 {
     // Beyond the bounds the result is infinite or 0 anyway.
     let x = clamp(x, -104.0, 89.0);
-    rescale(&reduce::<A>(x), x < 0.0)
+    rescale::<A>(&reduce::<A>(x, TWICE))
 }
 
 /// 2ˣ, at most 1.05 ULP off.
 #[inline(always)]
 pub(crate) fn exp2<A: Arith>(x: f32) -> f32 {
     let x = clamp(x, -151.0, 129.0);
-    let shifted = x + ROUND;
-    let p = expm1_small::<A>((x - (shifted - ROUND)) * LN_2);
-    rescale(
-        &Reduced {
-            n_bits: shifted.to_bits(),
-            p,
-        },
-        x < 0.0,
-    )
+    let shifted = x + (ROUND + TWICE);
+    let p = expm1_small::<A>((x - (shifted - (ROUND + TWICE))) * LN_2);
+    rescale::<A>(&Reduced {
+        n_bits: shifted.to_bits(),
+        p,
+    })
 }
 
 /// eˣ − 1, at most 1.65 ULP off.
 #[inline(always)]
 pub(crate) fn expm1<A: Arith>(x: f32) -> f32 {
     let bounded = clamp(x, -18.0, 89.0);
-    let reduced = reduce::<A>(bounded);
     // Half of everything, since 2¹²⁸ is no float.
-    let half = reduced.scale(-1);
+    let reduced = reduce::<A>(bounded, 126.0);
+    let half = reduced.scale();
     let result = 2.0 * A::fma(half, reduced.p, half - 0.5);
     // Keeps the sign of zero.
     if x.abs() < 1e-8 { x } else { result }
 }
 
+/// Adding this rounds to an integer n, and leaves n + 127 in the low bits of the sum: shifted up by
+/// 23 bits they are 2ⁿ for n in −126..=127, and 0 for n = −127.
+const ROUND_TO_SCALE: f32 = ROUND + 127.0;
+
 /// 1/(1 + e⁻ˣ), at most 1.9 ULP off; below the smallest normal float it is 0.
 #[inline(always)]
 pub(crate) fn sigmoid<A: Arith>(x: f32) -> f32 {
-    // With e = e^−|x|: 1/(1 + e) on the right, e/(1 + e) on the left, so that nothing overflows.
-    let a = -x.abs();
-    let reduced = reduce::<A>(a);
-    let e = (1.0 + reduced.p) * reduced.scale(0);
-    let e = if a < -87.336_54 { 0.0 } else { e };
-    let quotient = if x < 0.0 { e } else { 1.0 } / (1.0 + e);
-    // Further left, e − e · quotient feels less of the quotient's errors.
-    if x < -0.7 {
-        A::fma(-e, quotient, e)
-    } else {
-        quotient
-    }
+    sigmoid_end::<A>(x, sigmoid_begin::<A>(x))
+}
+
+/// x within bounds, and n + [`ROUND_TO_SCALE`] for the integer n next to x/ln 2.
+#[inline(always)]
+fn sigmoid_scale<A: Arith>(x: f32) -> (f32, f32) {
+    // On the right the result is 1. On the left, where it is no normal float, n is −127.
+    let x = if x > 80.0 { 80.0 } else { x };
+    let x = if x < -87.336_54 { -88.0 } else { x };
+    (x, A::fma(x, LOG2_E, ROUND_TO_SCALE))
+}
+
+/// The first half of [`sigmoid`]: the rest r of x = n ln 2 − r.
+#[inline(always)]
+pub(crate) fn sigmoid_begin<A: Arith>(x: f32) -> f32 {
+    let (x, shifted) = sigmoid_scale::<A>(x);
+    let n = shifted - ROUND_TO_SCALE;
+    A::fma(n, LN_2_LOW, A::fma(n, LN_2_HIGH, -x))
+}
+
+/// The second half of [`sigmoid`].
+#[inline(always)]
+pub(crate) fn sigmoid_end<A: Arith>(x: f32, r: f32) -> f32 {
+    // 2ⁿ/(2ⁿ + eʳ), where the sum is taken of 1 + 2ⁿ, the part of it that rounding lost, and
+    // eʳ − 1.
+    let scale = f32::from_bits(sigmoid_scale::<A>(x).1.to_bits() << 23);
+    let high = 1.0 + scale;
+    let lost = scale - (high - 1.0);
+    scale / (high + (lost + expm1_small::<A>(r)))
 }
 
 /// tanh x, at most 1.95 ULP off.
 #[inline(always)]
 pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
-    // With t = (e^2|x| − 1)/2: t/(t + 1). From 9.02 on the result rounds to 1.
+    tanh_end::<A>(x, tanh_begin::<A>(x))
+}
+
+/// The first half of [`tanh`]: t = (e^2|x| − 1)/2.
+#[inline(always)]
+pub(crate) fn tanh_begin<A: Arith>(x: f32) -> f32 {
+    // From 9.02 on the result rounds to 1.
     let a = x.abs();
     let a = if a > 9.02 { 9.02 } else { a };
     // 2a = n ln 2 + 2r. The product with n is exact enough where it is not rounded; n is at most
     // 26.
-    let shifted = A::fma(a, 2.0 * LOG2_E, ROUND);
-    let n = shifted - ROUND;
+    let shifted = A::fma(a, 2.0 * LOG2_E, ROUND_TO_SCALE);
+    let n = shifted - ROUND_TO_SCALE;
     let r = if A::FUSED {
         A::fma(n, -0.5 * LN_2, a)
     } else {
@@ -217,18 +240,21 @@ pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
         32.0 * EXPM1[4],
     ];
     let half = sextic::<A>(r, Q);
-    let half_s = f32::from_bits(shifted.to_bits().wrapping_add(126) << 23);
-    let t = A::fma(half_s + half_s, half, half_s - 0.5);
+    let scale = f32::from_bits(shifted.to_bits() << 23);
+    A::fma(scale, half, A::fma(scale, 0.5, -0.5))
+}
+
+/// The second half of [`tanh`]: t/(t + 1), with the sign of x.
+#[inline(always)]
+pub(crate) fn tanh_end<A: Arith>(x: f32, t: f32) -> f32 {
     let quotient = t / (t + 1.0);
     // Near 0, t − t · quotient feels less of the quotient's errors.
-    signed(
-        if t < 0.5 {
-            A::fma(-t, quotient, t)
-        } else {
-            quotient
-        },
-        x,
-    )
+    let magnitude = if t < 0.5 {
+        A::fma(-t, quotient, t)
+    } else {
+        quotient
+    };
+    f32::from_bits(magnitude.to_bits() | (x.to_bits() & (1 << 31)))
 }
 
 /// The exponent k and the argument f of the remaining logarithm: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f
@@ -266,10 +292,13 @@ fn ln_parts<A: Arith>(k: f32, f: f32, more: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn ln<A: Arith>(x: f32) -> f32 {
     // Subnormal numbers are scaled up.
-    let tiny = x < f32::MIN_POSITIVE;
-    let (k, f) = split(if tiny { x * 8_388_608.0 } else { x });
-    let k = if tiny { k - 23 } else { k };
-    positive_only(x, ln_parts::<A>(k as f32, f, 0.0))
+    let (scale, steps) = if x < f32::MIN_POSITIVE {
+        (8_388_608.0, 23)
+    } else {
+        (1.0, 0)
+    };
+    let (k, f) = split(x * scale);
+    positive_only(x, ln_parts::<A>((k - steps) as f32, f, 0.0))
 }
 
 /// The logarithm of every x, given its value for positive finite x.
@@ -308,23 +337,16 @@ pub(crate) fn log1p<A: Arith>(x: f32) -> f32 {
 /// The error function, at most 1.3 ULP off.
 #[inline(always)]
 pub(crate) fn erf<A: Arith>(x: f32) -> f32 {
-    // erf x = x + x·p(x²) near 0; 1 − e^q(|x|) further out, where from 4 on the result rounds to 1.
+    erf_end::<A>(x, erf_begin::<A>(x))
+}
+
+/// The first half of [`erf`]: q(|x|), where erf |x| = 1 − e^q further out. From 4 on the result
+/// rounds to 1.
+#[inline(always)]
+pub(crate) fn erf_begin<A: Arith>(x: f32) -> f32 {
     let a = x.abs();
-    let square = x * x;
-    let p = polynomial::<A, 6>(
-        square,
-        [
-            0.128_379_15,
-            -0.376_125_1,
-            0.112_82,
-            -0.026_773_658,
-            0.005_003_959_4,
-            -0.000_604_781_44,
-        ],
-    );
-    let near = A::fma(x, p, x);
     let a = if a > 4.0 { 4.0 } else { a };
-    let q = polynomial::<A, 7>(
+    polynomial::<A, 7>(
         a,
         [
             -0.000_166_499_06,
@@ -335,10 +357,27 @@ pub(crate) fn erf<A: Arith>(x: f32) -> f32 {
             -0.003_065_410_3,
             0.000_198_208_67,
         ],
+    )
+}
+
+/// The second half of [`erf`]: x + x·p(x²) near 0, else from q.
+#[inline(always)]
+pub(crate) fn erf_end<A: Arith>(x: f32, q: f32) -> f32 {
+    let p = polynomial::<A, 6>(
+        x * x,
+        [
+            0.128_379_15,
+            -0.376_125_1,
+            0.112_82,
+            -0.026_773_658,
+            0.005_003_959_4,
+            -0.000_604_781_44,
+        ],
     );
-    let reduced = reduce::<A>(q);
-    let far = 1.0 - (1.0 + reduced.p) * reduced.scale(0);
-    if a < 0.9 { near } else { signed(far, x) }
+    let near = A::fma(x, p, x);
+    let reduced = reduce::<A>(q, 127.0);
+    let far = 1.0 - (1.0 + reduced.p) * reduced.scale();
+    if x.abs() < 0.9 { near } else { signed(far, x) }
 }
 
 /// 2/π as a binary fraction, after 64 zeros.
@@ -459,8 +498,8 @@ pub(crate) fn tan(x: f32) -> f32 {
 /// it is constant.
 #[inline(always)]
 fn quarter_exp<A: Arith>(a: f32) -> f32 {
-    let reduced = reduce::<A>(if a > 89.5 { 89.5 } else { a });
-    let quarter = reduced.scale(-2);
+    let reduced = reduce::<A>(if a > 89.5 { 89.5 } else { a }, 125.0);
+    let quarter = reduced.scale();
     A::fma(quarter, reduced.p, quarter)
 }
 

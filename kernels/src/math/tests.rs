@@ -131,6 +131,13 @@ fn accurate_between_bounds() {
         &super::sigmoid::<Plain>,
         &sigmoid_reference,
     );
+    check(
+        "fused sigmoid",
+        -88.0..20.0,
+        1.9,
+        &super::sigmoid::<Fused>,
+        &sigmoid_reference,
+    );
     check("erf", -4.5..4.5, 1.3, &super::erf::<Plain>, &erf_reference);
     check("sin", -100.0..100.0, 1.6, &super::sin::<Plain>, &f64::sin);
     check("cos", -100.0..100.0, 1.6, &super::cos::<Plain>, &f64::cos);

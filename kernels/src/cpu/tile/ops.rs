@@ -6,7 +6,7 @@ use super::VECTOR;
 use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
-use crate::math::Arith;
+use crate::math::{self, Arith};
 use crate::random;
 use crate::scalar::{Joined, Lanewise, ScalarOp, Visit, Word, visit_cast, visit_joined};
 
@@ -48,7 +48,13 @@ pub(crate) struct OpCode(pub [Entry<Call>; 8]);
 impl OpCode {
     /// The loops of a scalar operation whose last argument has the given lane.
     pub fn op(op: ScalarOp, lane: Lane, isa: Isa) -> OpCode {
-        op.visit(lane, Loops(isa))
+        // Elsewhere one loop has fewer instructions.
+        match op {
+            ScalarOp::Tanh if isa == Isa::Avx2 => OpCode([entry::<InHalves<Tanh>>(isa); 8]),
+            ScalarOp::Erf if isa == Isa::Avx2 => OpCode([entry::<InHalves<Erf>>(isa); 8]),
+            ScalarOp::Sigmoid if isa == Isa::Avx2 => OpCode([entry::<InHalves<Sigmoid>>(isa); 8]),
+            _ => op.visit(lane, Loops(isa)),
+        }
     }
 
     /// The loops of a conversion.
@@ -159,6 +165,83 @@ fn sweep_line<O: Lanewise, A: Arith, const INVARIANT: u32>(
             }
         };
         out[i] = O::apply::<A>([arg(0), arg(1), arg(2)]).bits();
+    }
+}
+
+/// A function of one float that is computed in two halves.
+trait Halves: 'static {
+    /// The first half, of the argument.
+    fn begin<A: Arith>(x: f32) -> f32;
+    /// The second half, of the argument and the first half's result.
+    fn end<A: Arith>(x: f32, begun: f32) -> f32;
+}
+
+struct Tanh;
+
+impl Halves for Tanh {
+    #[inline(always)]
+    fn begin<A: Arith>(x: f32) -> f32 {
+        math::tanh_begin::<A>(x)
+    }
+    #[inline(always)]
+    fn end<A: Arith>(x: f32, begun: f32) -> f32 {
+        math::tanh_end::<A>(x, begun)
+    }
+}
+
+struct Sigmoid;
+
+impl Halves for Sigmoid {
+    #[inline(always)]
+    fn begin<A: Arith>(x: f32) -> f32 {
+        math::sigmoid_begin::<A>(x)
+    }
+    #[inline(always)]
+    fn end<A: Arith>(x: f32, begun: f32) -> f32 {
+        math::sigmoid_end::<A>(x, begun)
+    }
+}
+
+struct Erf;
+
+impl Halves for Erf {
+    #[inline(always)]
+    fn begin<A: Arith>(x: f32) -> f32 {
+        math::erf_begin::<A>(x)
+    }
+    #[inline(always)]
+    fn end<A: Arith>(x: f32, begun: f32) -> f32 {
+        math::erf_end::<A>(x, begun)
+    }
+}
+
+/// A loop for each half of a function. Instructions of such a function wait for one another for
+/// longer than a CPU looks ahead; those of a half overlap with the next vectors', and its constants
+/// fit into registers.
+struct InHalves<F>(PhantomData<F>);
+
+impl<F: Halves> Routine for InHalves<F> {
+    type Args = Call;
+
+    /// As [`Sweep`]; the argument varies along columns.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &Call) {
+        for r in 0..call.rows {
+            let x = call.args[0];
+            // SAFETY: the caller promises readable views.
+            let x =
+                unsafe { std::slice::from_raw_parts(x.ptr.offset(r as isize * x.rs), call.lanes) };
+            // SAFETY: the caller promises that `out` is writable and overlaps no view.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
+            };
+            for (out, &x) in out.iter_mut().zip(x) {
+                *out = F::begin::<A>(f32::of(x)).bits();
+            }
+            for (out, &x) in out.iter_mut().zip(x) {
+                *out = F::end::<A>(f32::of(x), f32::of(*out)).bits();
+            }
+        }
     }
 }
 
