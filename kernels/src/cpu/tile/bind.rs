@@ -12,7 +12,7 @@ use crate::size::Env;
 use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Requests a cache line into L2, where the instruction set can.
 pub(crate) fn prefetch(at: *const u8) {
@@ -24,6 +24,13 @@ pub(crate) fn prefetch(at: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
+}
+
+/// Requests a run of bytes.
+pub(super) fn prefetch_run(at: *const u8, bytes: usize) {
+    for byte in (0..bytes).step_by(LINE) {
+        prefetch(at.wrapping_add(byte));
+    }
 }
 
 /// Requests a cache line to be written, where the instruction set can.
@@ -69,6 +76,9 @@ impl StridedAccess {
 /// moved at little cost.
 const REQUESTS: usize = 8;
 
+/// The fewest points of a space whose operands do not fit into the caches of a core.
+const STREAMED: usize = 1 << 18;
+
 /// The elements of one operand, of which the columns of a row are neighbours.
 #[derive(Clone, Copy)]
 struct Request {
@@ -112,6 +122,8 @@ pub(crate) struct Bound<'a> {
     pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
     /// Whether memory is written from which an operand is read.
     pub(super) overwrites: bool,
+    /// Whether operands are read from beyond the caches of a core.
+    pub(super) streams: bool,
     axes: usize,
     dims: [usize; AXES],
     /// The first of the trailing axes that all accesses can iterate as one.
@@ -129,6 +141,7 @@ impl<'a> Bound<'a> {
             code,
             accesses: SmallVec::new(),
             overwrites: false,
+            streams: false,
             axes: 0,
             dims: [1; AXES],
             inner_axis: 0,
@@ -208,6 +221,7 @@ impl<'a> Bound<'a> {
             self.accesses[store].overwrites = read;
             self.overwrites |= read != 0;
         }
+        self.streams = self.dims().iter().product::<usize>() >= STREAMED;
         self.find_inner();
     }
 

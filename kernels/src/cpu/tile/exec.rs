@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::bind::Bound;
+use super::bind::{Bound, LINE, prefetch_run};
 use super::chain::ChainCall;
 use super::compile::{Apply, ChainStep, Hoisted, Place, Step, StoreStep};
 use super::copy::{self, Block};
@@ -75,6 +75,35 @@ impl Tile {
             kept_at,
             ..self
         }
+    }
+}
+
+/// Most operands whose next elements are requested.
+const RUNS: usize = 4;
+
+/// Elements that are read soon: runs of so many bytes.
+struct Next {
+    runs: [*const u8; RUNS],
+    count: usize,
+    bytes: usize,
+}
+
+impl Next {
+    /// Requests the part of the elements that belongs to step `k` of several: few at a time, because
+    /// a core waits for no more than some twenty lines at once.
+    #[inline(always)]
+    fn send(&self, k: usize, steps: usize) {
+        for run in &self.runs[..self.count] {
+            prefetch_run(
+                run.wrapping_add(self.part(k, steps)),
+                self.part(k + 1, steps) - self.part(k, steps),
+            );
+        }
+    }
+
+    /// The first byte of part `k`.
+    fn part(&self, k: usize, steps: usize) -> usize {
+        (self.bytes * k / steps).next_multiple_of(LINE)
     }
 }
 
@@ -314,7 +343,9 @@ impl<'a> Machine<'a> {
     /// # Safety
     /// As [`Machine::compute_per_row`].
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
-        for step in steps {
+        let next = self.next(steps, tile);
+        for (k, step) in steps.iter().enumerate() {
+            next.send(k, steps.len());
             // SAFETY: the caller's promise; steps come after those that compute their arguments.
             unsafe {
                 match step {
@@ -364,6 +395,33 @@ impl<'a> Machine<'a> {
                 }
             }
         }
+    }
+
+    /// The elements that the next tile reads in place, if it follows this one in memory beyond the
+    /// caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile.
+    fn next(&self, steps: &[Step], tile: &Tile) -> Next {
+        let mut next = Next {
+            runs: [std::ptr::null(); RUNS],
+            count: 0,
+            bytes: tile.rows * tile.cols * 4,
+        };
+        if !self.bound.streams {
+            return next;
+        }
+        for step in steps {
+            let Step::Load { access, .. } = step else {
+                continue;
+            };
+            let cursor = self.cursor(*access);
+            let follows = cursor.bytes == 4
+                && cursor.cs == 1
+                && (tile.rows == 1 || cursor.rs == tile.cols as isize);
+            if follows && next.count < RUNS {
+                next.runs[next.count] = cursor.at(tile).wrapping_add(next.bytes);
+                next.count += 1;
+            }
+        }
+        next
     }
 
     /// With `copied`, values that could be read in place are copied too, because they are stored
