@@ -106,7 +106,7 @@ impl<T: Word + CastTo<U> + 'static, U: Word + 'static> Lanewise for Cast<T, U> {
 /// The code of one operation applied to the result of another: `outer(inner(x, y), z)`, or with
 /// `SWAPPED` arguments `outer(z, inner(x, y))`. Each rounds for itself, so the bits are those of
 /// the two operations one after the other.
-struct Pair<I, O, const SWAPPED: bool>(PhantomData<(I, O)>);
+pub(crate) struct Pair<I, O, const SWAPPED: bool>(PhantomData<(I, O)>);
 
 impl<T: Word + 'static, I, O, const SWAPPED: bool> Lanewise for Pair<I, O, SWAPPED>
 where
@@ -142,6 +142,9 @@ impl Lanewise for AboveOr {
 
 /// The code of a product.
 pub(crate) type Product = code::Mul<f32>;
+
+/// The code of a sum of a product and a number.
+pub(crate) type ProductSum = Pair<code::Mul<f32>, code::Add<f32>, false>;
 
 /// The code of a negation.
 pub(crate) type Negation = code::Neg<f32>;

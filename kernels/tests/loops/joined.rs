@@ -111,6 +111,25 @@ fn sums_of_products_of_values_that_vary_along_any_axes() {
 }
 
 #[test]
+fn sums_of_products_and_summands_that_vary_along_any_axes() {
+    for shape in SHAPES {
+        for kinds in (0..27).map(|n| [n / 9, n / 3 % 3, n % 3]) {
+            let mut case = Case::new(shape, 1);
+            let [x, y, z] = kinds.map(|kind| case.load(kind));
+            let product = case.b.op(ScalarOp::Mul, &[x, y]);
+            let shifted = case.b.op(ScalarOp::Add, &[product, z]);
+            let square = case.b.op(ScalarOp::Mul, &[y, y]);
+            let other = case.b.op(ScalarOp::Add, &[x, square]);
+            for value in [shifted, other] {
+                let sum = case.b.reduce(ReduceOp::Sum, value);
+                case.store(sum, &[1, 0], shape.0);
+            }
+            case.check(&format!("factors and summand {kinds:?}"));
+        }
+    }
+}
+
+#[test]
 fn products_that_are_summed_and_needed_otherwise() {
     for shape in SHAPES {
         let mut case = Case::new(shape, 1);

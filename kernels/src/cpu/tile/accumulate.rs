@@ -16,7 +16,9 @@ impl Machine<'_> {
             // SAFETY: the spare register holds a tile, and no value that is used again.
             args[0] = unsafe { self.spread(args[0], self.spare(), tile) };
         }
-        let which = usize::from(args[0].is_invariant()) | usize::from(args[1].is_invariant()) << 1;
+        let which = usize::from(args[0].is_invariant())
+            | usize::from(args[1].is_invariant()) << 1
+            | usize::from(args[2].is_invariant()) << 2;
         let call = ReduceCall {
             args,
             rows: tile.rows,
@@ -45,7 +47,7 @@ impl Machine<'_> {
             cs: 0,
         };
         ReduceCall {
-            args: [value; 2],
+            args: [value; 3],
             rows: 0,
             cols: 0,
             acc,

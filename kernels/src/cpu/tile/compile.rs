@@ -96,8 +96,9 @@ pub(super) struct ChainStep {
 /// A reduction.
 pub(super) struct ReduceStep {
     pub code: ReduceCode,
-    /// The value that is reduced, or the arguments of the operation whose results are.
-    pub args: [ValueId; 2],
+    /// The value that is reduced, or the arguments of the operation whose results are; the last one
+    /// repeats.
+    pub args: [ValueId; 3],
     pub value: ValueId,
     /// Lanes from the start of the register file to the accumulators, a register for each word.
     pub accumulator: usize,
@@ -325,7 +326,7 @@ impl Compiler<'_> {
             let code = joined.unwrap_or_else(|| ReduceCode::new(*op, self.a.lanes[a], isa));
             reductions.push(ReduceStep {
                 code,
-                args: [args[0], *args.last().unwrap_or(arg)],
+                args: std::array::from_fn(|k| *args.get(k).or(args.last()).unwrap_or(arg)),
                 value: i as ValueId,
                 accumulator: self.take(code.words),
             });

@@ -14,13 +14,14 @@ use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
-use crate::scalar::{Lanewise, Negation, Product, ScalarOp, Sum, Visit, Word};
+use crate::scalar::{Joined, Lanewise, Negation, Product, ProductSum, ScalarOp, Sum, Visit, Word};
 use crate::spec::ReduceOp;
 
 /// The work of one reduction on one tile.
 pub(super) struct ReduceCall {
-    /// The value that is reduced, or the arguments of the operation whose results are.
-    pub args: [View; 2],
+    /// The value that is reduced, or the arguments of the operation whose results are; the last one
+    /// repeats.
+    pub args: [View; 3],
     pub rows: usize,
     /// Columns that count; reads are rounded up to whole vectors.
     pub cols: usize,
@@ -38,9 +39,9 @@ pub(super) struct ReduceCall {
 pub(super) struct ReduceCode {
     /// Reduces the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`. Bit k of the
     /// index says that argument k is invariant.
-    pub columns: [Entry<ReduceCall>; 4],
+    pub columns: [Entry<ReduceCall>; 8],
     /// Reduces the rows of a tile: column `c` into `acc[c]`.
-    pub rows: [Entry<ReduceCall>; 4],
+    pub rows: [Entry<ReduceCall>; 8],
     /// Whether it computes the elements that it sums.
     pub joined: bool,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
@@ -81,20 +82,55 @@ impl ReduceCode {
         }
     }
 
+    /// The same for joined operations.
+    pub fn sum_of_joined(joined: Joined, isa: Isa) -> Option<ReduceCode> {
+        match joined {
+            Joined::Pair {
+                inner: ScalarOp::Mul,
+                outer: ScalarOp::Add,
+                ..
+            } => Some(ReduceCode::sums_of::<ProductSum>(isa)),
+            _ => None,
+        }
+    }
+
     fn sums_of<I: Lanewise<In = f32, Out = f32>>(isa: Isa) -> ReduceCode {
+        let columns = [
+            entry::<Columns<Sum, Results<I, 0>>>(isa),
+            entry::<Columns<Sum, Results<I, 1>>>(isa),
+            entry::<Columns<Sum, Results<I, 2>>>(isa),
+            entry::<Columns<Sum, Results<I, 3>>>(isa),
+        ];
+        let rows = [
+            entry::<Rows<Sum, Results<I, 0>>>(isa),
+            entry::<Rows<Sum, Results<I, 1>>>(isa),
+            entry::<Rows<Sum, Results<I, 2>>>(isa),
+            entry::<Rows<Sum, Results<I, 3>>>(isa),
+        ];
+        let (last_columns, last_rows) = if const { I::ARITY > 2 } {
+            (
+                [
+                    entry::<Columns<Sum, Results<I, 4>>>(isa),
+                    entry::<Columns<Sum, Results<I, 5>>>(isa),
+                    entry::<Columns<Sum, Results<I, 6>>>(isa),
+                    entry::<Columns<Sum, Results<I, 7>>>(isa),
+                ],
+                [
+                    entry::<Rows<Sum, Results<I, 4>>>(isa),
+                    entry::<Rows<Sum, Results<I, 5>>>(isa),
+                    entry::<Rows<Sum, Results<I, 6>>>(isa),
+                    entry::<Rows<Sum, Results<I, 7>>>(isa),
+                ],
+            )
+        } else {
+            (columns, rows)
+        };
+        let both = |first: [Entry<ReduceCall>; 4], last: [Entry<ReduceCall>; 4]| {
+            std::array::from_fn(|k| if k < 4 { first[k] } else { last[k - 4] })
+        };
         ReduceCode {
-            columns: [
-                entry::<Columns<Sum, Results<I, 0>>>(isa),
-                entry::<Columns<Sum, Results<I, 1>>>(isa),
-                entry::<Columns<Sum, Results<I, 2>>>(isa),
-                entry::<Columns<Sum, Results<I, 3>>>(isa),
-            ],
-            rows: [
-                entry::<Rows<Sum, Results<I, 0>>>(isa),
-                entry::<Rows<Sum, Results<I, 1>>>(isa),
-                entry::<Rows<Sum, Results<I, 2>>>(isa),
-                entry::<Rows<Sum, Results<I, 3>>>(isa),
-            ],
+            columns: both(columns, last_columns),
+            rows: both(rows, last_rows),
             joined: true,
             ..ReduceCode::new(ReduceOp::Sum, Lane::F32, isa)
         }
@@ -110,8 +146,8 @@ impl Visit for Loops {
     type Output = ReduceCode;
     fn visit<O: Lanewise>(self) -> ReduceCode {
         ReduceCode {
-            columns: [entry::<Columns<O, Values>>(self.isa); 4],
-            rows: [entry::<Rows<O, Values>>(self.isa); 4],
+            columns: [entry::<Columns<O, Values>>(self.isa); 8],
+            rows: [entry::<Rows<O, Values>>(self.isa); 8],
             joined: false,
             finish: entry::<Finish<O>>(self.isa),
             merge: entry::<Merge<O>>(self.isa),
@@ -208,10 +244,11 @@ impl<I: Lanewise<In = f32, Out = f32>, const INVARIANT: u32> Elements for Result
                 }
             }
         };
-        let (x, y) = (argument(0), argument(1));
+        // Arguments beyond those that count repeat the last.
+        let [x, y, z] = [0, 1, 2].map(|k: usize| argument(k.min(I::ARITY - 1)));
         let mut results = [0; VECTOR];
         for (l, result) in results.iter_mut().enumerate() {
-            *result = join::<I, A>(x[l], y[l]);
+            *result = I::apply::<A>([x[l], y[l], z[l]].map(f32::of)).bits();
         }
         join_all::<O, A>(sum, &masked(&results));
     }
@@ -393,8 +430,8 @@ pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
 fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
     ReduceCode {
-        columns: [entry::<RankColumns<K>>(isa); 4],
-        rows: [entry::<RankRows<K>>(isa); 4],
+        columns: [entry::<RankColumns<K>>(isa); 8],
+        rows: [entry::<RankRows<K>>(isa); 8],
         joined: false,
         finish: entry::<RankFinish>(isa),
         merge: entry::<RankMerge>(isa),

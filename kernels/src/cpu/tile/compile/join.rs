@@ -111,7 +111,6 @@ impl Analysis {
         if let Inst::Reduce(op, _) = spec.code[i] {
             return op == ReduceOp::Sum
                 && !self.is_per_row(a)
-                && self.pairs[a].is_none()
                 && self.chains[a].is_none()
                 && self.summed(spec, a, Isa::Portable).is_some();
         }
@@ -126,6 +125,9 @@ impl Analysis {
 
     /// The code of a sum of the results of value `a`, if they are computed together.
     pub(super) fn summed(&self, spec: &Spec, a: usize, isa: Isa) -> Option<ReduceCode> {
+        if self.pairs[a].is_some() {
+            return ReduceCode::sum_of_joined(self.joined(spec, a)?, isa);
+        }
         match spec.code[a] {
             Inst::Op(op, _) if self.lanes[a] == Lane::F32 => ReduceCode::sum_of(op, isa),
             _ => None,
