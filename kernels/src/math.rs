@@ -210,7 +210,7 @@ pub(crate) fn sigmoid_end<A: Arith>(x: f32, r: f32) -> f32 {
     scale / (high + (lost + expm1_small::<A>(r)))
 }
 
-/// tanh x, at most 1.95 ULP off.
+/// tanh x, at most 1.95 ULP off, and 2.01 without fused multiply-adds.
 #[inline(always)]
 pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
     tanh_end::<A>(x, tanh_begin::<A>(x))
