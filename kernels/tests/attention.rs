@@ -1,10 +1,11 @@
 //! Attention and its gradients against double precision, on every instruction set.
 
+#[allow(dead_code)]
 mod common;
 
 use common::*;
-use slabwise_kernels::cpu::{Config, Isa, Kernel};
-use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::cpu::Isa;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Attention, AttentionGrad, Body, Operand, Scores, Spec};
 
 /// The sizes of a case: axes of heads, then these.
