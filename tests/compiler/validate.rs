@@ -282,11 +282,12 @@ fn programs_in_micro_batches() {
 #[test]
 fn offloaded_programs() {
     let model = "gpt:layers=2,width=32,length=32";
-    let compiled = Compiled::new(model, Dim::Fixed(4), "75%", true);
-    assert!(
-        !compiled.program.transfers.is_empty(),
-        "nothing is offloaded"
-    );
+    // Workspaces depend on the processor, and with them the least share that a plan can meet.
+    let compiled = ["90%", "85%", "80%", "75%"]
+        .into_iter()
+        .map(|share| Compiled::new(model, Dim::Fixed(4), share, true))
+        .find(|compiled| !compiled.program.transfers.is_empty())
+        .expect("a program that offloads");
     mutations_are_seen(compiled);
 }
 
