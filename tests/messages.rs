@@ -8,6 +8,7 @@ use slabwise::Error;
 use slabwise::nn::{BatchNorm1d, Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
+use slabwise::tensor::AttentionOptions;
 use slabwise_models::Model;
 
 /// The line of the call.
@@ -688,5 +689,26 @@ fn outputs_and_traces() {
             .compile_graph::<2>("sum", &graph)
             .map(|_| ()),
         expect![[r#""sum" has 1 output, 2 outputs are expected"#]],
+    );
+}
+
+#[test]
+fn a_number_of_past_keys_that_is_none() {
+    let (params, trace, here) = (Params::seeded(0), Trace::inference(), here!());
+    let x = trace.input("x", F32, (2, 6, 8));
+    let attend = |past| {
+        let options = AttentionOptions::new().causal().past_of_run(past);
+        x.attention_with(x, x, options)
+    };
+    let half = attend(trace.ones(()));
+    let far = attend(trace.input("past", I32, (3, 1, 1)));
+    compiling(
+        here,
+        &params,
+        &trace,
+        [half, far],
+        expect![[r#"
+        +4: attention: the number of past keys is f32; i32 is needed
+        +4: attention: past keys of shape [3, 1, 1] do not broadcast to the scores [2, 6, 6]"#]],
     );
 }

@@ -34,6 +34,15 @@ const ROWS: usize = 16;
 /// Elements of rows whose columns are summed at a time: they stay in L1, where every micro-kernel reads
 /// a part of each row.
 const BLOCK: usize = 4 << 10;
+/// 0, 1, …: the offsets of steps or rows that are neighbours.
+static COUNTS: [i32; KC] = {
+    let (mut counts, mut i) = ([0; KC], 0);
+    while i < KC {
+        counts[i] = i as i32;
+        i += 1;
+    }
+    counts
+};
 
 /// See [`Body::Attention`].
 pub(crate) struct Attention {
@@ -106,8 +115,11 @@ impl Shared {
         let micro = Micro::of(config.isa);
         let threads = config.threads.max(1);
         let bytes = parts(micro, bound).bytes;
-        if bytes > isize::MAX as usize / 64 / threads {
-            return Err(SpecError::unsupported("attention of so many keys"));
+        // Offsets into a worker's memory are of 32 bits.
+        if bytes > i32::MAX as usize || bytes.saturating_mul(threads) > isize::MAX as usize / 64 {
+            return Err(SpecError::unsupported(format!(
+                "attention that needs {bytes} bytes of each thread, more than 2 GiB"
+            )));
         }
         Ok(Shared {
             micro,
@@ -146,8 +158,6 @@ struct Panels {
     micro: &'static Micro,
     /// Elements between the vectors of two steps of a panel.
     width: usize,
-    /// 0, 1, … for steps that are neighbours.
-    counts: [i32; KC],
 }
 
 /// A left operand: rows of `width` elements, `stride` apart.
@@ -160,11 +170,7 @@ struct Matrix {
 
 impl Panels {
     fn new(micro: &'static Micro, width: usize) -> Panels {
-        Panels {
-            micro,
-            width,
-            counts: std::array::from_fn(|i| i as i32),
-        }
+        Panels { micro, width }
     }
 
     /// `to[r] = Σ_c rows(r, c) · right(c)` for rows r of a range: vectors of a panel of queries.
@@ -186,7 +192,7 @@ impl Panels {
                 let left = Left {
                     base: rows.at.wrapping_add(row * rows.stride + first),
                     rows: offsets.as_ptr(),
-                    steps: self.counts.as_ptr(),
+                    steps: COUNTS.as_ptr(),
                 };
                 let right = Right::packed(right.wrapping_add(first * self.width), self.width);
                 let before = if first == 0 {
@@ -233,7 +239,7 @@ impl Panels {
                 let columns = height.min(rows.width - column);
                 let left = Left {
                     base: rows.at.wrapping_add(first * rows.stride + column),
-                    rows: self.counts.as_ptr(),
+                    rows: COUNTS.as_ptr(),
                     steps: steps.as_ptr(),
                 };
                 let to = to.wrapping_add(column * self.width);

@@ -47,9 +47,24 @@ impl Scores {
 
     /// Pairs of a query and a key that it sees.
     pub fn pairs(&self, queries: usize, keys: usize) -> u64 {
-        (0..queries)
-            .map(|row| self.visible(row, keys).len() as u64)
-            .sum()
+        let (past, keys) = (i128::from(self.past), keys as i128);
+        // Σ (row + past + more), each within 0 and the number of keys.
+        let ends = |more: i128| {
+            let (first, count) = (past + more, queries as i128);
+            let none = (-first).clamp(0, count);
+            let first = first + none;
+            let rising = (keys - first).clamp(0, count - none);
+            let all = count - none - rising;
+            rising * first + rising * (rising - 1) / 2 + all * keys
+        };
+        let window = self.window.map(i128::from);
+        let end = match (self.causal, window) {
+            (true, _) => ends(1),
+            (false, Some(window)) => ends(window),
+            (false, None) => queries as i128 * keys,
+        };
+        let before = window.map_or(0, |window| ends(1 - window));
+        u64::try_from(end - before).unwrap_or(u64::MAX)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use slabwise_kernels::dtype::DType;
+use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, Scores};
 
@@ -368,9 +368,9 @@ impl<'t> Tensor<'t> {
             && options.tiles == Tiles::Auto
             && self.trace.precision() == Precision::F32;
         let fits = all.iter().all(|x| x.dtype() == DType::F32 && x.rank() >= 2);
-        // A few queries read each key once, as products do.
-        let few = self.len(self.rank().saturating_sub(2)) == Some(1);
-        if !plain || !fits || few {
+        // One query reads each key once, as products do.
+        let single = self.len(self.rank().saturating_sub(2)) == Some(1);
+        if !plain || !fits || single {
             return None;
         }
         let scores = Scores {
@@ -650,6 +650,12 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &operands, |g, ids| {
             let dims = g.dims(ids[0]).clone();
             let past = match ids.get(1) {
+                Some(&past) if g.dtype(past).lane() != Lane::I32 => {
+                    return Err(format!(
+                        "attention: the number of past keys is {}; i32 is needed",
+                        g.dtype(past)
+                    ));
+                }
                 Some(&past) if broadcast_shape(g.dims(past), &dims).as_ref() != Some(&dims) => {
                     return Err(format!(
                         "attention: past keys of shape {} do not broadcast to the scores {}",

@@ -95,13 +95,19 @@ struct Head<'a> {
     scores: &'a Scores,
     args: &'a [&'a Array],
     /// The axes before rows and columns.
-    at: &'a [usize],
+    at: Vec<usize>,
 }
 
 impl Head<'_> {
+    /// The head of an element of a result.
+    fn of<'a>(scores: &'a Scores, args: &'a [&'a Array], c: &[usize]) -> Head<'a> {
+        let at = [&c[..1], &c[2..c.len() - 1]].concat();
+        Head { scores, args, at }
+    }
+
     /// An element of queries, keys or values.
     fn operand(&self, i: usize, row: usize, column: usize) -> f64 {
-        self.args[i].at(&[self.at, &[row, column]].concat())
+        self.args[i].at(&[&self.at[..], &[row, column]].concat())
     }
 
     /// An element of the result or its gradient, whose rows are behind the first axis.
@@ -135,12 +141,7 @@ impl Head<'_> {
 
 pub(super) fn attention(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
     Array::from_fn(DType::F32, dims, |c| {
-        let at = [&c[..1], &c[2..c.len() - 1]].concat();
-        let head = Head {
-            scores,
-            args,
-            at: &at,
-        };
+        let head = Head::of(scores, args, c);
         let (row, column) = (c[1], c[c.len() - 1]);
         let weights = head.weights(row);
         if weights.is_empty() {
@@ -155,12 +156,7 @@ pub(super) fn attention(scores: &Scores, args: &[&Array], dims: &[usize]) -> Arr
 
 pub(super) fn attention_grad(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
     Array::from_fn(DType::F32, dims, |c| {
-        let at = [&c[..1], &c[2..c.len() - 1]].concat();
-        let head = Head {
-            scores,
-            args,
-            at: &at,
-        };
+        let head = Head::of(scores, args, c);
         let ([queries, width], [keys, _]) = (head.shape(0), head.shape(1));
         let (row, column) = (c[1], c[c.len() - 1]);
         // The gradient of the score of a query and a key.
