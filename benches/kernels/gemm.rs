@@ -135,6 +135,30 @@ fn skinny<const THREADS: usize>(bencher: Bencher, p: Product) {
     product(bencher, p, Isa::detect(), THREADS);
 }
 
+/// The products of a step of the perceptron at batch 256 and of a layer of the `gpt` at batch 8.
+const MODELS: [Product; 15] = [
+    mm(256, 512, 784, false, false),
+    mm(256, 256, 512, false, false),
+    mm(256, 512, 256, false, true),
+    mm(512, 256, 256, true, false),
+    mm(784, 512, 256, true, false),
+    mm(1024, 768, 256, false, false),
+    mm(1024, 256, 256, false, false),
+    mm(1024, 1024, 256, false, false),
+    mm(1024, 256, 1024, false, false),
+    mm(1024, 256, 768, false, true),
+    mm(1024, 1024, 256, false, true),
+    mm(1024, 256, 1024, false, true),
+    mm(256, 768, 1024, true, false),
+    mm(256, 1024, 1024, true, false),
+    mm(1024, 256, 1024, true, false),
+];
+
+#[divan::bench(args = MODELS, consts = [1, 2])]
+fn models<const THREADS: usize>(bencher: Bencher, p: Product) {
+    product(bencher, p, Isa::detect(), THREADS);
+}
+
 #[divan::bench(args = [256, 1024, 2048], consts = [1, 2])]
 fn square<const THREADS: usize>(bencher: Bencher, n: usize) {
     product(bencher, mm(n, n, n, false, false), Isa::detect(), THREADS);
