@@ -5,8 +5,11 @@
 //! all of its visible scores are computed, keys along rows and queries along the lanes of vectors,
 //! so that a softmax is a reduction of whole vectors, and that neither keys nor values are packed:
 //! `Sᵀ = K·Qᵀ`, then `Yᵀ = Vᵀ·Pᵀ`. Micro-panels of keys that no query of the panel sees are left
-//! out. A head, or some panels of it, are computed by one thread, so that the number of threads
-//! changes no bit.
+//! out.
+//!
+//! Each thread computes heads as a whole, as many as are a multiple of the threads. The rest are cut
+//! into panels, and in the backward pass into ranges of keys, in steps that all threads take
+//! together. Neither changes the order of a sum, so that the number of threads changes no bit.
 
 mod grad;
 mod rows;
@@ -54,8 +57,9 @@ struct Shared {
     micro: &'static Micro,
     routines: Routines,
     threads: usize,
-    /// Bytes of a worker.
-    bytes: usize,
+    /// Bytes of a worker, and of a head under way.
+    worker: usize,
+    head: usize,
 }
 
 /// The sizes of a launch.
@@ -105,17 +109,19 @@ impl Parts {
 }
 
 impl Shared {
+    /// `parts` counts the bytes of a worker and of a head.
     fn new(
         bound: &Env,
         spec: &Spec,
         config: &Config,
-        parts: impl FnOnce(&Micro, &Env) -> Parts,
+        parts: impl FnOnce(&Micro, &Env) -> [Parts; 2],
     ) -> Result<Shared, SpecError> {
         check_rank(&spec.dims, 2)?;
         let micro = Micro::of(config.isa);
         let threads = config.threads.max(1);
-        let bytes = parts(micro, bound).bytes;
-        // Offsets into a worker's memory are of 32 bits.
+        let [worker, head] = parts(micro, bound).map(|parts| parts.bytes);
+        let bytes = worker.saturating_add(head);
+        // Offsets into the memory of a block are of 32 bits.
         if bytes > i32::MAX as usize || bytes.saturating_mul(threads) > isize::MAX as usize / 64 {
             return Err(SpecError::unsupported(format!(
                 "attention that needs {bytes} bytes of each thread, more than 2 GiB"
@@ -125,31 +131,99 @@ impl Shared {
             micro,
             routines: Routines::new(config.isa),
             threads,
-            bytes,
+            worker,
+            head,
         })
     }
 
     fn workspace(&self) -> u64 {
-        (self.bytes * self.threads) as u64
+        ((self.worker + self.head) * self.threads) as u64
     }
 
-    /// Runs tasks with the memory of a worker each, all by the calling thread if there is little
-    /// work.
-    fn tasks(
+    /// Runs `whole(head, memory)` for as many heads as are a multiple of the threads, or for all if
+    /// there is little work, and gives the heads that remain.
+    fn whole(
         &self,
         launch: &Launch,
-        count: usize,
+        heads: usize,
         work: usize,
-        task: impl Fn(usize, *mut u8) + Sync,
-    ) {
-        let scratch = Scratch::new(launch, self.bytes);
-        if work < SERIAL_WORK {
-            return (0..count).for_each(|number| task(number, scratch.of(0)));
+        whole: impl Fn(usize, Slot) + Sync,
+    ) -> Range<usize> {
+        let slots = self.slots(launch);
+        if work < SERIAL_WORK || self.threads == 1 {
+            (0..heads).for_each(|head| whole(head, slots.of(0, 0)));
+            return heads..heads;
         }
-        launch
-            .team
-            .run(count, &|number, worker| task(number, scratch.of(worker)));
+        let rest = heads % self.threads;
+        launch.team.run(heads - rest, &|head, worker| {
+            whole(head, slots.of(worker, worker));
+        });
+        heads - rest..heads
     }
+
+    /// Runs `task(head, part, memory)` for all parts of fewer heads than threads. A head has the
+    /// memory of [`Shared::share`] heads.
+    fn split(
+        &self,
+        launch: &Launch,
+        heads: &Range<usize>,
+        parts: usize,
+        task: impl Fn(usize, usize, Slot) + Sync,
+    ) {
+        let (slots, share) = (self.slots(launch), self.share(heads));
+        launch.team.run(heads.len() * parts, &|number, worker| {
+            let head = number / parts;
+            task(
+                heads.start + head,
+                number % parts,
+                slots.of(worker, head * share),
+            );
+        });
+    }
+
+    /// Threads for each of fewer heads than threads.
+    fn share(&self, heads: &Range<usize>) -> usize {
+        self.threads / heads.len().max(1)
+    }
+
+    fn slots(&self, launch: &Launch) -> Slots {
+        Slots {
+            workers: Scratch::new(launch, self.worker),
+            heads: Scratch {
+                base: launch.workspace.wrapping_add(self.worker * self.threads),
+                bytes: self.head,
+            },
+        }
+    }
+}
+
+/// A workspace: the memory of workers, then that of heads under way.
+struct Slots {
+    workers: Scratch,
+    heads: Scratch,
+}
+
+impl Slots {
+    fn of(&self, worker: usize, head: usize) -> Slot {
+        Slot {
+            worker: self.workers.of(worker),
+            head: self.heads.of(head),
+        }
+    }
+}
+
+/// The memory of a task.
+#[derive(Clone, Copy)]
+struct Slot {
+    worker: *mut u8,
+    head: *mut u8,
+}
+
+/// The part of a number of rows, cut into `parts` of a multiple of `unit`.
+fn part_of(rows: usize, part: usize, parts: usize, unit: usize) -> Range<usize> {
+    let each = rows.div_ceil(parts.max(1)).next_multiple_of(unit.max(1));
+    let first = (part * each).min(rows);
+    first..rows.min(first + each)
 }
 
 /// The micro-kernels of products with a panel of queries.
@@ -292,9 +366,11 @@ impl Attention {
             unreachable!("prepared by its body")
         };
         let shared = Shared::new(bound, spec, config, |micro, env| {
-            let mut parts = Parts::counting();
-            Memory::new(body, spec, &sizes(body, spec, env), micro.nr(), &mut parts);
-            parts
+            let (mut worker, mut head) = (Parts::counting(), Parts::counting());
+            let sizes = sizes(body, spec, env);
+            Panel::new(&sizes, micro.nr(), &mut worker);
+            Copies::new(body, &sizes, spec.dims[spec.dims.len() - 1], &mut head);
+            [worker, head]
         })?;
         Ok(Attention { shared })
     }
@@ -323,34 +399,46 @@ impl Attention {
             view(2, &body.v),
             view(3, &body.result),
         ];
-        let (micro, count) = (shared.micro, heads.points());
-        let panels = sizes.queries.div_ceil(micro.nr());
-        // Every task of a head copies its keys and values.
-        let split = match count >= 2 * shared.threads {
-            true => 1,
-            false => (TASKS * shared.threads).div_ceil(count.max(1)).min(panels),
-        };
-        let task = |number: usize, memory: *mut u8| {
-            let at = heads.point(number / split);
+        let nr = shared.micro.nr();
+        let head = |number: usize, slot: Slot| {
+            let at = heads.point(number);
             let rows = |i: usize, width: usize| Rows::new(&views[i], &at, rank - 2, width);
-            let memory = Memory::new(body, spec, &sizes, micro.nr(), &mut Parts::of(memory));
-            let head = Head {
+            let columns = spec.dims[rank - 1];
+            Head {
                 shared,
                 scores: body.scores,
                 sizes,
                 q: rows(0, sizes.width),
+                k: rows(1, sizes.width),
+                v: rows(2, sizes.columns),
                 y: rows(3, sizes.columns),
-            };
-            // SAFETY: the operands may be read, and the rows of the result are this task's own.
-            unsafe {
-                let k = rows(1, sizes.width).matrix(sizes.keys, memory.k);
-                let v = rows(2, sizes.columns).matrix(sizes.keys, memory.v);
-                for panel in (number % split..panels).step_by(split) {
-                    head.panel(panel, k, v, &memory);
-                }
+                copies: Copies::new(body, &sizes, columns, &mut Parts::of(slot.head)),
+                panel: Panel::new(&sizes, nr, &mut Parts::of(slot.worker)),
             }
         };
-        shared.tasks(launch, count * split, sizes.work(count), task);
+        let (count, panels) = (heads.points(), sizes.queries.div_ceil(nr));
+        let rest = shared.whole(launch, count, sizes.work(count), |number, slot| {
+            let head = head(number, slot);
+            // SAFETY: the operands may be read, and the rows of the result are this task's own.
+            unsafe {
+                head.copy(0..sizes.keys);
+                (0..panels).for_each(|panel| head.panel(panel));
+            }
+        });
+        if rest.is_empty() {
+            return;
+        }
+        let parts = TASKS * shared.share(&rest);
+        if Copies::needed(body, spec.dims[rank - 1]) {
+            shared.split(launch, &rest, parts, |number, part, slot| {
+                // SAFETY: as above; the copies of these rows are this task's own.
+                unsafe { head(number, slot).copy(part_of(sizes.keys, part, parts, 1)) };
+            });
+        }
+        shared.split(launch, &rest, panels, |number, panel, slot| {
+            // SAFETY: as above.
+            unsafe { head(number, slot).panel(panel) };
+        });
     }
 }
 
@@ -366,11 +454,32 @@ fn sizes(body: &spec::Attention, spec: &Spec, env: &Env) -> Sizes {
     }
 }
 
-/// The parts of a worker's memory.
-struct Memory {
-    /// Keys and values, where they are copied.
+/// Copies of the keys and values of a head, unless their rows follow each other.
+struct Copies {
     k: Option<*mut f32>,
     v: Option<*mut f32>,
+}
+
+impl Copies {
+    fn new(body: &spec::Attention, sizes: &Sizes, columns: Size, parts: &mut Parts) -> Copies {
+        let mut copy = |operand: &Operand, width: Size, columns: usize| {
+            let count = sizes.keys.saturating_mul(columns);
+            (!is_contiguous(operand, width)).then(|| parts.floats(count))
+        };
+        Copies {
+            k: copy(&body.k, body.width, sizes.width),
+            v: copy(&body.v, columns, sizes.columns),
+        }
+    }
+
+    /// Whether there are any.
+    fn needed(body: &spec::Attention, columns: Size) -> bool {
+        !is_contiguous(&body.k, body.width) || !is_contiguous(&body.v, columns)
+    }
+}
+
+/// The parts of a worker's memory.
+struct Panel {
     /// A panel of queries, and of results.
     q: *mut f32,
     y: *mut f32,
@@ -379,23 +488,10 @@ struct Memory {
     scores: *mut f32,
 }
 
-impl Memory {
-    fn new(
-        body: &spec::Attention,
-        spec: &Spec,
-        sizes: &Sizes,
-        panel: usize,
-        parts: &mut Parts,
-    ) -> Memory {
+impl Panel {
+    fn new(sizes: &Sizes, panel: usize, parts: &mut Parts) -> Panel {
         let of = |a: usize, b: usize| a.saturating_mul(b);
-        let mut copy = |operand: &Operand, width: Size, columns| {
-            (!is_contiguous(operand, width)).then(|| parts.floats(of(sizes.keys, columns)))
-        };
-        let k = copy(&body.k, body.width, sizes.width);
-        let v = copy(&body.v, spec.dims[spec.dims.len() - 1], sizes.columns);
-        Memory {
-            k,
-            v,
+        Panel {
             q: parts.floats(of(panel, sizes.width)),
             y: parts.floats(of(panel, sizes.columns)),
             rows: parts.floats(of(panel, sizes.columns)),
@@ -410,16 +506,34 @@ struct Head<'a> {
     scores: Scores,
     sizes: Sizes,
     q: Rows,
+    k: Rows,
+    v: Rows,
     y: Rows,
+    copies: Copies,
+    panel: Panel,
 }
 
 impl Head<'_> {
+    /// Copies some keys and values.
+    ///
+    /// # Safety
+    /// The operands may be read, and the copies of these rows written.
+    unsafe fn copy(&self, keys: Range<usize>) {
+        for (rows, copy) in [(&self.k, self.copies.k), (&self.v, self.copies.v)] {
+            if let Some(to) = copy {
+                // SAFETY: the caller's promise.
+                unsafe { rows.copy(keys.clone(), to, rows.width) };
+            }
+        }
+    }
+
     /// The results of a panel of queries.
     ///
     /// # Safety
-    /// The operands may be read, the rows of the result written, and the memory is the caller's.
-    unsafe fn panel(&self, number: usize, k: Matrix, v: Matrix, memory: &Memory) {
-        let (micro, sizes) = (self.shared.micro, &self.sizes);
+    /// The operands may be read, keys and values are copied, the rows of the result may be written,
+    /// and the memory is the caller's.
+    unsafe fn panel(&self, number: usize) {
+        let (micro, sizes, memory) = (self.shared.micro, &self.sizes, &self.panel);
         let first = number * micro.nr();
         let queries = first..sizes.queries.min(first + micro.nr());
         let panels = Panels::new(micro, micro.width(queries.len()));
@@ -430,6 +544,7 @@ impl Head<'_> {
             panels.pack(&self.q, queries.clone(), memory.q);
             self.q
                 .request(queries.end..sizes.queries.min(queries.end + micro.nr()));
+            let k = self.k.matrix(self.copies.k);
             panels.rows(k, seen.clone(), memory.q, memory.scores);
             (self.shared.routines.exponentials)(&Exponentials {
                 at: memory.scores,
@@ -440,6 +555,7 @@ impl Head<'_> {
                 scores: self.scores,
                 sums: sums.as_mut_ptr(),
             });
+            let v = self.v.matrix(self.copies.v);
             panels.columns(v, seen, memory.scores, memory.y);
             (self.shared.routines.quotients)(&Quotients {
                 at: memory.y,

@@ -315,8 +315,8 @@ impl OperandView {
 /// Per-worker parts of a launch's workspace.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    base: *mut u8,
-    bytes: usize,
+    pub base: *mut u8,
+    pub bytes: usize,
 }
 
 // SAFETY: an address and a length; the parts of different workers are disjoint.

@@ -3,20 +3,21 @@
 //! For a block of some panels of queries, the weights P and the gradients of the scores,
 //! `dS = P∘(dY·Vᵀ − δ)·scale` with δ the sum of dY∘Y along a row, are computed again, of the keys
 //! that a query of the panel sees; then `dQᵀ = Kᵀ·dSᵀ` panel by panel, and `dV += Pᵀ·dY` and
-//! `dK += dSᵀ·Q` for the whole block. A head is computed by one thread, in the order of its queries.
+//! `dK += dSᵀ·Q` for [`PANELS`] panels after the other. A head of which several threads compute
+//! parts has larger blocks: first the threads take its panels, then ranges of its keys.
 
 use std::ops::Range;
 
-use super::rows::{Rows, is_contiguous};
+use super::rows::Rows;
 use super::softmax::{self, Exponentials, ScoreGradients};
-use super::{Matrix, Panels, Parts, ROWS, Shared, Sizes};
+use super::{Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, TASKS, part_of};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
 use crate::cpu::pointwise::{OperandView, Space};
 use crate::cpu::{Config, Launch, SpecError};
-use crate::size::{Env, Size};
+use crate::size::Env;
 use crate::spec::{self, Body, Operand, Scores, Spec};
 
-/// Panels of a block, and its most queries.
+/// Panels whose terms of the gradients of keys and values are one sum each, and their most queries.
 const PANELS: usize = 4;
 const QUERIES: usize = PANELS * softmax::LANES;
 
@@ -31,9 +32,11 @@ impl AttentionGrad {
             unreachable!("prepared by its body")
         };
         let shared = Shared::new(bound, spec, config, |micro, env| {
-            let mut parts = Parts::counting();
-            Memory::new(body, &sizes(body, env), micro, &mut parts);
-            parts
+            let (mut worker, mut head) = (Parts::counting(), Parts::counting());
+            let sizes = sizes(body, env);
+            Panel::new(&sizes, micro, &mut worker);
+            Memory::new(body, &sizes, micro, PANELS, &mut head);
+            [worker, head]
         })?;
         Ok(AttentionGrad { shared })
     }
@@ -48,7 +51,7 @@ impl AttentionGrad {
         let Body::AttentionGrad(body) = &spec.body else {
             unreachable!("checked by new")
         };
-        let env = launch.env;
+        let (env, shared) = (launch.env, &self.shared);
         let axis = spec.dims.len() - 2;
         let heads = Space::new(&spec.dims[..axis], env);
         let sizes = sizes(body, env);
@@ -64,45 +67,77 @@ impl AttentionGrad {
             view(4, &body.dy),
             view(5, &body.result),
         ];
-        let task = |number: usize, memory: *mut u8| {
+        let head = |number: usize, panels: usize, slot: Slot| {
             let at = heads.point(number);
             let rows = |i: usize| Rows::new(&views[i], &at, axis, sizes.width);
-            let memory = Memory::new(body, &sizes, self.shared.micro, &mut Parts::of(memory));
-            let result = rows(5);
+            let memory = &mut Parts::of(slot.head);
+            Head {
+                shared,
+                scores: body.of.scores,
+                sizes,
+                q: rows(0),
+                k: rows(1),
+                v: rows(2),
+                y: rows(3),
+                dy: rows(4),
+                result: rows(5),
+                memory: Memory::new(body, &sizes, shared.micro, panels, memory),
+                panel: Panel::new(&sizes, shared.micro, &mut Parts::of(slot.worker)),
+            }
+        };
+        let (count, nr) = (heads.points(), shared.micro.nr());
+        let all = sizes.queries.div_ceil(nr);
+        let rest = shared.whole(launch, count, sizes.work(count), |number, slot| {
+            let head = head(number, PANELS, slot);
             // SAFETY: the operands may be read, the rows of the result are this task's own, and
             // the memory has room for keys, values and their gradients.
             unsafe {
-                let [dk, dv] = [memory.dk, memory.dv].map(|sums| {
-                    let sums = std::slice::from_raw_parts_mut(sums, sizes.keys * memory.stride);
-                    sums.fill(0.0);
-                    sums
-                });
-                let head = Head {
-                    shared: &self.shared,
-                    scores: body.of.scores,
-                    sizes,
-                    q: rows(0),
-                    k: rows(1).matrix(sizes.keys, memory.k),
-                    v: rows(2).matrix(sizes.keys, memory.v),
-                    y: rows(3),
-                    dy: rows(4),
-                    dq: result,
-                    memory: &memory,
-                };
-                let block = PANELS * head.shared.micro.nr();
-                for first in (0..sizes.queries).step_by(block) {
-                    head.block(first..sizes.queries.min(first + block));
+                head.copy(0..sizes.keys);
+                head.clear(0..sizes.keys);
+                for first in (0..all).step_by(PANELS) {
+                    let panels = first..all.min(first + PANELS);
+                    panels.clone().for_each(|panel| head.panel(first, panel));
+                    head.add(first, panels, 0..sizes.keys);
                 }
-                for (part, sums) in [(0, dk), (1, dv)] {
-                    let to = result.from(sizes.queries + part * sizes.keys);
-                    for (key, row) in sums.chunks_exact(memory.stride).enumerate() {
-                        to.write(key, row.as_ptr());
+                head.write(0..sizes.keys);
+            }
+        });
+        if rest.is_empty() {
+            return;
+        }
+        let share = shared.share(&rest);
+        let (parts, panels) = (TASKS * share, PANELS * share);
+        if Copies::needed(&body.of, body.of.width) {
+            shared.split(launch, &rest, parts, |number, part, slot| {
+                // SAFETY: as above; the copies of these rows are this task's own.
+                unsafe { head(number, panels, slot).copy(part_of(sizes.keys, part, parts, 1)) };
+            });
+        }
+        // (Without queries the gradients of keys and values are 0.)
+        for first in (0..all.max(1)).step_by(panels) {
+            let block = first..all.min(first + panels);
+            shared.split(launch, &rest, block.len(), |number, panel, slot| {
+                // SAFETY: as above; the rows of dQ and the panel are this task's own.
+                unsafe { head(number, panels, slot).panel(first, first + panel) };
+            });
+            shared.split(launch, &rest, parts, |number, part, slot| {
+                let keys = part_of(sizes.keys, part, parts, shared.micro.mr);
+                let head = head(number, panels, slot);
+                // SAFETY: as above; the gradients of these keys are this task's own.
+                unsafe {
+                    if first == 0 {
+                        head.clear(keys.clone());
+                    }
+                    for some in block.clone().step_by(PANELS) {
+                        let some = some..block.end.min(some + PANELS);
+                        head.add(first, some, keys.clone());
+                    }
+                    if block.end == all {
+                        head.write(keys);
                     }
                 }
-            }
-        };
-        let count = heads.points();
-        self.shared.tasks(launch, count, sizes.work(count), task);
+            });
+        }
     }
 }
 
@@ -116,19 +151,13 @@ fn sizes(body: &spec::AttentionGrad, env: &Env) -> Sizes {
     }
 }
 
-/// The parts of a worker's memory.
+/// The parts of the memory of a head.
 struct Memory {
-    /// Keys and values, where they are copied.
-    k: Option<*mut f32>,
-    v: Option<*mut f32>,
-    /// Their gradients, `stride` elements a row.
+    copies: Copies,
+    /// The gradients of keys and values, `stride` elements a row.
     dk: *mut f32,
     dv: *mut f32,
     stride: usize,
-    /// A panel of queries, of dY, and of dQ.
-    panel: *mut f32,
-    /// The result of a panel, then the rows of its dQ.
-    rows: *mut f32,
     /// Queries and dY of a block, `stride` elements a row.
     q: *mut f32,
     dy: *mut f32,
@@ -138,29 +167,46 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(body: &spec::AttentionGrad, sizes: &Sizes, micro: &Micro, parts: &mut Parts) -> Memory {
-        let of = |a: usize, b: usize| a.saturating_mul(b);
+    /// For blocks of so many panels.
+    fn new(
+        body: &spec::AttentionGrad,
+        sizes: &Sizes,
+        micro: &Micro,
+        panels: usize,
+        parts: &mut Parts,
+    ) -> Memory {
         let (keys, width, nr) = (sizes.keys, sizes.width, micro.nr());
         let stride = width.next_multiple_of(micro.lanes);
-        let panels = sizes.queries.div_ceil(nr).min(PANELS);
-        let mut copy = |operand: &Operand, row: Size| {
-            (!is_contiguous(operand, row)).then(|| parts.floats(of(keys, width)))
-        };
-        let k = copy(&body.of.k, body.of.width);
-        let v = copy(&body.of.v, body.of.width);
-        let mut floats = |a: usize, b: usize| parts.floats(of(a, b));
+        let queries = sizes.queries.div_ceil(nr).min(panels).saturating_mul(nr);
+        let copies = Copies::new(&body.of, sizes, body.of.width, parts);
+        let mut floats = |a: usize, b: usize| parts.floats(a.saturating_mul(b));
         Memory {
-            k,
-            v,
+            copies,
             dk: floats(keys, stride),
             dv: floats(keys, stride),
             stride,
-            panel: floats(nr, width),
-            rows: floats(nr, width),
-            q: floats(panels * nr, stride),
-            dy: floats(panels * nr, stride),
-            weights: floats(panels * nr, keys),
-            scores: floats(panels * nr, keys),
+            q: floats(queries, stride),
+            dy: floats(queries, stride),
+            weights: floats(queries, keys),
+            scores: floats(queries, keys),
+        }
+    }
+}
+
+/// The parts of a worker's memory.
+struct Panel {
+    /// A panel of queries, of dY, and of dQ.
+    panel: *mut f32,
+    /// The result of a panel, then the rows of its dQ.
+    rows: *mut f32,
+}
+
+impl Panel {
+    fn new(sizes: &Sizes, micro: &Micro, parts: &mut Parts) -> Panel {
+        let count = micro.nr().saturating_mul(sizes.width);
+        Panel {
+            panel: parts.floats(count),
+            rows: parts.floats(count),
         }
     }
 }
@@ -171,63 +217,99 @@ struct Head<'a> {
     scores: Scores,
     sizes: Sizes,
     q: Rows,
-    k: Matrix,
-    v: Matrix,
+    k: Rows,
+    v: Rows,
     y: Rows,
     dy: Rows,
-    dq: Rows,
-    memory: &'a Memory,
+    /// The gradients of queries, keys and values.
+    result: Rows,
+    memory: Memory,
+    panel: Panel,
 }
 
 impl Head<'_> {
-    /// The gradients of a block of queries, and their terms of those of keys and values.
+    /// Copies some keys and values.
     ///
     /// # Safety
-    /// The operands may be read, the rows of dQ written, and the memory is the caller's.
-    unsafe fn block(&self, queries: Range<usize>) {
-        let (micro, memory) = (self.shared.micro, self.memory);
-        let (width, nr) = (self.sizes.width, micro.nr());
-        // SAFETY: the caller's promise; the memory has room for the block.
+    /// The operands may be read, and the copies of these rows written.
+    unsafe fn copy(&self, keys: Range<usize>) {
+        let copies = &self.memory.copies;
+        for (rows, copy) in [(&self.k, copies.k), (&self.v, copies.v)] {
+            if let Some(to) = copy {
+                // SAFETY: the caller's promise.
+                unsafe { rows.copy(keys.clone(), to, rows.width) };
+            }
+        }
+    }
+
+    /// Sets the gradients of some keys and values to 0.
+    ///
+    /// # Safety
+    /// They may be written.
+    unsafe fn clear(&self, keys: Range<usize>) {
+        let stride = self.memory.stride;
+        for sums in [self.memory.dk, self.memory.dv] {
+            let at = sums.wrapping_add(keys.start * stride);
+            // SAFETY: the caller's promise.
+            unsafe { at.write_bytes(0, keys.len() * stride) };
+        }
+    }
+
+    /// Writes the gradients of some keys and values to the result.
+    ///
+    /// # Safety
+    /// They may be read, and their rows of the result written.
+    unsafe fn write(&self, keys: Range<usize>) {
+        let Sizes {
+            queries, keys: all, ..
+        } = self.sizes;
+        for (first, sums) in [(queries, self.memory.dk), (queries + all, self.memory.dv)] {
+            for key in keys.clone() {
+                let row = sums.wrapping_add(key * self.memory.stride);
+                // SAFETY: the caller's promise.
+                unsafe { self.result.write(first + key, row) };
+            }
+        }
+    }
+
+    /// The queries of a panel, and the keys that they see.
+    fn of_panel(&self, panel: usize) -> [Range<usize>; 2] {
+        let nr = self.shared.micro.nr();
+        let queries = panel * nr..self.sizes.queries.min((panel + 1) * nr);
+        let seen = self.scores.visible_to(queries.clone(), self.sizes.keys);
+        [queries, seen]
+    }
+
+    /// The weights, the gradients of the scores and the gradients of the queries of a panel, of a
+    /// block that begins with the panel `first`.
+    ///
+    /// # Safety
+    /// The operands may be read, keys and values are copied, the rows of dQ and the block's memory
+    /// of the panel may be written, and the worker's memory is the caller's.
+    unsafe fn panel(&self, first: usize, number: usize) {
+        let (micro, memory, sizes) = (self.shared.micro, &self.memory, &self.sizes);
+        let (nr, keys, width) = (micro.nr(), sizes.keys, sizes.width);
+        let panels = Panels::new(micro, nr);
+        let [queries, seen] = self.of_panel(number);
+        let at = (number - first) * nr;
+        let [weights, scores] =
+            [memory.weights, memory.scores].map(|block| block.wrapping_add(at * keys));
+        let [p, ds] = [weights, scores].map(|panel| panel.wrapping_add(seen.start * nr));
+        let Panel { panel, rows } = self.panel;
+        let mut sums = [0.0; softmax::LANES];
+        // SAFETY: the caller's promise; the memory has room for the panel.
         unsafe {
             for (i, row) in queries.clone().enumerate() {
                 for (from, to) in [(&self.q, memory.q), (&self.dy, memory.dy)] {
-                    let to = to.wrapping_add(i * memory.stride);
+                    let to = to.wrapping_add((at + i) * memory.stride);
                     from.read(row, to);
                     to.add(width).write_bytes(0, memory.stride - width);
                 }
             }
-            let mut seen: [Range<usize>; PANELS] = std::array::from_fn(|_| 0..0);
-            for (number, seen) in seen.iter_mut().enumerate() {
-                let first = queries.start + number * nr;
-                if first < queries.end {
-                    *seen = self.panel(number, first..queries.end.min(first + nr));
-                }
-            }
-            let count = queries.len();
-            self.add(&seen, count, memory.weights, memory.dy, memory.dv);
-            self.add(&seen, count, memory.scores, memory.q, memory.dk);
-        }
-    }
-
-    /// The weights, the gradients of the scores and the gradients of the queries of a panel; the
-    /// keys that it sees.
-    ///
-    /// # Safety
-    /// As [`Head::block`].
-    unsafe fn panel(&self, number: usize, queries: Range<usize>) -> Range<usize> {
-        let (micro, memory, sizes) = (self.shared.micro, self.memory, &self.sizes);
-        let (nr, keys) = (micro.nr(), sizes.keys);
-        let panels = Panels::new(micro, nr);
-        let seen = self.scores.visible_to(queries.clone(), keys);
-        let [weights, scores] =
-            [memory.weights, memory.scores].map(|block| block.wrapping_add(number * nr * keys));
-        let [p, ds] = [weights, scores].map(|panel| panel.wrapping_add(seen.start * nr));
-        let mut sums = [0.0; softmax::LANES];
-        // SAFETY: the caller's promise; the memory has room for the panel.
-        unsafe {
-            panels.pack(&self.q, queries.clone(), memory.panel);
+            panels.pack(&self.q, queries.clone(), panel);
             self.y.request(queries.clone());
-            panels.rows(self.k, seen.clone(), memory.panel, p);
+            let k = self.k.matrix(memory.copies.k);
+            panels.rows(k, seen.clone(), panel, p);
             (self.shared.routines.exponentials)(&Exponentials {
                 at: p,
                 width: nr,
@@ -237,22 +319,22 @@ impl Head<'_> {
                 scores: self.scores,
                 sums: sums.as_mut_ptr(),
             });
-            panels.pack(&self.dy, queries.clone(), memory.panel);
-            panels.rows(self.v, seen.clone(), memory.panel, ds);
-            panels.pack(&self.y, queries.clone(), memory.rows);
+            panels.pack(&self.dy, queries.clone(), panel);
+            panels.rows(self.v.matrix(memory.copies.v), seen.clone(), panel, ds);
+            panels.pack(&self.y, queries.clone(), rows);
             (self.shared.routines.score_gradients)(&ScoreGradients {
                 weights: p,
                 gradients: ds,
                 width: nr,
                 keys: seen.len(),
                 sums: sums.as_ptr(),
-                y: memory.rows,
-                dy: memory.panel,
-                columns: sizes.width,
+                y: rows,
+                dy: panel,
+                columns: width,
                 scale: self.scores.scale,
             });
-            panels.columns(self.k, seen.clone(), ds, memory.panel);
-            panels.unpack(memory.panel, &self.dq, queries, memory.rows);
+            panels.columns(k, seen.clone(), ds, panel);
+            panels.unpack(panel, &self.result, queries, rows);
             // A micro-kernel of keys may begin before or end behind those of this panel.
             for edge in [
                 seen.start.saturating_sub(micro.mr)..seen.start,
@@ -264,21 +346,48 @@ impl Head<'_> {
                 }
             }
         }
-        seen
     }
 
-    /// Adds `Σ_q block(q, key) · rows(q)` to the sums of every key, for the first `count` queries q of
-    /// the block.
+    /// Adds the terms of at most [`PANELS`] panels to the gradients of some keys and values, of which
+    /// the first is that of a micro-kernel; the block begins with the panel `first`.
+    ///
+    /// # Safety
+    /// The panels have been computed, and the gradients of these keys are the caller's.
+    unsafe fn add(&self, first: usize, panels: Range<usize>, keys: Range<usize>) {
+        let memory = &self.memory;
+        let (nr, stride) = (self.shared.micro.nr(), memory.stride);
+        let mut seen: [Range<usize>; PANELS] = std::array::from_fn(|_| 0..0);
+        let mut count = 0;
+        for (panel, of_panel) in panels.clone().zip(&mut seen) {
+            let [queries, keys] = self.of_panel(panel);
+            count += queries.len();
+            *of_panel = keys;
+        }
+        let at = (panels.start - first) * nr;
+        for (block, rows, sums) in [
+            (memory.weights, memory.dy, memory.dv),
+            (memory.scores, memory.q, memory.dk),
+        ] {
+            let block = block.wrapping_add(at * self.sizes.keys);
+            let rows = rows.wrapping_add(at * stride);
+            // SAFETY: the caller's promise.
+            unsafe { self.add_products(&seen, count, block, rows, sums, keys.clone()) };
+        }
+    }
+
+    /// Adds `Σ_q block(q, key) · rows(q)` to the sums of some keys, for the first `count` queries q
+    /// of the block.
     ///
     /// # Safety
     /// The memory is the caller's, and has values of the keys that a panel sees.
-    unsafe fn add(
+    unsafe fn add_products(
         &self,
         seen: &[Range<usize>; PANELS],
         count: usize,
         block: *const f32,
         rows: *const f32,
         sums: *mut f32,
+        keys: Range<usize>,
     ) {
         let (micro, stride) = (self.shared.micro, self.memory.stride);
         let (nr, height, panel) = (micro.nr(), micro.mr, micro.nr() * self.sizes.keys);
@@ -292,7 +401,9 @@ impl Head<'_> {
         }
         let all = seen.iter().filter(|seen| !seen.is_empty());
         let first = all.clone().map(|seen| seen.start).min().unwrap_or(0);
-        let last = all.map(|seen| seen.end).max().unwrap_or(0);
+        let last = all.map(|seen| seen.end).max().unwrap_or(0).min(keys.end);
+        // Micro-kernels begin at the same keys for every range.
+        let first = (first / height * height).max(keys.start);
         for key in (first..last).step_by(height) {
             let keys = key..last.min(key + height);
             let sees = |seen: &Range<usize>| seen.start < keys.end && keys.start < seen.end;

@@ -50,29 +50,23 @@ impl Rows {
         }
     }
 
-    /// The rows from one on.
-    pub fn from(&self, row: usize) -> Rows {
-        Rows {
-            at: self.at(row),
-            ..*self
+    /// The rows as a contiguous matrix: their copies, if there are any.
+    pub fn matrix(&self, copies: Option<*mut f32>) -> Matrix {
+        Matrix {
+            at: copies.unwrap_or(self.at),
+            stride: self.width,
+            width: self.width,
         }
     }
 
-    /// The first `count` rows as a contiguous matrix: copied, if there is memory for a copy.
+    /// Copies some rows to those of a matrix whose rows are `stride` elements apart.
     ///
     /// # Safety
-    /// The rows may be read, and the memory written; rows without memory are contiguous.
-    pub unsafe fn matrix(&self, count: usize, copy: Option<*mut f32>) -> Matrix {
-        if let Some(to) = copy {
-            for row in 0..count {
-                // SAFETY: the caller's promise.
-                unsafe { self.read(row, to.wrapping_add(row * self.width)) };
-            }
-        }
-        Matrix {
-            at: copy.unwrap_or(self.at),
-            stride: self.width,
-            width: self.width,
+    /// The rows may be read, and those of the matrix written.
+    pub unsafe fn copy(&self, rows: Range<usize>, to: *mut f32, stride: usize) {
+        for row in rows {
+            // SAFETY: the caller's promise.
+            unsafe { self.read(row, to.wrapping_add(row * stride)) };
         }
     }
 
