@@ -225,13 +225,14 @@ fn attention_in_tiles_is_attention() {
         (10, 4, false, "seen"),
     ] {
         let (.., whole) = attended(Tiles::Whole, queries, keys, causal, mask);
-        for rows in [1, 3, 4, 100] {
-            let (.., tiled) = attended(Tiles::Queries(rows), queries, keys, causal, mask);
+        let rows = [1, 3, 4, 100].map(Tiles::Queries);
+        for tiles in rows.into_iter().chain([Tiles::Auto]) {
+            let (.., tiled) = attended(tiles, queries, keys, causal, mask);
             assert_eq!(whole.len(), tiled.len());
             for (i, (a, b)) in whole.iter().zip(&tiled).enumerate() {
                 assert!(
                     (a - b).abs() <= 2e-5 * (1.0 + a.abs()),
-                    "{i}: {b} in tiles of {rows}, {a} at once ({mask} {queries} {keys})"
+                    "{i}: {b} by {tiles:?}, {a} at once ({mask} {queries} {keys})"
                 );
             }
         }
@@ -249,6 +250,15 @@ fn tiles_never_hold_all_scores() {
         "the largest buffer has {largest} of {scores} bytes"
     );
     assert!(tiled < scores, "{tiled} bytes in tiles, {whole} at once");
+    // In one kernel, with a mask for all heads too: a sixth of the scores.
+    for mask in ["", "seen", "added"] {
+        let (whole, ..) = attended(Tiles::Whole, n, n, false, mask);
+        let (one, largest, _) = attended(Tiles::Auto, n, n, false, mask);
+        assert!(
+            largest <= scores / 6 && one < whole / 5 * 3,
+            "{one} bytes in one kernel, {whole} at once; the largest buffer has {largest}"
+        );
+    }
 }
 
 /// A value that simplifies to a constant or a position is always available, so that pinning it

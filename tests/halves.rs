@@ -323,3 +323,40 @@ fn pooling_behind_relu_of_halves() {
     let y = y.view::<f32>().expect("f32");
     assert_eq!(y.iter().copied().collect::<Vec<_>>(), [2.0, 0.0]);
 }
+
+/// With a precision of halves, queries, keys, values and results are halves in memory, for the
+/// backward pass too.
+#[test]
+fn attention_keeps_halves() {
+    let (length, width) = (64, 32);
+    let x = numbers(length, 3 * width, 1.0);
+    let run = |precision: Precision| {
+        let trace = Trace::training().with_precision(precision);
+        let joined = trace.input("x", F32, (length, 3 * width));
+        let seen = trace.arange(length).lt(50);
+        let y = joined.self_attention(2, true, Mask::Seen(seen));
+        let [slope] = trace.gradients(y.square().sum(), [joined]);
+        assert!(y.dtype() == F32 && slope.dtype() == F32);
+        let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
+        let program = session.compile(&trace, [y, slope]).unwrap();
+        let buffers = &program.plan().dag().buffers;
+        let halves = (2 * length * width) as u64;
+        let kept = buffers.iter().any(|buffer| buffer.bytes == halves);
+        assert_eq!(kept, precision != Precision::F32, "{buffers:?}");
+        session
+            .run(&program, (&x,))
+            .unwrap()
+            .map(|output| output.array::<f32>().unwrap())
+    };
+    let exact = run(Precision::F32);
+    for (precision, off) in [(Precision::Bf16, 2e-2), (Precision::F16, 2e-3)] {
+        for (half, exact) in run(precision).iter().zip(&exact) {
+            let most = exact.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let close = half
+                .iter()
+                .zip(exact)
+                .all(|(a, b)| (a - b).abs() <= off * most);
+            assert!(close && half != exact, "{precision}");
+        }
+    }
+}

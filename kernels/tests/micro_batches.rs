@@ -398,22 +398,27 @@ fn attention_is_that_of_its_heads() {
     let of = Attention {
         scores: Scores {
             scale: 0.3,
+            soft_cap: Some(2.0),
             causal: true,
             window: None,
             past: 16,
+            step: 1,
         },
         width: Size::fixed(width as i64),
         keys: Size::fixed(keys as i64),
         q: heads(queries),
         k: heads(keys),
         v: heads(keys),
+        mask: Some(strided(&[keys as i64, 0, 0, 1])),
+        past: None,
         result: heads(queries),
     };
     let grad = AttentionGrad {
         of: of.clone(),
         queries: Size::fixed(queries as i64),
         dy: heads(queries),
-        result: heads(queries + 2 * keys),
+        in_turns: false,
+        gradients: heads(queries + 2 * keys),
     };
     let mut random = Random(14);
     for (body, rows) in [

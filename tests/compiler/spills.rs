@@ -8,7 +8,7 @@ use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Function, PRELUDE, Target};
 
 use slabwise::{Params, Precision, Trace};
-use slabwise_compiler::backend::HalfProducts;
+use slabwise_compiler::backend::{AttentionKernels, HalfProducts};
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, rematerialize, simplify,
 };
@@ -37,7 +37,10 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
             let graph = trace.finish(&[loss]).expect("a model");
             let graph = legalize(
                 &rematerialize(
-                    &simplify(&expand(&graph), &Simplify::default()),
+                    &simplify(
+                        &expand(&graph, AttentionKernels::None),
+                        &Simplify::default(),
+                    ),
                     Some(REMAT_MIN_ELEMENTS),
                 ),
                 HalfProducts::OfOneType,

@@ -260,8 +260,12 @@ fn mutations_are_seen(mut compiled: Compiled) {
 #[test]
 fn recomputed_programs() {
     let model = "gpt:layers=2,width=32,length=32";
-    let compiled = Compiled::new(model, Dim::Fixed(4), "60%", false);
-    assert!(compiled.program.kernels.len() > compiled.before.0.kernels.len());
+    // As below, the least share that a plan can meet depends on the processor.
+    let compiled = ["60%", "55%", "50%", "45%"]
+        .into_iter()
+        .map(|share| Compiled::new(model, Dim::Fixed(4), share, false))
+        .find(|compiled| compiled.program.kernels.len() > compiled.before.0.kernels.len())
+        .expect("a program that recomputes");
     mutations_are_seen(compiled);
 }
 

@@ -10,7 +10,7 @@ use super::{Model, OptimizerKind};
 use slabwise::params::Params;
 use slabwise::shape::Dim;
 use slabwise::trace::Trace;
-use slabwise_compiler::backend::HalfProducts;
+use slabwise_compiler::backend::{AttentionKernels, HalfProducts};
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower as tasks, rematerialize,
     simplify,
@@ -33,7 +33,10 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let graph = trace.finish(&[loss]).expect("a graph");
     let graph = legalize(
         &rematerialize(
-            &simplify(&expand(&graph), &Simplify::default()),
+            &simplify(
+                &expand(&graph, AttentionKernels::None),
+                &Simplify::default(),
+            ),
             Some(REMAT_MIN_ELEMENTS),
         ),
         HalfProducts::OfOneType,

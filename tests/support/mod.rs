@@ -143,7 +143,7 @@ pub fn kind(op: &Op) -> usize {
         Op::Iterate(_) | Op::Placeholder => 32,
         Op::Iterated(_) => 33,
         Op::Attention(_) => 34,
-        Op::AttentionGrad(_) => 35,
+        Op::AttentionGrad { .. } => 35,
     }
 }
 

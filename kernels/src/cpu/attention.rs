@@ -25,15 +25,18 @@ use super::gemm::micro::{Before, Left, Micro, Right};
 use super::gemm::pack::Source;
 use super::pointwise::{OperandView, Scratch, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, Operand, Scores, Spec};
 use rows::{Rows, is_contiguous};
-use softmax::{Exponentials, Quotients, Routines};
+use softmax::{Exponentials, Quotients, Routines, Terms};
 
 /// Tasks for each thread, if heads are split among threads.
 const TASKS: usize = 4;
 /// Most rows of a micro-kernel of any instruction set.
 const ROWS: usize = 16;
+/// Columns of rows that are converted at a time before they are transposed.
+const COLUMNS: usize = 64;
 /// Elements of rows whose columns are summed at a time: they stay in L1, where every micro-kernel reads
 /// a part of each row.
 const BLOCK: usize = 4 << 10;
@@ -60,6 +63,8 @@ struct Shared {
     /// Bytes of a worker, and of a head under way.
     worker: usize,
     head: usize,
+    /// The number of heads under way that there is memory for.
+    heads: usize,
 }
 
 /// The sizes of a launch.
@@ -109,11 +114,12 @@ impl Parts {
 }
 
 impl Shared {
-    /// `parts` counts the bytes of a worker and of a head.
+    /// `parts` counts the bytes of a worker and of a head, of which at most so many are under way.
     fn new(
         bound: &Env,
         spec: &Spec,
         config: &Config,
+        heads: usize,
         parts: impl FnOnce(&Micro, &Env) -> [Parts; 2],
     ) -> Result<Shared, SpecError> {
         check_rank(&spec.dims, 2)?;
@@ -133,11 +139,12 @@ impl Shared {
             threads,
             worker,
             head,
+            heads: heads.clamp(1, threads),
         })
     }
 
     fn workspace(&self) -> u64 {
-        ((self.worker + self.head) * self.threads) as u64
+        (self.worker * self.threads + self.head * self.heads) as u64
     }
 
     /// Runs `whole(head, memory)` for as many heads as are a multiple of the threads, or for all if
@@ -161,8 +168,8 @@ impl Shared {
         heads - rest..heads
     }
 
-    /// Runs `task(head, part, memory)` for all parts of fewer heads than threads. A head has the
-    /// memory of [`Shared::share`] heads.
+    /// Runs `task(head, part, memory)` for all parts of fewer heads than threads. They share the
+    /// memory of all heads under way equally.
     fn split(
         &self,
         launch: &Launch,
@@ -170,7 +177,7 @@ impl Shared {
         parts: usize,
         task: impl Fn(usize, usize, Slot) + Sync,
     ) {
-        let (slots, share) = (self.slots(launch), self.share(heads));
+        let (slots, share) = (self.slots(launch), self.heads / heads.len().max(1));
         launch.team.run(heads.len() * parts, &|number, worker| {
             let head = number / parts;
             task(
@@ -219,11 +226,110 @@ struct Slot {
     head: *mut u8,
 }
 
-/// The part of a number of rows, cut into `parts` of a multiple of `unit`.
-fn part_of(rows: usize, part: usize, parts: usize, unit: usize) -> Range<usize> {
-    let each = rows.div_ceil(parts.max(1)).next_multiple_of(unit.max(1));
-    let first = (part * each).min(rows);
-    first..rows.min(first + each)
+/// A part of some rows, which are cut into `parts` of a multiple of `unit` rows.
+fn part_of(rows: Range<usize>, part: usize, parts: usize, unit: usize) -> Range<usize> {
+    let each = rows.len().div_ceil(parts).next_multiple_of(unit);
+    let first = rows.end.min(rows.start + part * each);
+    first..rows.end.min(first + each)
+}
+
+/// The operands that are read, without results and their gradients.
+struct Views {
+    q: OperandView,
+    k: OperandView,
+    v: OperandView,
+    mask: Option<OperandView>,
+    past: Option<OperandView>,
+    /// How many they are.
+    count: usize,
+}
+
+impl Views {
+    fn new(body: &spec::Attention, launch: &Launch) -> Views {
+        let mut count = 0;
+        let mut next = |operand: &Operand| {
+            count += 1;
+            OperandView::new(operand, launch.args[count - 1], launch.env)
+        };
+        Views {
+            q: next(&body.q),
+            k: next(&body.k),
+            v: next(&body.v),
+            mask: body.mask.as_ref().map(&mut next),
+            past: body.past.as_ref().map(&mut next),
+            count,
+        }
+    }
+
+    /// The rows of a head.
+    ///
+    /// # Safety
+    /// The operands may be read.
+    unsafe fn sources(&self, scores: Scores, at: &[usize], sizes: &Sizes) -> Sources {
+        let rows = |view: &OperandView, width: usize| Rows::new(view, at, at.len(), width);
+        Sources {
+            scores: match &self.past {
+                // SAFETY: the caller's promise.
+                Some(past) => scores.after(unsafe { past.load(past.offset(at)) } as i32),
+                None => scores,
+            },
+            q: rows(&self.q, sizes.width),
+            k: rows(&self.k, sizes.width),
+            v: rows(&self.v, sizes.columns),
+            mask: self.mask.as_ref().map(|mask| rows(mask, sizes.keys)),
+        }
+    }
+}
+
+/// A head of the operands.
+struct Sources {
+    scores: Scores,
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    mask: Option<Rows>,
+}
+
+impl Sources {
+    /// The terms of the scores of a panel: those of the keys that it sees, in this memory or where
+    /// the mask lies.
+    ///
+    /// # Safety
+    /// The mask may be read, and the memory of the terms written.
+    unsafe fn terms(
+        &self,
+        panels: Panels,
+        queries: Range<usize>,
+        seen: Range<usize>,
+        memory: *mut f32,
+    ) -> Terms {
+        let Some(mask) = &self.mask else {
+            return Terms::None;
+        };
+        let mask = mask.columns(seen);
+        if mask.stride != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { panels.pack(&mask, queries, memory) };
+            return Terms::OfPairs(memory);
+        }
+        if mask.dtype == DType::F32 && mask.step == 1 {
+            return Terms::OfKeys(mask.floats(0));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { mask.read(0, memory) };
+        Terms::OfKeys(memory)
+    }
+}
+
+/// Elements of the memory of [`Sources::terms`], for panels of so many queries.
+fn terms(body: &spec::Attention, sizes: &Sizes, panel: usize) -> usize {
+    let queries = body.mask.as_ref().map_or(0, |mask| {
+        let [.., stride, _] = mask.strides.as_slice() else {
+            return panel;
+        };
+        if stride.is(0) { 1 } else { panel }
+    });
+    sizes.keys.saturating_mul(queries)
 }
 
 /// The micro-kernels of products with a panel of queries.
@@ -330,13 +436,32 @@ impl Panels {
     /// # Safety
     /// The rows may be read, and a vector for each of their elements written.
     unsafe fn pack(&self, rows: &Rows, range: Range<usize>, to: *mut f32) {
-        let from = Source {
-            at: rows.at(range.start),
-            stride: rows.stride,
-            step: rows.step,
+        let pack = |from: Source, depth: usize, to: *mut f32| {
+            // SAFETY: the caller's promise.
+            unsafe { (self.micro.pack)(from, range.len(), depth, to, self.width) }
         };
-        // SAFETY: the caller's promise.
-        unsafe { (self.micro.pack)(from, range.len(), rows.width, to, self.width) };
+        if rows.dtype == DType::F32 {
+            let from = Source {
+                at: rows.floats(range.start),
+                stride: rows.stride,
+                step: rows.step,
+            };
+            return pack(from, rows.width, to);
+        }
+        let mut some = [0.0; COLUMNS * softmax::LANES];
+        for first in (0..rows.width).step_by(COLUMNS) {
+            let columns = rows.columns(first..rows.width.min(first + COLUMNS));
+            for (i, row) in range.clone().enumerate() {
+                // SAFETY: the caller's promise; a panel has as many rows as lanes at most.
+                unsafe { columns.read(row, some[i * COLUMNS..].as_mut_ptr()) };
+            }
+            let from = Source {
+                at: some.as_ptr(),
+                stride: COLUMNS as isize,
+                step: 1,
+            };
+            pack(from, columns.width, to.wrapping_add(first * self.width));
+        }
     }
 
     /// Writes the lanes of a panel as rows: the inverse of [`Panels::pack`], by way of as many
@@ -365,10 +490,11 @@ impl Attention {
         let Body::Attention(body) = &spec.body else {
             unreachable!("prepared by its body")
         };
-        let shared = Shared::new(bound, spec, config, |micro, env| {
+        let heads = Space::new(&spec.dims[..spec.dims.len() - 2], bound).points();
+        let shared = Shared::new(bound, spec, config, heads, |micro, env| {
             let (mut worker, mut head) = (Parts::counting(), Parts::counting());
             let sizes = sizes(body, spec, env);
-            Panel::new(&sizes, micro.nr(), &mut worker);
+            Panel::new(body, &sizes, micro, &mut worker);
             Copies::new(body, &sizes, spec.dims[spec.dims.len() - 1], &mut head);
             [worker, head]
         })?;
@@ -392,28 +518,20 @@ impl Attention {
         if sizes.queries == 0 || sizes.columns == 0 {
             return;
         }
-        let view = |i: usize, operand: &Operand| OperandView::new(operand, launch.args[i], env);
-        let views = [
-            view(0, &body.q),
-            view(1, &body.k),
-            view(2, &body.v),
-            view(3, &body.result),
-        ];
+        let views = Views::new(body, launch);
+        let result = OperandView::new(&body.result, launch.args[views.count], env);
         let nr = shared.micro.nr();
         let head = |number: usize, slot: Slot| {
             let at = heads.point(number);
-            let rows = |i: usize, width: usize| Rows::new(&views[i], &at, rank - 2, width);
             let columns = spec.dims[rank - 1];
             Head {
                 shared,
-                scores: body.scores,
                 sizes,
-                q: rows(0, sizes.width),
-                k: rows(1, sizes.width),
-                v: rows(2, sizes.columns),
-                y: rows(3, sizes.columns),
+                // SAFETY: the operands may be read.
+                sources: unsafe { views.sources(body.scores, &at[..rank - 2], &sizes) },
+                y: Rows::new(&result, &at, rank - 2, sizes.columns),
                 copies: Copies::new(body, &sizes, columns, &mut Parts::of(slot.head)),
-                panel: Panel::new(&sizes, nr, &mut Parts::of(slot.worker)),
+                panel: Panel::new(body, &sizes, shared.micro, &mut Parts::of(slot.worker)),
             }
         };
         let (count, panels) = (heads.points(), sizes.queries.div_ceil(nr));
@@ -421,7 +539,7 @@ impl Attention {
             let head = head(number, slot);
             // SAFETY: the operands may be read, and the rows of the result are this task's own.
             unsafe {
-                head.copy(0..sizes.keys);
+                head.copies.fill(&head.sources, head.seen());
                 (0..panels).for_each(|panel| head.panel(panel));
             }
         });
@@ -431,8 +549,10 @@ impl Attention {
         let parts = TASKS * shared.share(&rest);
         if Copies::needed(body, spec.dims[rank - 1]) {
             shared.split(launch, &rest, parts, |number, part, slot| {
+                let head = head(number, slot);
+                let keys = part_of(head.seen(), part, parts, 1);
                 // SAFETY: as above; the copies of these rows are this task's own.
-                unsafe { head(number, slot).copy(part_of(sizes.keys, part, parts, 1)) };
+                unsafe { head.copies.fill(&head.sources, keys) };
             });
         }
         shared.split(launch, &rest, panels, |number, panel, slot| {
@@ -454,7 +574,7 @@ fn sizes(body: &spec::Attention, spec: &Spec, env: &Env) -> Sizes {
     }
 }
 
-/// Copies of the keys and values of a head, unless their rows follow each other.
+/// Copies in f32 of the keys and values of a head, unless their rows follow each other in it.
 struct Copies {
     k: Option<*mut f32>,
     v: Option<*mut f32>,
@@ -472,6 +592,19 @@ impl Copies {
         }
     }
 
+    /// Copies some keys and values.
+    ///
+    /// # Safety
+    /// The operands may be read, and the copies of these rows written.
+    unsafe fn fill(&self, from: &Sources, keys: Range<usize>) {
+        for (rows, copy) in [(&from.k, self.k), (&from.v, self.v)] {
+            if let Some(to) = copy {
+                // SAFETY: the caller's promise.
+                unsafe { rows.copy(keys.clone(), to, rows.width) };
+            }
+        }
+    }
+
     /// Whether there are any.
     fn needed(body: &spec::Attention, columns: Size) -> bool {
         !is_contiguous(&body.k, body.width) || !is_contiguous(&body.v, columns)
@@ -486,16 +619,20 @@ struct Panel {
     /// The results of a panel by rows.
     rows: *mut f32,
     scores: *mut f32,
+    /// See [`Sources::terms`].
+    terms: *mut f32,
 }
 
 impl Panel {
-    fn new(sizes: &Sizes, panel: usize, parts: &mut Parts) -> Panel {
+    fn new(body: &spec::Attention, sizes: &Sizes, micro: &Micro, parts: &mut Parts) -> Panel {
         let of = |a: usize, b: usize| a.saturating_mul(b);
+        let panel = micro.width(sizes.queries.min(micro.nr()));
         Panel {
             q: parts.floats(of(panel, sizes.width)),
             y: parts.floats(of(panel, sizes.columns)),
             rows: parts.floats(of(panel, sizes.columns)),
             scores: parts.floats(of(panel, sizes.keys)),
+            terms: parts.floats(terms(body, sizes, panel)),
         }
     }
 }
@@ -503,28 +640,18 @@ impl Panel {
 /// A head under way.
 struct Head<'a> {
     shared: &'a Shared,
-    scores: Scores,
     sizes: Sizes,
-    q: Rows,
-    k: Rows,
-    v: Rows,
+    sources: Sources,
     y: Rows,
     copies: Copies,
     panel: Panel,
 }
 
 impl Head<'_> {
-    /// Copies some keys and values.
-    ///
-    /// # Safety
-    /// The operands may be read, and the copies of these rows written.
-    unsafe fn copy(&self, keys: Range<usize>) {
-        for (rows, copy) in [(&self.k, self.copies.k), (&self.v, self.copies.v)] {
-            if let Some(to) = copy {
-                // SAFETY: the caller's promise.
-                unsafe { rows.copy(keys.clone(), to, rows.width) };
-            }
-        }
+    /// The keys that some query sees.
+    fn seen(&self) -> Range<usize> {
+        let Sizes { queries, keys, .. } = self.sizes;
+        self.sources.scores.visible_to(0..queries, keys)
     }
 
     /// The results of a panel of queries.
@@ -537,14 +664,16 @@ impl Head<'_> {
         let first = number * micro.nr();
         let queries = first..sizes.queries.min(first + micro.nr());
         let panels = Panels::new(micro, micro.width(queries.len()));
-        let seen = self.scores.visible_to(queries.clone(), sizes.keys);
+        let Sources {
+            scores, q, k, v, ..
+        } = &self.sources;
+        let seen = scores.visible_to(queries.clone(), sizes.keys);
         let mut sums = [0.0; softmax::LANES];
         // SAFETY: the caller's promise; the memory has room for the panel.
         unsafe {
-            panels.pack(&self.q, queries.clone(), memory.q);
-            self.q
-                .request(queries.end..sizes.queries.min(queries.end + micro.nr()));
-            let k = self.k.matrix(self.copies.k);
+            panels.pack(q, queries.clone(), memory.q);
+            q.request(queries.end..sizes.queries.min(queries.end + micro.nr()));
+            let k = k.matrix(self.copies.k);
             panels.rows(k, seen.clone(), memory.q, memory.scores);
             (self.shared.routines.exponentials)(&Exponentials {
                 at: memory.scores,
@@ -552,10 +681,14 @@ impl Head<'_> {
                 queries: queries.clone(),
                 keys: sizes.keys,
                 seen: seen.clone(),
-                scores: self.scores,
+                scores: *scores,
+                mask: self
+                    .sources
+                    .terms(panels, queries.clone(), seen.clone(), memory.terms),
+                slopes: std::ptr::null_mut(),
                 sums: sums.as_mut_ptr(),
             });
-            let v = self.v.matrix(self.copies.v);
+            let v = v.matrix(self.copies.v);
             panels.columns(v, seen, memory.scores, memory.y);
             (self.shared.routines.quotients)(&Quotients {
                 at: memory.y,

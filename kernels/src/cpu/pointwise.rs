@@ -284,6 +284,12 @@ impl OperandView {
             .sum()
     }
 
+    /// Where an element lies.
+    pub fn address(&self, offset: isize) -> *mut u8 {
+        self.base
+            .wrapping_offset(offset * self.dtype.bytes() as isize)
+    }
+
     /// Where an element lies, as a pointer to `T`, whose size is that of the operand's type.
     pub fn element<T>(&self, offset: isize) -> *mut T {
         debug_assert_eq!(size_of::<T>(), self.dtype.bytes());

@@ -8,32 +8,59 @@ use super::{Access, Dims, Operand, Spec, SpecError, check_operand};
 use crate::dtype::DType;
 use crate::size::Size;
 
-/// The scores of attention before their softmax: a factor of the products of queries and keys, and
-/// the keys that each query sees.
+/// The scores of attention before their softmax: a factor of the products of queries and keys, a
+/// limit, and the keys that each query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// The factor.
     pub scale: f32,
+    /// Scores s are limited to ±cap, as cap·tanh(s/cap).
+    pub soft_cap: Option<f32>,
     /// A query sees no key behind its own position.
     pub causal: bool,
     /// A query sees only keys fewer than so many positions away.
     pub window: Option<u32>,
     /// The position of the first query among the keys.
-    pub past: u32,
+    pub past: i32,
+    /// Positions from a query to the next: 1, or 0 where the queries are heads of one position.
+    pub step: u32,
 }
 
 impl Scores {
     /// The keys that the query of a row sees, of so many keys.
     pub fn visible(&self, row: usize, keys: usize) -> Range<usize> {
-        let position = row.saturating_add(self.past as usize);
-        let window = self.window.map_or(usize::MAX, |window| window as usize);
-        let from = position.saturating_add(1).saturating_sub(window);
+        let row = i64::try_from(row).unwrap_or(i64::MAX);
+        let position = row
+            .saturating_mul(i64::from(self.step))
+            .saturating_add(i64::from(self.past));
+        let window = self.window.map_or(i64::MAX, i64::from);
+        let from = match self.window {
+            Some(_) => position.saturating_add(1).saturating_sub(window),
+            None => 0,
+        };
         let to = match self.causal {
             true => position.saturating_add(1),
-            false => position.saturating_add(window),
+            false => match self.window {
+                Some(_) => position.saturating_add(window),
+                None => i64::MAX,
+            },
         };
+        let [from, to] = [from, to].map(|key| usize::try_from(key.max(0)).unwrap_or(usize::MAX));
         let to = to.min(keys);
         from.min(to)..to
+    }
+
+    /// These scores for a past that is so much longer.
+    pub fn after(&self, keys: i32) -> Scores {
+        Scores {
+            past: self.past.saturating_add(keys),
+            ..*self
+        }
+    }
+
+    /// Whether there is no limit, and queries follow each other.
+    pub fn is_plain(&self) -> bool {
+        self.soft_cap.is_none() && self.step == 1
     }
 
     /// The keys that some query of these rows sees.
@@ -47,6 +74,9 @@ impl Scores {
 
     /// Pairs of a query and a key that it sees.
     pub fn pairs(&self, queries: usize, keys: usize) -> u64 {
+        if self.step == 0 {
+            return (queries as u64).saturating_mul(self.visible(0, keys).len() as u64);
+        }
         let (past, keys) = (i128::from(self.past), keys as i128);
         // Σ (row + past + more), each within 0 and the number of keys.
         let ends = |more: i128| {
@@ -68,8 +98,9 @@ impl Scores {
     }
 }
 
-/// softmax(scores)·V for `dims = batch…, queries, columns`, f32; see [`Body::Attention`]. Writes its
-/// result itself: there is no `code`.
+/// softmax(scores + mask)·V for `dims = batch…, queries, columns`; see [`Body::Attention`]. All is
+/// computed in f32: operands of halves are converted to it, and a result of halves at the end.
+/// Writes its result itself: there is no `code`.
 ///
 /// [`Body::Attention`]: super::Body::Attention
 #[derive(Clone, Debug, PartialEq)]
@@ -86,14 +117,19 @@ pub struct Attention {
     pub k: Operand,
     /// Values: strides over `batch…, keys, columns`.
     pub v: Operand,
+    /// Added to the scores, where −∞ hides a key of any score; or truth values, of which those that
+    /// are false hide a key: strides over `batch…, queries, keys`.
+    pub mask: Option<Operand>,
+    /// More keys before the first query, i32: strides over `batch…`.
+    pub past: Option<Operand>,
     /// The result: strides over `dims`.
     pub result: Operand,
 }
 
 /// The gradients of queries, keys and values of an [`Attention`], whose values are as wide as its
 /// keys; see [`Body::AttentionGrad`]. `dims = batch…, rows, width`: the rows are those of the
-/// queries, then those of the keys, then those of the values. Writes its result itself: there is no
-/// `code`.
+/// queries, then those of the keys, then those of the values, or take turns. Writes its result
+/// itself: there is no `code`.
 ///
 /// [`Body::AttentionGrad`]: super::Body::AttentionGrad
 #[derive(Clone, Debug, PartialEq)]
@@ -104,9 +140,15 @@ pub struct AttentionGrad {
     pub queries: Size,
     /// The gradient of its result: strides over `batch…, queries, width`.
     pub dy: Operand,
+    /// A row of a query, one of a key and one of a value take turns; there are as many keys as
+    /// queries.
+    pub in_turns: bool,
     /// The result: strides over `dims`.
-    pub result: Operand,
+    pub gradients: Operand,
 }
+
+/// The types of queries, keys, values and results.
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 impl Attention {
     /// The operands but for the result, each with its space.
@@ -115,23 +157,31 @@ impl Attention {
         batch: &[Size],
         queries: Size,
         columns: Size,
-    ) -> [(Operand, Dims, Access); 3] {
-        let space = |rows, columns| batch.iter().copied().chain([rows, columns]).collect();
-        [
-            (self.q.clone(), space(queries, self.width), Access::Read),
-            (self.k.clone(), space(self.keys, self.width), Access::Read),
-            (self.v.clone(), space(self.keys, columns), Access::Read),
-        ]
+    ) -> SmallVec<[(Operand, Dims, Access); 3]> {
+        let space = |last: &[Size]| batch.iter().chain(last).copied().collect::<Dims>();
+        let mask = self
+            .mask
+            .as_ref()
+            .map(|mask| (mask, space(&[queries, self.keys])));
+        let past = self.past.as_ref().map(|past| (past, space(&[])));
+        let all = [
+            (&self.q, space(&[queries, self.width])),
+            (&self.k, space(&[self.keys, self.width])),
+            (&self.v, space(&[self.keys, columns])),
+        ];
+        let all = all.into_iter().chain(mask).chain(past);
+        all.map(|(operand, space)| (operand.clone(), space, Access::Read))
+            .collect()
     }
 
     pub(super) fn operands(&self, dims: &Dims) -> SmallVec<[(Operand, Dims, Access); 3]> {
         let (batch, last) = dims.split_at(dims.len() - 2);
-        let sources = self.sources(batch, last[0], last[1]);
-        let result = (self.result.clone(), dims.clone(), Access::Write);
-        sources.into_iter().chain([result]).collect()
+        let mut all = self.sources(batch, last[0], last[1]);
+        all.push((self.result.clone(), dims.clone(), Access::Write));
+        all
     }
 
-    /// Fails unless each operand is of f32 and has the axes of its space.
+    /// Fails unless each operand has a type of its own and the axes of its space.
     pub(super) fn check(&self, spec: &Spec) -> Result<(), SpecError> {
         self.check_operands(spec, "the result")
     }
@@ -147,7 +197,14 @@ impl Attention {
             ("the values", &self.v),
             (result, &self.result),
         ] {
-            check_operand(name, operand, rank, &[DType::F32])?;
+            check_operand(name, operand, rank, &FLOATS)?;
+        }
+        if let Some(mask) = &self.mask {
+            let [a, b, c] = FLOATS;
+            check_operand("the mask", mask, rank, &[a, b, c, DType::Bool])?;
+        }
+        if let Some(past) = &self.past {
+            check_operand("the past", past, rank - 2, &[DType::I32])?;
         }
         Ok(())
     }
@@ -158,21 +215,25 @@ impl AttentionGrad {
         let batch = &dims[..dims.len() - 2];
         let width = self.of.width;
         let rows: Dims = batch.iter().copied().chain([self.queries, width]).collect();
-        let sources = self.of.sources(batch, self.queries, width);
-        let rest = [
+        let mut all = self.of.sources(batch, self.queries, width);
+        all.extend([
             (self.of.result.clone(), rows.clone(), Access::Read),
             (self.dy.clone(), rows, Access::Read),
-            (self.result.clone(), dims.clone(), Access::Write),
-        ];
-        sources.into_iter().chain(rest).collect()
+            (self.gradients.clone(), dims.clone(), Access::Write),
+        ]);
+        all
     }
 
-    /// Fails unless each operand is of f32 and has the axes of its space.
+    /// Fails unless each operand has a type of its own and the axes of its space.
     pub(super) fn check(&self, spec: &Spec) -> Result<(), SpecError> {
         self.of.check_operands(spec, "the attention")?;
         let rank = spec.dims.len();
-        check_operand("the gradient", &self.dy, rank, &[DType::F32])?;
-        check_operand("the result", &self.result, rank, &[DType::F32])
+        check_operand("the gradient", &self.dy, rank, &FLOATS)?;
+        check_operand("the result", &self.gradients, rank, &[DType::F32])?;
+        if self.in_turns && self.queries != self.of.keys {
+            return Err(SpecError::AttentionTurns);
+        }
+        Ok(())
     }
 }
 
@@ -185,16 +246,18 @@ mod tests {
     fn visible_keys_are_those_of_the_conditions() {
         for causal in [false, true] {
             for window in [None, Some(1), Some(3), Some(9)] {
-                for past in [0, 2, 7] {
+                for (past, step) in [(0, 1), (2, 1), (7, 1), (-2, 1), (2, 0), (-3, 0)] {
                     let scores = Scores {
                         scale: 1.0,
+                        soft_cap: None,
                         causal,
                         window,
                         past,
+                        step,
                     };
                     for (queries, keys) in [(1, 1), (5, 5), (4, 9), (9, 4), (3, 0)] {
                         for row in 0..queries {
-                            let position = row as i64 + i64::from(past);
+                            let position = row as i64 * i64::from(step) + i64::from(past);
                             let sees = |key: &usize| {
                                 let key = *key as i64;
                                 let near = window.is_none_or(|window| {

@@ -91,6 +91,9 @@ pub enum SpecError {
         /// The number of axes.
         axes: usize,
     },
+    /// Gradients of unlike numbers of queries and keys cannot take turns.
+    #[error("invalid kernel: gradients of attention take turns, of other keys than queries")]
+    AttentionTurns,
     /// A sort over a space of rank 0.
     #[error("invalid kernel: a sort without an axis")]
     SortedScalar,

@@ -422,8 +422,8 @@ fn compute(
             exclusive,
             reverse,
         } => s::scan(*op, (*exclusive, *reverse), args, node.dtype),
-        Op::Attention(scores) => s::attention(scores, args, dims),
-        Op::AttentionGrad(scores) => s::attention_grad(scores, args, dims),
+        Op::Attention(scores) => s::attention(scores, args, node.dtype, dims),
+        Op::AttentionGrad { scores, in_turns } => s::attention_grad(scores, *in_turns, args, dims),
         Op::Permute(axes) => Array::from_fn(node.dtype, dims, |c| {
             let mut from = vec![0; c.len()];
             axes.iter().zip(c).for_each(|(&a, &c)| from[a] = c);

@@ -9,8 +9,7 @@ use slabwise_kernels::spec::{Dims, Scores};
 use super::Tensor;
 use super::elementwise::broadcast_shape;
 use crate::graph::Graph;
-use crate::ops::{self, GraphBuilder, Op};
-use crate::trace::Precision;
+use crate::ops::{self, GraphBuilder, NodeId, Op};
 
 /// Which positions of a sequence attend to which.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +19,8 @@ pub enum Mask<'t> {
     /// Truth values that broadcast to `[batch…, queries, keys]`: true positions are visible. A
     /// query with no visible key gives NaN.
     Seen(Tensor<'t>),
-    /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores.
+    /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores; −∞ hides a key of any
+    /// score.
     Added(Tensor<'t>),
 }
 
@@ -28,10 +28,9 @@ pub enum Mask<'t> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tiles {
     /// On the CPU, of a few queries at a time in one kernel, which leaves out keys that no query of
-    /// these sees; the backward pass computes them again (Dao et al., "FlashAttention", 2022).
-    /// Where there is no such kernel, on other devices and for masks, soft caps, halves and a past
-    /// that is a number of the run: tiles of 128 queries where there are 512 or more of them, else
-    /// all at once.
+    /// these sees; the backward pass computes them again (Dao et al., "FlashAttention", 2022). The
+    /// gradient of a mask is computed from all scores. Where there is no such kernel, on other
+    /// devices: tiles of 128 queries where there are 512 or more of them, else all at once.
     #[default]
     Auto,
     /// All scores `[batch…, queries, keys]`, saved for the backward pass.
@@ -159,6 +158,27 @@ impl<'t> AttentionOptions<'t> {
         self
     }
 
+    /// The rows of all queries, `step` positions apart.
+    fn rows(&self, step: u32) -> Rows {
+        let first = self.past;
+        Rows { first, step }
+    }
+
+    /// The scores of rows, if the numbers fit.
+    fn scores(&self, rows: Rows) -> Option<Scores> {
+        Some(Scores {
+            scale: self.scale.unwrap_or(1.0),
+            soft_cap: self.soft_cap,
+            causal: self.causal,
+            window: match self.window {
+                Some(window) => Some(u32::try_from(window).ok()?),
+                None => None,
+            },
+            past: i32::try_from(rows.first).ok()?,
+            step: rows.step,
+        })
+    }
+
     /// With mask and past changed in the same way.
     fn map(self, change: impl Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
         AttentionOptions {
@@ -175,7 +195,7 @@ struct Rows {
     /// The position of the first row, counted from the first column.
     first: usize,
     /// Positions from row to row: 1, or 0 where the rows are heads.
-    step: i64,
+    step: u32,
 }
 
 impl<'t> Tensor<'t> {
@@ -219,8 +239,10 @@ impl<'t> Tensor<'t> {
     /// (grouped-query attention, Ainslie et al. 2023; with one head multi-query attention, Shazeer
     /// 2019).
     ///
-    /// Keys and values of f16 or bf16 are read as they are: queries and weights are rounded to their
-    /// type for the products, whose sums and results are f32.
+    /// Keys and values of f16 or bf16 are read as they are. On the CPU all is computed in f32; by
+    /// products, queries and weights are rounded to their type, and sums and results are f32. With
+    /// a [precision](crate::Trace::with_precision) of halves, queries, keys, values and results are
+    /// rounded to it.
     #[track_caller]
     pub fn attention_with(
         self,
@@ -330,12 +352,10 @@ impl<'t> Tensor<'t> {
             Some(rows) if rows > 0 => x.squeeze(rows),
             _ => x,
         });
-        let rows = Rows {
-            first: options.past,
-            step: 0,
-        };
-        q.squeeze(axis + 2)
-            .attend(keys, values, options, rows)
+        let (at, rows) = (Location::caller(), options.rows(0));
+        let q = q.squeeze(axis + 2);
+        q.as_one(at, keys, values, &options, rows)
+            .unwrap_or_else(|| q.attend(keys, values, options, rows))
             .unsqueeze(axis + 2)
             .unite(axis)
     }
@@ -360,48 +380,85 @@ impl<'t> Tensor<'t> {
         keys: Tensor<'t>,
         values: Tensor<'t>,
         options: &AttentionOptions<'t>,
+        rows: Rows,
     ) -> Option<Tensor<'t>> {
-        let all = [self, keys, values];
-        let plain = matches!(options.mask, Mask::None)
-            && options.soft_cap.is_none()
-            && options.past_of_run.is_none()
-            && options.tiles == Tiles::Auto
-            && self.trace.precision() == Precision::F32;
-        let fits = all.iter().all(|x| x.dtype() == DType::F32 && x.rank() >= 2);
-        // One query reads each key once, as products do.
-        let single = self.len(self.rank().saturating_sub(2)) == Some(1);
-        if !plain || !fits || single {
+        let mask = match options.mask {
+            Mask::None => None,
+            Mask::Seen(mask) => Some((mask, DType::Bool)),
+            Mask::Added(mask) => Some((mask, DType::F32)),
+        };
+        let past = options.past_of_run.map(|past| (past, DType::I32));
+        let more = || mask.into_iter().chain(past);
+        let fits = options.tiles == Tiles::Auto
+            && [self, keys, values]
+                .iter()
+                .all(|x| x.dtype().is_float() && x.rank() >= 2)
+            && more().all(|(x, dtype)| x.dtype() == dtype)
+            // A past of each head.
+            && past.is_none_or(|(x, _)| x.rank() == 0 || x.lens_of_last_two() == Some([1, 1]));
+        // One query reads each key once, as products do; but they read keys that it does not see.
+        let single = rows.step == 0 || self.len(self.rank().saturating_sub(2)) == Some(1);
+        if !fits || single && past.is_none() {
             return None;
         }
-        let scores = Scores {
-            scale: options.scale.unwrap_or(1.0),
-            causal: options.causal,
-            window: match options.window {
-                Some(window) => Some(u32::try_from(window).ok()?),
-                None => None,
-            },
-            past: u32::try_from(options.past).ok()?,
-        };
+        let scores = options.scores(rows)?;
+        let precision = self.trace.precision();
+        let all: Vec<Tensor<'t>> = [self, keys, values]
+            .into_iter()
+            .chain(more().map(|(x, _)| x))
+            .collect();
+        let mut joins = true;
         let made = self.trace.record(at, &all, |g, ids| {
             let batch = |g: &Graph, id| {
                 let dims = g.dims(id);
-                Dims::from_slice(&dims[..dims.len() - 2])
+                Dims::from_slice(&dims[..dims.len().saturating_sub(2)])
             };
             let [q, k, v] = [ids[0], ids[1], ids[2]];
-            let batches = broadcast_shape(&batch(g, k), &batch(g, v))
-                .and_then(|of_keys| broadcast_shape(&batch(g, q), &of_keys));
-            let mut batches = batches.ok_or("attention: batch dimensions do not broadcast")?;
+            let of_sources = [v, q]
+                .iter()
+                .try_fold(batch(g, k), |sum, &id| broadcast_shape(&batch(g, id), &sum));
+            let mut batches = of_sources.ok_or("attention: batch dimensions do not broadcast")?;
+            let [queries, keys] = [q, k].map(|id| g.dims(id)[g.dims(id).len() - 2]);
+            for &id in &ids[3..] {
+                let pairs: Dims = batches.iter().copied().chain([queries, keys]).collect();
+                match broadcast_shape(g.dims(id), &pairs) {
+                    Some(sum) if sum.ends_with(&[queries, keys]) => {
+                        batches.clone_from(&sum);
+                        batches.truncate(sum.len() - 2);
+                    }
+                    // The parts say which operation does not fit.
+                    _ => joins = false,
+                }
+            }
+            if !joins {
+                return Ok(q);
+            }
             let single = batches.is_empty();
             if single {
                 batches.push(Size::ONE);
             }
-            let [q, k, v] = [q, k, v].map(|x| {
-                let dims = g.dims(x);
-                let last = &dims[dims.len() - 2..];
-                let dims: Dims = batches.iter().chain(last).copied().collect();
-                g.broadcast(x, &dims)
-            });
-            let y = ops::attention(g, scores, q, k, v);
+            let mut operands: Vec<NodeId> = [q, k, v]
+                .into_iter()
+                .map(|x| {
+                    let dims = g.dims(x);
+                    let last = &dims[dims.len() - 2..];
+                    let dims: Dims = batches.iter().chain(last).copied().collect();
+                    let x = precision.round(g, x);
+                    g.broadcast(x, &dims)
+                })
+                .collect();
+            for &id in &ids[3..] {
+                operands.push(if g.dtype(id) == DType::I32 {
+                    let of_heads = batch(g, id);
+                    let id = g.reshape(id, &of_heads);
+                    g.broadcast(id, &batches)
+                } else {
+                    let pairs: Dims = batches.iter().copied().chain([queries, keys]).collect();
+                    g.broadcast(id, &pairs)
+                });
+            }
+            let y = ops::attention(g, scores, &operands, precision.dtype());
+            let y = g.cast(y, DType::F32);
             let y = g.permute(y, &ops::rows_last(batches.len() + 2));
             let mut dims = g.dims(y).clone();
             if single {
@@ -409,7 +466,13 @@ impl<'t> Tensor<'t> {
             }
             Ok(g.reshape(y, &dims))
         });
-        Some(made)
+        joins.then_some(made)
+    }
+
+    /// The lengths of the last two axes that are fixed.
+    fn lens_of_last_two(self) -> Option<[usize; 2]> {
+        let rows = self.rank().checked_sub(2)?;
+        Some([self.len(rows)?, self.len(rows + 1)?])
     }
 
     /// Attention as one operation, in tiles, or of all queries at once.
@@ -424,15 +487,14 @@ impl<'t> Tensor<'t> {
         let Some(axis) = q.rank().checked_sub(2) else {
             return q;
         };
-        if let Some(y) = q.as_one(at, keys, values, &options) {
+        if let Some(y) = q.as_one(at, keys, values, &options, options.rows(1)) {
             return y;
         }
         let all = q.len(axis);
         let (Some(rows), Some(all)) = (options.tiles.queries(all), all) else {
-            let first = options.past;
-            return self.trace.on_behalf(at, || {
-                q.attend(keys, values, options, Rows { first, step: 1 })
-            });
+            return self
+                .trace
+                .on_behalf(at, || q.attend(keys, values, options, options.rows(1)));
         };
         let tile = |first: usize| {
             let range = first..all.min(first + rows);
@@ -639,12 +701,14 @@ impl<'t> Tensor<'t> {
     /// Whether the key of a column is visible to the query of a row: of this tensor's shape.
     #[track_caller]
     fn visible(self, rows: Rows, options: &AttentionOptions<'t>) -> Tensor<'t> {
-        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let small = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let scores = Scores {
             scale: 1.0,
+            soft_cap: None,
             causal: options.causal,
-            window: options.window.map(small),
+            window: options.window.map(|n| small(n) as u32),
             past: small(rows.first),
+            step: rows.step,
         };
         let operands: Vec<Tensor<'t>> = [self].into_iter().chain(options.past_of_run).collect();
         self.trace.record(Location::caller(), &operands, |g, ids| {
@@ -665,7 +729,7 @@ impl<'t> Tensor<'t> {
                 }
                 past => past.copied(),
             };
-            let seen = ops::visible(g, &scores, (rows.step, past), &dims);
+            let seen = ops::visible(g, &scores, past, &dims);
             Ok(seen.unwrap_or(ids[0]))
         })
     }

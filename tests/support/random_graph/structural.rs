@@ -50,11 +50,51 @@ impl Maker {
         let [q, k] = [1.0, -1.0].map(|sign| self.scaled(v, sign / bound));
         let scores = Scores {
             scale: self.rng.pick(&[1.0, 0.5, -1.0]),
+            soft_cap: self.rng.pick(&[None, None, Some(0.5)]),
             causal: self.rng.one_in(2),
             window: self.rng.pick(&[None, Some(1), Some(3)]),
             past: 0,
+            step: 1,
         };
-        let y = attention(&mut self.g, scores, q, k, v);
+        let mut operands = vec![q, k, v];
+        if self.rng.one_in(2) {
+            // Of all pairs, or the same for all queries or heads; no truth value hides a query's
+            // own key, so that each has a weight.
+            let [.., rows, _] = dims.as_slice() else {
+                return None;
+            };
+            let mut pairs = dims.clone();
+            pairs[dims.len() - 1] = *rows;
+            let along = |g: &mut Graph, axis: usize, dims: &Dims| {
+                let mut strides = Dims::from_elem(Size::ZERO, dims.len());
+                strides[axis] = Size::ONE;
+                g.emit(Op::Index(strides), &[], DType::I32, dims.clone())
+            };
+            let mut own = pairs.clone();
+            let rank = pairs.len();
+            if self.rng.one_in(2) {
+                own[..rank - 2].fill(Size::ONE);
+            }
+            let mask = if self.rng.one_in(2) {
+                let [row, key] = [rank - 2, rank - 1].map(|axis| along(&mut self.g, axis, &own));
+                let same = self.g.scalar(ScalarOp::Eq, &[row, key]);
+                let other = along(&mut self.g, rank - 1, &own);
+                let two = self.g.full(2.0, DType::I32, &own);
+                let odd = self.g.scalar(ScalarOp::Fmod, &[other, two]);
+                let none = self.g.full(0.0, DType::I32, &own);
+                let even = self.g.scalar(ScalarOp::Eq, &[odd, none]);
+                self.g.scalar(ScalarOp::Or, &[same, even])
+            } else {
+                if self.rng.one_in(2) {
+                    own[rank - 2] = Size::ONE;
+                }
+                let key = along(&mut self.g, rank - 1, &own);
+                let key = self.g.cast(key, DType::F32);
+                self.g.scalar(ScalarOp::Cos, &[key])
+            };
+            operands.push(self.g.broadcast(mask, &pairs));
+        }
+        let y = attention(&mut self.g, scores, &operands, DType::F32);
         self.keep(y, bound, false);
         if self.rng.one_in(2) {
             let square = self.g.mul(y, y);

@@ -10,12 +10,14 @@ use std::ops::Range;
 
 use super::rows::Rows;
 use super::softmax::{self, Exponentials, ScoreGradients};
-use super::{Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, TASKS, part_of};
+use super::{
+    Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, Sources, TASKS, Views, part_of, terms,
+};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
 use crate::cpu::pointwise::{OperandView, Space};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::size::Env;
-use crate::spec::{self, Body, Operand, Scores, Spec};
+use crate::spec::{self, Body, Spec};
 
 /// Panels whose terms of the gradients of keys and values are one sum each, and their most queries.
 const PANELS: usize = 4;
@@ -31,10 +33,10 @@ impl AttentionGrad {
         let Body::AttentionGrad(body) = &spec.body else {
             unreachable!("prepared by its body")
         };
-        let shared = Shared::new(bound, spec, config, |micro, env| {
+        let shared = Shared::new(bound, spec, config, usize::MAX, |micro, env| {
             let (mut worker, mut head) = (Parts::counting(), Parts::counting());
             let sizes = sizes(body, env);
-            Panel::new(&sizes, micro, &mut worker);
+            Panel::new(body, &sizes, micro, &mut worker);
             Memory::new(body, &sizes, micro, PANELS, &mut head);
             [worker, head]
         })?;
@@ -58,31 +60,28 @@ impl AttentionGrad {
         if sizes.width == 0 {
             return;
         }
-        let view = |i: usize, operand: &Operand| OperandView::new(operand, launch.args[i], env);
-        let views = [
-            view(0, &body.of.q),
-            view(1, &body.of.k),
-            view(2, &body.of.v),
-            view(3, &body.of.result),
-            view(4, &body.dy),
-            view(5, &body.result),
-        ];
+        let views = Views::new(&body.of, launch);
+        let rest = [&body.of.result, &body.dy, &body.gradients];
+        let rest: [OperandView; 3] =
+            std::array::from_fn(|i| OperandView::new(rest[i], launch.args[views.count + i], env));
         let head = |number: usize, panels: usize, slot: Slot| {
             let at = heads.point(number);
-            let rows = |i: usize| Rows::new(&views[i], &at, axis, sizes.width);
+            let [y, dy, result] = [0, 1, 2].map(|i| Rows::new(&rest[i], &at, axis, sizes.width));
             let memory = &mut Parts::of(slot.head);
             Head {
                 shared,
-                scores: body.of.scores,
                 sizes,
-                q: rows(0),
-                k: rows(1),
-                v: rows(2),
-                y: rows(3),
-                dy: rows(4),
-                result: rows(5),
+                // SAFETY: the operands may be read.
+                sources: unsafe { views.sources(body.of.scores, &at[..axis], &sizes) },
+                y,
+                dy,
+                gradients: match body.in_turns {
+                    true => [0, 1, 2].map(|part| result.every(3, part)),
+                    false => [0, sizes.queries, sizes.queries + sizes.keys]
+                        .map(|first| result.every(1, first)),
+                },
                 memory: Memory::new(body, &sizes, shared.micro, panels, memory),
-                panel: Panel::new(&sizes, shared.micro, &mut Parts::of(slot.worker)),
+                panel: Panel::new(body, &sizes, shared.micro, &mut Parts::of(slot.worker)),
             }
         };
         let (count, nr) = (heads.points(), shared.micro.nr());
@@ -92,7 +91,7 @@ impl AttentionGrad {
             // SAFETY: the operands may be read, the rows of the result are this task's own, and
             // the memory has room for keys, values and their gradients.
             unsafe {
-                head.copy(0..sizes.keys);
+                head.memory.copies.fill(&head.sources, 0..sizes.keys);
                 head.clear(0..sizes.keys);
                 for first in (0..all).step_by(PANELS) {
                     let panels = first..all.min(first + PANELS);
@@ -109,8 +108,10 @@ impl AttentionGrad {
         let (parts, panels) = (TASKS * share, PANELS * share);
         if Copies::needed(&body.of, body.of.width) {
             shared.split(launch, &rest, parts, |number, part, slot| {
+                let head = head(number, panels, slot);
+                let keys = part_of(0..sizes.keys, part, parts, 1);
                 // SAFETY: as above; the copies of these rows are this task's own.
-                unsafe { head(number, panels, slot).copy(part_of(sizes.keys, part, parts, 1)) };
+                unsafe { head.memory.copies.fill(&head.sources, keys) };
             });
         }
         // (Without queries the gradients of keys and values are 0.)
@@ -121,7 +122,7 @@ impl AttentionGrad {
                 unsafe { head(number, panels, slot).panel(first, first + panel) };
             });
             shared.split(launch, &rest, parts, |number, part, slot| {
-                let keys = part_of(sizes.keys, part, parts, shared.micro.mr);
+                let keys = part_of(0..sizes.keys, part, parts, shared.micro.mr);
                 let head = head(number, panels, slot);
                 // SAFETY: as above; the gradients of these keys are this task's own.
                 unsafe {
@@ -199,14 +200,21 @@ struct Panel {
     panel: *mut f32,
     /// The result of a panel, then the rows of its dQ.
     rows: *mut f32,
+    /// See [`Sources::terms`].
+    terms: *mut f32,
+    /// The derivatives of limited scores.
+    slopes: Option<*mut f32>,
 }
 
 impl Panel {
-    fn new(sizes: &Sizes, micro: &Micro, parts: &mut Parts) -> Panel {
-        let count = micro.nr().saturating_mul(sizes.width);
+    fn new(body: &spec::AttentionGrad, sizes: &Sizes, micro: &Micro, parts: &mut Parts) -> Panel {
+        let (nr, of) = (micro.nr(), &body.of);
+        let count = nr.saturating_mul(sizes.width);
         Panel {
             panel: parts.floats(count),
             rows: parts.floats(count),
+            terms: parts.floats(terms(of, sizes, nr)),
+            slopes: (of.scores.soft_cap).map(|_| parts.floats(nr.saturating_mul(sizes.keys))),
         }
     }
 }
@@ -214,34 +222,17 @@ impl Panel {
 /// A head under way.
 struct Head<'a> {
     shared: &'a Shared,
-    scores: Scores,
     sizes: Sizes,
-    q: Rows,
-    k: Rows,
-    v: Rows,
+    sources: Sources,
     y: Rows,
     dy: Rows,
     /// The gradients of queries, keys and values.
-    result: Rows,
+    gradients: [Rows; 3],
     memory: Memory,
     panel: Panel,
 }
 
 impl Head<'_> {
-    /// Copies some keys and values.
-    ///
-    /// # Safety
-    /// The operands may be read, and the copies of these rows written.
-    unsafe fn copy(&self, keys: Range<usize>) {
-        let copies = &self.memory.copies;
-        for (rows, copy) in [(&self.k, copies.k), (&self.v, copies.v)] {
-            if let Some(to) = copy {
-                // SAFETY: the caller's promise.
-                unsafe { rows.copy(keys.clone(), to, rows.width) };
-            }
-        }
-    }
-
     /// Sets the gradients of some keys and values to 0.
     ///
     /// # Safety
@@ -260,14 +251,12 @@ impl Head<'_> {
     /// # Safety
     /// They may be read, and their rows of the result written.
     unsafe fn write(&self, keys: Range<usize>) {
-        let Sizes {
-            queries, keys: all, ..
-        } = self.sizes;
-        for (first, sums) in [(queries, self.memory.dk), (queries + all, self.memory.dv)] {
+        let [_, dk, dv] = &self.gradients;
+        for (rows, sums) in [(dk, self.memory.dk), (dv, self.memory.dv)] {
             for key in keys.clone() {
                 let row = sums.wrapping_add(key * self.memory.stride);
                 // SAFETY: the caller's promise.
-                unsafe { self.result.write(first + key, row) };
+                unsafe { rows.write(key, row) };
             }
         }
     }
@@ -276,7 +265,10 @@ impl Head<'_> {
     fn of_panel(&self, panel: usize) -> [Range<usize>; 2] {
         let nr = self.shared.micro.nr();
         let queries = panel * nr..self.sizes.queries.min((panel + 1) * nr);
-        let seen = self.scores.visible_to(queries.clone(), self.sizes.keys);
+        let seen = self
+            .sources
+            .scores
+            .visible_to(queries.clone(), self.sizes.keys);
         [queries, seen]
     }
 
@@ -295,20 +287,33 @@ impl Head<'_> {
         let [weights, scores] =
             [memory.weights, memory.scores].map(|block| block.wrapping_add(at * keys));
         let [p, ds] = [weights, scores].map(|panel| panel.wrapping_add(seen.start * nr));
-        let Panel { panel, rows } = self.panel;
+        let Panel {
+            panel,
+            rows,
+            terms,
+            slopes,
+        } = self.panel;
+        let slopes = slopes.unwrap_or(std::ptr::null_mut());
+        let Sources {
+            scores: of,
+            q,
+            k,
+            v,
+            ..
+        } = &self.sources;
         let mut sums = [0.0; softmax::LANES];
         // SAFETY: the caller's promise; the memory has room for the panel.
         unsafe {
             for (i, row) in queries.clone().enumerate() {
-                for (from, to) in [(&self.q, memory.q), (&self.dy, memory.dy)] {
+                for (from, to) in [(q, memory.q), (&self.dy, memory.dy)] {
                     let to = to.wrapping_add((at + i) * memory.stride);
                     from.read(row, to);
                     to.add(width).write_bytes(0, memory.stride - width);
                 }
             }
-            panels.pack(&self.q, queries.clone(), panel);
+            panels.pack(q, queries.clone(), panel);
             self.y.request(queries.clone());
-            let k = self.k.matrix(memory.copies.k);
+            let k = k.matrix(memory.copies.k);
             panels.rows(k, seen.clone(), panel, p);
             (self.shared.routines.exponentials)(&Exponentials {
                 at: p,
@@ -316,11 +321,15 @@ impl Head<'_> {
                 queries: queries.clone(),
                 keys,
                 seen: seen.clone(),
-                scores: self.scores,
+                scores: *of,
+                mask: self
+                    .sources
+                    .terms(panels, queries.clone(), seen.clone(), terms),
+                slopes,
                 sums: sums.as_mut_ptr(),
             });
             panels.pack(&self.dy, queries.clone(), panel);
-            panels.rows(self.v.matrix(memory.copies.v), seen.clone(), panel, ds);
+            panels.rows(v.matrix(memory.copies.v), seen.clone(), panel, ds);
             panels.pack(&self.y, queries.clone(), rows);
             (self.shared.routines.score_gradients)(&ScoreGradients {
                 weights: p,
@@ -331,10 +340,11 @@ impl Head<'_> {
                 y: rows,
                 dy: panel,
                 columns: width,
-                scale: self.scores.scale,
+                scale: of.scale,
+                slopes,
             });
             panels.columns(k, seen.clone(), ds, panel);
-            panels.unpack(panel, &self.result, queries, rows);
+            panels.unpack(panel, &self.gradients[0], queries, rows);
             // A micro-kernel of keys may begin before or end behind those of this panel.
             for edge in [
                 seen.start.saturating_sub(micro.mr)..seen.start,

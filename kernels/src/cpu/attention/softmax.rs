@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
-use crate::math::{Arith, exp};
+use crate::math::{Arith, exp, tanh};
 use crate::spec::Scores;
 
 /// Most queries of a panel.
@@ -23,8 +23,23 @@ pub(super) struct Exponentials {
     pub keys: usize,
     pub seen: Range<usize>,
     pub scores: Scores,
+    /// Terms of the scores, of which −∞ hides a key.
+    pub mask: Terms,
+    /// The derivatives of the limited scores, a vector for each key; null if they are not needed.
+    pub slopes: *mut f32,
     /// The sums, one for each lane.
     pub sums: *mut f32,
+}
+
+/// Terms that are added to the scores of the keys of a panel.
+#[derive(Clone, Copy)]
+pub(super) enum Terms {
+    /// None.
+    None,
+    /// One for each key.
+    OfKeys(*const f32),
+    /// A vector for each key.
+    OfPairs(*const f32),
 }
 
 /// The routines for an instruction set.
@@ -89,8 +104,16 @@ impl Exponentials {
         let end = to.iter().copied().min().unwrap_or(0).max(0) as usize;
         let (start, end) = (start.min(rows.len()), end.min(rows.len()));
         let start = start.min(end);
+        let plain = self.scores.soft_cap.is_none() && matches!(self.mask, Terms::None);
+        let scale = if plain {
+            self.scores.scale
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.adjust::<A, N>(rows) };
+            1.0
+        };
         let mut lanes = Lanes {
-            scale: self.scores.scale,
+            scale,
             from,
             to,
             largest: [f32::NEG_INFINITY; N],
@@ -107,6 +130,14 @@ impl Exponentials {
                 false => lanes.scores::<false>(rows, keys.clone()),
             }
         }
+        // A query that sees no key has exponentials of 0.
+        for largest in &mut lanes.largest {
+            *largest = if *largest == f32::NEG_INFINITY {
+                0.0
+            } else {
+                *largest
+            };
+        }
         for (keys, masked) in &parts {
             for first in keys.clone().step_by(BLOCK) {
                 let keys = first..keys.end.min(first + BLOCK);
@@ -117,6 +148,45 @@ impl Exponentials {
             }
         }
         *sums = lanes.sum;
+    }
+
+    /// Makes scores of products: scales and limits them, and adds the terms of the mask.
+    ///
+    /// # Safety
+    /// As [`Exponentials::run`], for N lanes.
+    #[inline(always)]
+    unsafe fn adjust<A: Arith, const N: usize>(&self, rows: &mut [[f32; N]]) {
+        let scale = self.scores.scale;
+        for (key, row) in rows.iter_mut().enumerate() {
+            for score in row.iter_mut() {
+                *score *= scale;
+            }
+            if let Some(cap) = self.scores.soft_cap {
+                let mut slopes = [0.0; N];
+                for lane in 0..N {
+                    let part = tanh::<A>(row[lane] / cap);
+                    row[lane] = part * cap;
+                    slopes[lane] = 1.0 - part * part;
+                }
+                if !self.slopes.is_null() {
+                    // SAFETY: the caller's promise.
+                    unsafe { *self.slopes.cast::<[f32; N]>().add(key) = slopes };
+                }
+            }
+            // SAFETY: there is a term, or a vector of them, for each key.
+            let terms = unsafe {
+                match self.mask {
+                    Terms::None => continue,
+                    Terms::OfKeys(at) => [*at.add(key); N],
+                    Terms::OfPairs(at) => *at.cast::<[f32; N]>().add(key),
+                }
+            };
+            for lane in 0..N {
+                let hidden = terms[lane] == f32::NEG_INFINITY;
+                let score = row[lane] + terms[lane];
+                row[lane] = if hidden { f32::NEG_INFINITY } else { score };
+            }
+        }
     }
 }
 
@@ -242,6 +312,8 @@ pub(super) struct ScoreGradients {
     pub dy: *const f32,
     pub columns: usize,
     pub scale: f32,
+    /// A vector of factors for each key, or null.
+    pub slopes: *const f32,
 }
 
 impl Routine for ScoreGradients {
@@ -289,11 +361,22 @@ impl ScoreGradients {
             inverse[lane] = if none { 0.0 } else { 1.0 / sums[lane] };
             delta[lane] = if none { 0.0 } else { delta[lane] };
         }
-        for (weight, gradient) in weights.iter_mut().zip(gradients) {
+        for (weight, gradient) in weights.iter_mut().zip(&mut *gradients) {
             for lane in 0..N {
                 weight[lane] *= inverse[lane];
                 let centred = gradient[lane] - delta[lane];
                 gradient[lane] = weight[lane] * centred * self.scale;
+            }
+        }
+        if self.slopes.is_null() {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let slopes =
+            unsafe { std::slice::from_raw_parts(self.slopes.cast::<[f32; N]>(), self.keys) };
+        for (gradient, slope) in gradients.iter_mut().zip(slopes) {
+            for lane in 0..N {
+                gradient[lane] *= slope[lane];
             }
         }
     }

@@ -12,14 +12,15 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 use super::{
-    Backend, Call, Capabilities, HalfProducts, Kernel, Roofline, Slot, SlotWriter, refused, scratch,
+    AttentionKernels, Backend, Call, Capabilities, HalfProducts, Kernel, Roofline, Slot,
+    SlotWriter, refused, scratch,
 };
 use crate::error::{Error, Result};
 use crate::memory::{Source, available};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::Matrices,
-    attention: true,
+    attention: AttentionKernels::All,
     late_epilogues: true,
     prologues: true,
     micro_batches: true,

@@ -4,7 +4,7 @@
 //! are fast where memory suffices hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
-use crate::backend::{HalfProducts, KernelCache, Target};
+use crate::backend::{AttentionKernels, HalfProducts, KernelCache, Target};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
@@ -19,10 +19,11 @@ pub(super) fn simplified(
     target: &Target,
     passes: &Pipeline,
 ) -> Result<Graph> {
-    if target.capabilities().attention {
+    let attention = target.capabilities().attention;
+    if attention == AttentionKernels::All {
         return Ok(passes.run(&options.simplify, graph)?);
     }
-    let graph = passes.run(&Expand, graph)?;
+    let graph = passes.run(&Expand { attention }, graph)?;
     Ok(passes.run(&options.simplify, &graph)?)
 }
 

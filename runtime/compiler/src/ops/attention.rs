@@ -1,9 +1,12 @@
 //! Scaled dot-product attention (Vaswani et al. 2017) as one operation, its gradient as another, and
 //! both as products and elementwise operations.
 //!
-//! Operands are queries `[b, …, q, width]`, keys `[b, …, k, width]` and values `[b, …, k, columns]`.
-//! Results have the rows behind the first axis, `[b, q, …, columns]`: so they lie in memory as the
-//! layers behind attention read them, with heads side by side.
+//! Operands are queries `[b, …, q, width]`, keys `[b, …, k, width]` and values `[b, …, k,
+//! columns]`, then a mask `[b, …, q, k]` and a past `[b, …]`, i32, if there are any: a mask is
+//! added to the scores, and −∞ in it hides a key of any score; or it has truth values, of which
+//! those that are false hide a key. Halves are converted to f32, in which all is computed. Results
+//! have the rows behind the first axis, `[b, q, …, columns]`: so they lie in memory as the layers
+//! behind attention read them, with heads side by side.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -54,8 +57,50 @@ fn rows_of_gradient(queries: Size, keys: Size) -> Option<Size> {
     queries.checked_add(keys)?.checked_add(keys)
 }
 
-pub(super) fn infer(given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
-    let [q, k, v] = [given[0], given[1], given[2]];
+/// The operands of attention, as types or nodes.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<T> {
+    pub q: T,
+    pub k: T,
+    pub v: T,
+    pub mask: Option<T>,
+    pub past: Option<T>,
+}
+
+impl<T: Copy> Operands<T> {
+    /// From a list of them; a past is i32.
+    pub(crate) fn of(list: &[T], dtype: impl Fn(T) -> DType) -> Option<Operands<T>> {
+        let [q, k, v, ref more @ ..] = *list else {
+            return None;
+        };
+        let (mask, past) = match *more {
+            [] => (None, None),
+            [past] if dtype(past) == DType::I32 => (None, Some(past)),
+            [mask] => (Some(mask), None),
+            [mask, past] => (Some(mask), Some(past)),
+            _ => return None,
+        };
+        Some(Operands {
+            q,
+            k,
+            v,
+            mask,
+            past,
+        })
+    }
+}
+
+impl Operands<NodeId> {
+    pub(crate) fn of_nodes(g: &dyn GraphBuilder, list: &[NodeId]) -> Operands<NodeId> {
+        Operands::of(list, |id| g.dtype(id)).expect("checked by the rule")
+    }
+}
+
+pub(super) fn infer(given: &[TensorType<'_>], dtype: DType, symbols: &Symbols) -> Rule {
+    let Some(of) = Operands::of(given, |x| x.dtype) else {
+        return Err("attention: queries, keys, values, a mask and a past are needed".into());
+    };
+    let [q, k, v] = [of.q, of.k, of.v];
     let say = |why: &str| {
         let shown = [q, k, v].map(|x| symbols.show(x.dims).to_string());
         Err(format!(
@@ -63,8 +108,8 @@ pub(super) fn infer(given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
             shown[0], shown[1], shown[2]
         ))
     };
-    if [q, k, v].iter().any(|x| x.dtype != DType::F32) {
-        return say("f32 is needed");
+    if !dtype.is_float() || [q, k, v].iter().any(|x| !x.dtype.is_float()) {
+        return say("floats are needed");
     }
     let rank = q.dims.len();
     let [Some([queries, width]), Some(of_keys), Some([keys, columns])] =
@@ -78,36 +123,58 @@ pub(super) fn infer(given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     if rank < 3 || !same || of_keys != [keys, width] {
         return say("the shapes do not fit");
     }
-    Ok((DType::F32, with_rows(q.dims, queries, columns)))
+    if let Some(mask) = of.mask {
+        let pairs: Dims = q.dims[..rank - 1].iter().copied().chain([keys]).collect();
+        if mask.dims != pairs.as_slice() || !mask.dtype.is_float() && mask.dtype != DType::Bool {
+            return say("the mask has no number or truth value for each query and key");
+        }
+    }
+    if of
+        .past
+        .is_some_and(|past| past.dtype != DType::I32 || past.dims != &q.dims[..rank - 2])
+    {
+        return say("the past has no i32 for each head");
+    }
+    Ok((dtype, with_rows(q.dims, queries, columns)))
 }
 
-pub(super) fn infer_grad(given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
-    let (dtype, result) = infer(given, symbols)?;
-    let [q, k, y, dy] = [given[0], given[1], given[3], given[4]];
-    let fits = |x: TensorType<'_>| x.dtype == dtype && x.dims == result.as_slice();
+/// The operands of [`Op::AttentionGrad`]: those of attention, then the result and its gradient.
+pub(crate) fn split_last<T: Copy>(list: &[T]) -> Option<(&[T], [T; 2])> {
+    let (of, last) = list.split_at_checked(list.len().checked_sub(2)?)?;
+    Some((of, [last[0], last[1]]))
+}
+
+pub(super) fn infer_grad(given: &[TensorType<'_>], in_turns: bool, symbols: &Symbols) -> Rule {
+    let Some((of, [y, dy])) = split_last(given) else {
+        return Err("the gradient of attention: five operands are needed".into());
+    };
+    let (_, result) = infer(of, y.dtype, symbols)?;
+    let [q, k] = [of[0], of[1]];
+    let fits = |x: TensorType<'_>| x.dtype.is_float() && x.dims == result.as_slice();
     let (Some([queries, width]), Some([keys, _])) = (last_two(q.dims), last_two(k.dims)) else {
         return Err("the gradient of attention: each operand needs three axes".into());
     };
-    if !fits(y) || !fits(dy) || result.last() != Some(&width) {
+    let unlike = in_turns && queries != keys;
+    if unlike || !fits(y) || !fits(dy) || result.last() != Some(&width) {
         return Err("the gradient of attention: the shapes do not fit".into());
     }
     let rows =
         rows_of_gradient(queries, keys).ok_or("attention: its rows have no form as one size")?;
-    Ok((dtype, with_rows(q.dims, rows, width)))
+    Ok((DType::F32, with_rows(q.dims, rows, width)))
 }
 
-/// The result for operands that fit.
+/// The result, of a type of floats, for operands that fit: queries, keys, values and, if there are
+/// any, a mask and a past.
 pub fn attention(
     g: &mut dyn GraphBuilder,
     scores: Scores,
-    q: NodeId,
-    k: NodeId,
-    v: NodeId,
+    operands: &[NodeId],
+    dtype: DType,
 ) -> NodeId {
-    let columns = *g.dims(v).last().expect("of three axes");
-    let dims = g.dims(q);
+    let columns = *g.dims(operands[2]).last().expect("of three axes");
+    let dims = g.dims(operands[0]);
     let dims = with_rows(dims, dims[dims.len() - 2], columns);
-    g.emit(Op::Attention(scores), &[q, k, v], DType::F32, dims)
+    g.emit(Op::Attention(scores), operands, dtype, dims)
 }
 
 pub(super) fn gradient(
@@ -116,28 +183,95 @@ pub(super) fn gradient(
     node: NodeId,
     inputs: &[NodeId],
     dy: NodeId,
+    wanted: &[bool],
 ) -> Gradients {
-    let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
-    let [queries, keys] = [q, k].map(|x| g.dims(x)[g.dims(x).len() - 2]);
+    let of = Operands::of_nodes(g, inputs);
+    let [queries, keys] = [of.q, of.k].map(|x| g.dims(x)[g.dims(x).len() - 2]);
     let rows = rows_of_gradient(queries, keys);
-    let (Some(rows), true) = (rows, g.dims(q).last() == g.dims(v).last()) else {
-        let parts = gradients_of_parts(g, scores, inputs, node, dy);
-        return parts.into_iter().map(Some).collect();
+    let width = *g.dims(of.q).last().expect("of three axes");
+    let dims = rows.map(|rows| with_rows(g.dims(of.q), rows, width));
+    let dims = dims.filter(|dims| three(dims[2]).is_some());
+    let parts = match dims.filter(|_| g.dims(of.v).last() == Some(&width)) {
+        Some(dims) => {
+            let all: SmallVec<[NodeId; 8]> = inputs.iter().copied().chain([node, dy]).collect();
+            let in_turns = queries == keys;
+            let op = Op::AttentionGrad { scores, in_turns };
+            let all = g.emit(op, &all, DType::F32, dims);
+            split(g, all, in_turns, [queries, keys])
+        }
+        None => gradients_of_parts(g, scores, &of, node, dy),
     };
-    let width = *g.dims(q).last().expect("of three axes");
-    let dims = with_rows(g.dims(q), rows, width);
-    let all = g.emit(
-        Op::AttentionGrad(scores),
-        &[q, k, v, node, dy],
-        DType::F32,
-        dims,
-    );
-    split(g, all, queries, keys).into_iter().map(Some).collect()
+    let mut gradients: Gradients = parts.into_iter().map(Some).collect();
+    gradients.resize(inputs.len(), None);
+    if let Some(mask) = of.mask
+        && wanted[3]
+        && g.dtype(mask).is_float()
+    {
+        let [y, dy] = rows_last_of(g, [node, dy]);
+        let Weights { p, centred, .. } = weights(g, &scores, &of, [y, dy]);
+        gradients[3] = Some(g.mul(p, centred));
+    }
+    gradients
+}
+
+/// Results `[b, rows, …, columns]` in f32 as `[b, …, rows, columns]`.
+fn rows_last_of(g: &mut dyn GraphBuilder, results: [NodeId; 2]) -> [NodeId; 2] {
+    results.map(|x| {
+        let x = g.permute(x, &rows_last(g.dims(x).len()));
+        g.cast(x, DType::F32)
+    })
+}
+
+/// Three times a length.
+fn three(size: Size) -> Option<Size> {
+    size.checked_mul(Size::fixed(3))
+}
+
+/// The gradients of queries, keys and values, `[b, …, rows, width]`, as that of
+/// [`Op::AttentionGrad`].
+pub(crate) fn join(g: &mut dyn GraphBuilder, in_turns: bool, parts: [NodeId; 3]) -> NodeId {
+    let parts = parts.map(|part| g.permute(part, &rows_second(g.dims(part).len())));
+    let [of_q, of_k] = [0, 1].map(|i| g.dims(parts[i]).clone());
+    let mut dims = of_q.clone();
+    let rows = rows_of_gradient(of_q[1], of_k[1]).expect("the gradient has these rows");
+    let axis = if in_turns {
+        dims[2] = three(of_q[2]).expect("checked for the gradient");
+        2
+    } else {
+        dims[1] = rows;
+        1
+    };
+    let all = g.emit(Op::Concat { axis }, &parts, DType::F32, dims);
+    let mut dims = of_q;
+    dims[1] = rows;
+    g.reshape(all, &dims)
 }
 
 /// The rows of queries, keys and values of a gradient, as `[b, …, rows, width]`.
-fn split(g: &mut dyn GraphBuilder, all: NodeId, queries: Size, keys: Size) -> [NodeId; 3] {
-    let (dims, dtype) = (g.dims(all).clone(), g.dtype(all));
+fn split(
+    g: &mut dyn GraphBuilder,
+    all: NodeId,
+    in_turns: bool,
+    [queries, keys]: [Size; 2],
+) -> [NodeId; 3] {
+    let (mut dims, dtype) = (g.dims(all).clone(), g.dtype(all));
+    if in_turns {
+        let side_by_side = three(dims[2]).expect("checked for the gradient");
+        let each = std::mem::replace(&mut dims[2], side_by_side);
+        dims[1] = queries;
+        let all = g.reshape(all, &dims);
+        return [0, 1, 2].map(|part| {
+            let mut start = Dims::from_elem(Size::ZERO, dims.len());
+            start[2] = each
+                .checked_mul(Size::fixed(part))
+                .expect("less than three");
+            let step = SmallVec::from_elem(1, dims.len());
+            let mut of_part = dims.clone();
+            of_part[2] = each;
+            let part = g.emit(Op::Slice { start, step }, &[all], dtype, of_part);
+            g.permute(part, &rows_last(dims.len()))
+        });
+    }
     let behind = queries.checked_add(keys).expect("the rows have a form");
     [(Size::ZERO, queries), (queries, keys), (behind, keys)].map(|(first, rows)| {
         let (mut part, mut start) = (dims.clone(), Dims::from_elem(Size::ZERO, dims.len()));
@@ -149,11 +283,11 @@ fn split(g: &mut dyn GraphBuilder, all: NodeId, queries: Size, keys: Size) -> [N
 }
 
 /// Whether the key of a column is visible to the query of a row, over `[…, rows, columns]`; `None` if
-/// all are. Rows are `step` positions apart, from `past` and the number `more` of each place on.
+/// all are. `more` is added to the past at each place.
 pub fn visible(
     g: &mut dyn GraphBuilder,
     scores: &Scores,
-    (step, more): (i64, Option<NodeId>),
+    more: Option<NodeId>,
     dims: &Dims,
 ) -> Option<NodeId> {
     let rank = dims.len();
@@ -165,12 +299,15 @@ pub fn visible(
     if !scores.causal && scores.window.is_none() {
         return None;
     }
-    let shifted = |g: &mut dyn GraphBuilder, x: NodeId, by: u32| {
+    let shifted = |g: &mut dyn GraphBuilder, x: NodeId, by: i32| {
         // As a float, a position is exact up to 2²⁴; no machine has memory for the scores of more.
         let by = g.full(by as f32, DType::I32, dims);
         g.add(x, by)
     };
-    let (row, column) = (along(g, rank - 2, step), along(g, rank - 1, 1));
+    let (row, column) = (
+        along(g, rank - 2, i64::from(scores.step)),
+        along(g, rank - 1, 1),
+    );
     let row = shifted(g, row, scores.past);
     let row = match more {
         Some(more) => {
@@ -185,7 +322,7 @@ pub fn visible(
     let Some(window) = scores.window else {
         return causal;
     };
-    let window = window.min(i32::MAX as u32 / 2);
+    let window = window.min(i32::MAX as u32 / 2) as i32;
     let end = shifted(g, column, window);
     let near = g.scalar(ScalarOp::Gt, &[end, row]);
     let other = causal.unwrap_or_else(|| {
@@ -196,14 +333,54 @@ pub fn visible(
 }
 
 /// The exponentials of the scores, relative to the largest of each query, and their sums.
-fn exponentials(g: &mut dyn GraphBuilder, scores: &Scores, q: NodeId, k: NodeId) -> [NodeId; 2] {
-    let kt = g.transpose(k);
-    let products = g.matmul(q, kt);
+struct Exponentials {
+    powers: NodeId,
+    sums: NodeId,
+    /// tanh(s/cap) of limited scores s.
+    limited: Option<NodeId>,
+}
+
+/// `a·b` of two operands, converted to a type of floats.
+fn product(g: &mut dyn GraphBuilder, a: NodeId, b: NodeId, dtype: DType) -> NodeId {
+    let [a, b] = [a, b].map(|x| g.cast(x, dtype));
+    g.matmul(a, b)
+}
+
+fn exponentials(g: &mut dyn GraphBuilder, scores: &Scores, of: &Operands<NodeId>) -> Exponentials {
+    // As the operands of other products, queries and weights follow the type of the keys and values
+    // in memory.
+    let dtype = g.dtype(of.k);
+    let kt = g.transpose(of.k);
+    let products = product(g, of.q, kt, dtype);
     let dims = g.dims(products).clone();
-    let scale = g.full(scores.scale, DType::F32, &dims);
+    let full = |g: &mut dyn GraphBuilder, x: f32| g.full(x, DType::F32, &dims);
+    let scale = full(g, scores.scale);
     let mut all = g.mul(products, scale);
-    if let Some(sees) = visible(g, scores, (1, None), &dims) {
-        let hidden = g.full(f32::NEG_INFINITY, DType::F32, &dims);
+    let limited = scores.soft_cap.map(|cap| {
+        let cap = full(g, cap);
+        let part = g.scalar(ScalarOp::Div, &[all, cap]);
+        let part = g.scalar(ScalarOp::Tanh, &[part]);
+        all = g.mul(part, cap);
+        part
+    });
+    let hidden = full(g, f32::NEG_INFINITY);
+    if let Some(mask) = of.mask {
+        all = match g.dtype(mask) {
+            DType::Bool => g.scalar(ScalarOp::Select, &[mask, all, hidden]),
+            _ => {
+                let mask = g.cast(mask, DType::F32);
+                let hides = g.scalar(ScalarOp::Eq, &[mask, hidden]);
+                let sum = g.add(all, mask);
+                g.scalar(ScalarOp::Select, &[hides, hidden, sum])
+            }
+        };
+    }
+    let past = of.past.map(|past| {
+        let mut of_heads = g.dims(past).clone();
+        of_heads.extend([Size::ONE, Size::ONE]);
+        g.reshape(past, &of_heads)
+    });
+    if let Some(sees) = visible(g, scores, past, &dims) {
         all = g.scalar(ScalarOp::Select, &[sees, all, hidden]);
     }
     let last = dims.len() - 1;
@@ -211,57 +388,102 @@ fn exponentials(g: &mut dyn GraphBuilder, scores: &Scores, q: NodeId, k: NodeId)
     let largest = g.broadcast(largest, &dims);
     let all = g.scalar(ScalarOp::Sub, &[all, largest]);
     let powers = g.scalar(ScalarOp::Exp, &[all]);
-    [powers, g.reduce(ReduceOp::Sum, powers, &[last])]
+    Exponentials {
+        powers,
+        sums: g.reduce(ReduceOp::Sum, powers, &[last]),
+        limited,
+    }
 }
 
 /// [`attention`] by products and elementwise operations.
 pub(crate) fn attention_of_parts(
     g: &mut dyn GraphBuilder,
     scores: &Scores,
-    inputs: &[NodeId],
+    of: &Operands<NodeId>,
+    dtype: DType,
 ) -> NodeId {
-    let [powers, sums] = exponentials(g, scores, inputs[0], inputs[1]);
-    let y = g.matmul(powers, inputs[2]);
+    let Exponentials { powers, sums, .. } = exponentials(g, scores, of);
+    let stored = g.dtype(of.v);
+    let y = product(g, powers, of.v, stored);
     let dims = g.dims(y).clone();
     let sums = g.broadcast(sums, &dims);
     let y = g.scalar(ScalarOp::Div, &[y, sums]);
-    g.permute(y, &rows_second(dims.len()))
+    let y = g.permute(y, &rows_second(dims.len()));
+    g.cast(y, dtype)
 }
 
-/// The weights P of queries and keys, and the terms dP − δ of the gradient of their scores.
+/// The weights P of queries and keys, and the factors of the gradient of their scores.
+struct Weights {
+    p: NodeId,
+    /// dP − δ.
+    centred: NodeId,
+    /// tanh(s/cap) of limited scores s, and their derivatives.
+    limited: Option<[NodeId; 2]>,
+}
+
 fn weights(
     g: &mut dyn GraphBuilder,
     scores: &Scores,
-    [q, k, v]: [NodeId; 3],
+    of: &Operands<NodeId>,
     [y, dy]: [NodeId; 2],
-) -> [NodeId; 2] {
-    let [powers, sums] = exponentials(g, scores, q, k);
+) -> Weights {
+    let Exponentials {
+        powers,
+        sums,
+        limited,
+    } = exponentials(g, scores, of);
     let dims = g.dims(powers).clone();
     let sums = g.broadcast(sums, &dims);
     let p = g.scalar(ScalarOp::Div, &[powers, sums]);
-    let vt = g.transpose(v);
-    let dp = g.matmul(dy, vt);
+    let vt = g.transpose(of.v);
+    let stored = g.dtype(of.v);
+    let dp = product(g, dy, vt, stored);
     let products = g.mul(dy, y);
     let delta = g.reduce(ReduceOp::Sum, products, &[dims.len() - 1]);
     let delta = g.broadcast(delta, &dims);
-    [p, g.scalar(ScalarOp::Sub, &[dp, delta])]
+    let limited = limited.map(|part| {
+        let one = g.full(1.0, DType::F32, &dims);
+        let square = g.mul(part, part);
+        [part, g.scalar(ScalarOp::Sub, &[one, square])]
+    });
+    Weights {
+        p,
+        centred: g.scalar(ScalarOp::Sub, &[dp, delta]),
+        limited,
+    }
 }
 
-/// The gradients of queries, keys and values by products and elementwise operations: `dQ = dS·K`, `dK = dSᵀ·Q` and `dV = Pᵀ·dY` with
-/// `dS = scale·P∘(dY·Vᵀ − δ)` and δ the sums of dY∘Y along rows.
+impl Weights {
+    /// The derivatives of limited scores times x.
+    fn slope(&self, g: &mut dyn GraphBuilder, x: NodeId) -> NodeId {
+        match self.limited {
+            Some([_, slope]) => g.mul(x, slope),
+            None => x,
+        }
+    }
+}
+
+/// The gradients of queries, keys and values by products and elementwise operations: `dQ = dS·K`,
+/// `dK = dSᵀ·Q` and `dV = Pᵀ·dY` with `dS = scale·P∘(dY·Vᵀ − δ)`, times the derivatives of limited
+/// scores, and δ the sums of dY∘Y along rows.
 pub(crate) fn gradients_of_parts(
     g: &mut dyn GraphBuilder,
     scores: Scores,
-    inputs: &[NodeId],
+    of: &Operands<NodeId>,
     y: NodeId,
     dy: NodeId,
 ) -> [NodeId; 3] {
-    let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
-    let [y, dy] = [y, dy].map(|x| g.permute(x, &rows_last(g.dims(x).len())));
-    let [p, centred] = weights(g, &scores, [q, k, v], [y, dy]);
-    let ds = scaled(g, p, centred, scores.scale);
-    let [dst, pt] = [ds, p].map(|x| g.transpose(x));
-    [g.matmul(ds, k), g.matmul(dst, q), g.matmul(pt, dy)]
+    let [y, dy] = rows_last_of(g, [y, dy]);
+    let weights = weights(g, &scores, of, [y, dy]);
+    let ds = scaled(g, weights.p, weights.centred, scores.scale);
+    let ds = weights.slope(g, ds);
+    let [dst, pt] = [ds, weights.p].map(|x| g.transpose(x));
+    let [of_scores, of_weights] = [of.k, of.v].map(|x| g.dtype(x));
+    [
+        product(g, ds, of.k, of_scores),
+        product(g, dst, of.q, of_scores),
+        product(g, pt, dy, of_weights),
+    ]
 }
 
 /// `scale·a∘b`.
@@ -271,43 +493,61 @@ fn scaled(g: &mut dyn GraphBuilder, a: NodeId, b: NodeId, scale: f32) -> NodeId 
     g.mul(product, scale)
 }
 
-/// The gradient of [`Op::AttentionGrad`] with respect to its five operands. With cotangents A, B and C
-/// of dQ, dK and dV, `G = A·Kᵀ + Q·Bᵀ` is that of dS, `W = scale·G∘P` that of dP − δ,
-/// `U = scale·G∘(dP − δ) + dY·Cᵀ` that of P, and `H = P∘(U − Σ P∘U)` that of the scores.
+/// The gradient of [`Op::AttentionGrad`] with respect to its operands. With cotangents A, B and C
+/// of dQ, dK and dV, `G = scale·(A·Kᵀ + Q·Bᵀ)` is that of dS/scale, `W = G∘P∘D` that of dP − δ,
+/// where D are the derivatives of limited scores, `U = G∘(dP − δ)∘D + dY·Cᵀ` that of P, and
+/// `H = P∘(U − Σ P∘U)` that of the scores, limited ones and the mask. That of scores before the
+/// limit is `H∘D − 2·G∘P∘(dP − δ)∘D∘T/cap`, where T are tanh(s/cap) and D = 1 − T².
 pub(super) fn gradient_of_grad(
     g: &mut dyn GraphBuilder,
-    scores: Scores,
+    (scores, in_turns): (Scores, bool),
     inputs: &[NodeId],
     cotangent: NodeId,
 ) -> Gradients {
-    let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
+    let (list, [y, dy]) = split_last(inputs).expect("checked by the rule");
+    let mut of = Operands::of_nodes(g, list);
+    let [q, k, v] = [of.q, of.k, of.v].map(|x| g.cast(x, DType::F32));
+    (of.q, of.k, of.v) = (q, k, v);
     let rank = g.dims(q).len();
     let [queries, keys] = [q, k].map(|x| g.dims(x)[rank - 2]);
-    let [a, b, c] = split(g, cotangent, queries, keys);
-    let [y, dy] = [inputs[3], inputs[4]].map(|x| g.permute(x, &rows_last(rank)));
-    let [p, centred] = weights(g, &scores, [q, k, v], [y, dy]);
+    let [a, b, c] = split(g, cotangent, in_turns, [queries, keys]);
+    let [y, dy] = rows_last_of(g, [y, dy]);
+    let weights = weights(g, &scores, &of, [y, dy]);
+    let (p, centred) = (weights.p, weights.centred);
     let dims = g.dims(p).clone();
     let row_sums = |g: &mut dyn GraphBuilder, x: NodeId| g.reduce(ReduceOp::Sum, x, &[rank - 1]);
-    let product = |g: &mut dyn GraphBuilder, x: NodeId, transposed: NodeId| {
+    let across = |g: &mut dyn GraphBuilder, x: NodeId, transposed: NodeId| {
         let transposed = g.transpose(transposed);
         g.matmul(x, transposed)
     };
-    let of_a = product(g, a, k);
-    let of_b = product(g, q, b);
+    let of_a = across(g, a, k);
+    let of_b = across(g, q, b);
     let of_ds = g.add(of_a, of_b);
-    let w = scaled(g, of_ds, p, scores.scale);
-    let of_c = product(g, dy, c);
-    let rest = scaled(g, of_ds, centred, scores.scale);
+    let scale = g.full(scores.scale, DType::F32, &dims);
+    let of_ds = g.mul(of_ds, scale);
+    // Through the derivatives of limited scores.
+    let through = weights.slope(g, of_ds);
+    let w = g.mul(through, p);
+    let of_c = across(g, dy, c);
+    let rest = g.mul(through, centred);
     let u = g.add(rest, of_c);
     let pu = g.mul(p, u);
     let sums = row_sums(g, pu);
     let sums = g.broadcast(sums, &dims);
     let u = g.scalar(ScalarOp::Sub, &[u, sums]);
-    let h = g.mul(p, u);
-    // The scores are scaled products of queries and keys.
-    let scale = g.full(scores.scale, DType::F32, &dims);
+    let of_mask = g.mul(p, u);
+    let mut h = weights.slope(g, of_mask);
+    if let (Some(cap), Some([part, _])) = (scores.soft_cap, weights.limited) {
+        let factor = g.full(-2.0 / cap, DType::F32, &dims);
+        let term = g.mul(w, centred);
+        let term = g.mul(term, part);
+        let term = g.mul(term, factor);
+        h = g.add(h, term);
+    }
+    // Scores before the limit are scaled products of queries and keys.
     let h = g.mul(h, scale);
     let ds = scaled(g, p, centred, scores.scale);
+    let ds = weights.slope(g, ds);
     let sum_of = |g: &mut dyn GraphBuilder, [a, b]: [NodeId; 2], [c, d]: [NodeId; 2]| {
         let (left, right) = (g.matmul(a, b), g.matmul(c, d));
         g.add(left, right)
@@ -325,8 +565,12 @@ pub(super) fn gradient_of_grad(
     let of_dy = g.scalar(ScalarOp::Sub, &[through_weights, through_delta]);
     let back = rows_second(rank);
     let [of_y, of_dy] = [of_y, of_dy].map(|x| g.permute(x, &back));
-    [of_q, of_k, of_v, of_y, of_dy]
-        .into_iter()
-        .map(Some)
-        .collect()
+    let mut gradients: Gradients = [of_q, of_k, of_v].into_iter().map(Some).collect();
+    gradients.extend(
+        of.mask
+            .map(|mask| g.dtype(mask).is_float().then_some(of_mask)),
+    );
+    gradients.extend(of.past.map(|_| None));
+    gradients.extend([Some(of_y), Some(of_dy)]);
+    gradients
 }

@@ -29,8 +29,8 @@ use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Scores, Window};
 use smallvec::SmallVec;
 
+pub(crate) use attention::{Operands, attention_of_parts, gradients_of_parts, join, split_last};
 pub use attention::{attention, rows_last, visible};
-pub(crate) use attention::{attention_of_parts, gradients_of_parts, rows_second};
 pub use builder::{GraphBuilder, NodeId};
 pub use conv::{ConvGeometry, convolved, transposed as transposed_conv};
 pub use matmul::floats;
@@ -126,11 +126,19 @@ pub enum Op {
         reverse: bool,
     },
     /// Attention of queries `[b, …, q, width]` to keys `[b, …, k, width]` and values `[b, …, k,
-    /// columns]`, f32 → `[b, q, …, columns]`.
+    /// columns]`, by the terms or truth values of a mask `[b, …, q, k]`, and with a past `[b, …]`,
+    /// if there are any → `[b, q, …, columns]`.
     Attention(Scores),
-    /// Queries, keys, values as wide as keys, the result of [`Op::Attention`] and its gradient → the
-    /// gradients `[b, q + 2k, …, width]`: rows of queries, of keys, and of values.
-    AttentionGrad(Scores),
+    /// The operands of [`Op::Attention`], with values as wide as keys, its result and the gradient
+    /// of that → the gradients `[b, q + 2k, …, width]`: rows of queries, of keys, and of values.
+    AttentionGrad {
+        /// As of the attention.
+        scores: Scores,
+        /// A row of a query, one of a key and one of a value take turns; there are as many keys as
+        /// queries. The gradients of one row of a joint projection of all three are then side by
+        /// side.
+        in_turns: bool,
+    },
     /// The same elements in the same order under another shape.
     Reshape,
     /// Axis i of the result is axis `p[i]` of the operand.
@@ -237,7 +245,7 @@ impl Op {
                 | Op::NonMaxSuppression { .. }
                 | Op::Scan { .. }
                 | Op::Attention(_)
-                | Op::AttentionGrad(_)
+                | Op::AttentionGrad { .. }
                 | Op::SliceAssign { .. }
                 | Op::Iterate(_)
                 | Op::Iterated(_)
@@ -297,7 +305,7 @@ impl Op {
                 ScanOp::ArgMin => "cummin.positions",
             },
             Op::Attention(_) => "attention",
-            Op::AttentionGrad(_) => "attention.grad",
+            Op::AttentionGrad { .. } => "attention.grad",
             Op::Reshape => "reshape",
             Op::Permute(_) => "permute",
             Op::Expand => "expand",

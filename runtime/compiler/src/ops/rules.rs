@@ -77,8 +77,8 @@ pub fn infer(
             given,
             symbols,
         ),
-        Op::Attention(_) => attention::infer(given, symbols),
-        Op::AttentionGrad(_) => attention::infer_grad(given, symbols),
+        Op::Attention(_) => attention::infer(given, dtype, symbols),
+        Op::AttentionGrad { in_turns, .. } => attention::infer_grad(given, *in_turns, symbols),
         Op::Reshape => view::infer_reshape(given[0], dims, symbols),
         Op::Permute(axes) => view::infer_permute(axes, given[0]),
         Op::Expand => view::infer_expand(given[0], dims, symbols),
@@ -160,8 +160,10 @@ pub fn gradient(
             scan::gradient(g, scan, node, inputs, dy)
         }
         Op::Collective { op, group } => collective::gradient(g, *op, *group, inputs[0], dy),
-        &Op::Attention(scores) => attention::gradient(g, scores, node, inputs, dy),
-        &Op::AttentionGrad(scores) => attention::gradient_of_grad(g, scores, inputs, dy),
+        &Op::Attention(scores) => attention::gradient(g, scores, node, inputs, dy, wanted),
+        &Op::AttentionGrad { scores, in_turns } => {
+            attention::gradient_of_grad(g, (scores, in_turns), inputs, dy)
+        }
         Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
         Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
         Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),

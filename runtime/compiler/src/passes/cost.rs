@@ -133,13 +133,18 @@ fn pairs(spec: &Spec, sizes: &Env) -> u64 {
     let [batch @ .., rows, _] = spec.dims.as_slice() else {
         return 0;
     };
-    let (scores, queries, keys) = match &spec.body {
-        Body::Attention(a) => (a.scores, rows, a.keys),
-        Body::AttentionGrad(grad) => (grad.of.scores, &grad.queries, grad.of.keys),
+    let (attention, queries) = match &spec.body {
+        Body::Attention(attention) => (attention.as_ref(), rows),
+        Body::AttentionGrad(grad) => (&grad.of, &grad.queries),
         _ => return 0,
     };
     let heads = batch.iter().map(|d| d.at(sizes).max(0) as u64);
-    let pairs = scores.pairs(queries.usize_at(sizes), keys.usize_at(sizes));
+    let [queries, keys] = [*queries, attention.keys].map(|n| n.usize_at(sizes));
+    let pairs = match &attention.past {
+        // Of a past that is not known, all.
+        Some(_) => (queries as u64).saturating_mul(keys as u64),
+        None => attention.scores.pairs(queries, keys),
+    };
     heads.fold(pairs, u64::saturating_mul)
 }
 

@@ -6,21 +6,28 @@
 
 use std::ops::Range;
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, Scores};
 use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
-use crate::graph::{Graph, Origin, Phase};
-use crate::ops::{GraphBuilder, NodeId, Op, attention_of_parts, gradients_of_parts, rows_second};
+use crate::backend::AttentionKernels;
+use crate::graph::{Graph, Node, Origin, Phase};
+use crate::ops::{
+    GraphBuilder, NodeId, Op, Operands, attention_of_parts, gradients_of_parts, join, split_last,
+};
 
 /// Most queries whose scores are one tensor, and queries of a tile otherwise.
 const WHOLE: usize = 511;
 const TILE: usize = 128;
 
 /// The pass.
-pub struct Expand;
+pub struct Expand {
+    /// The kernels that the device has.
+    pub attention: AttentionKernels,
+}
 
 impl Pass for Expand {
     const NAME: &'static str = "expand";
@@ -28,14 +35,31 @@ impl Pass for Expand {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(expand(graph))
+        Ok(expand(graph, self.attention))
     }
 }
 
-/// The graph with attention as products and elementwise operations, in tiles if there are many queries.
-pub fn expand(graph: &Graph) -> Graph {
-    let is_attention = |op: &Op| matches!(op, Op::Attention(_) | Op::AttentionGrad(_));
-    if !graph.nodes.iter().any(|node| is_attention(&node.op)) {
+/// Whether a node is attention, or its gradient, that a device has no kernel for.
+fn is_expanded(graph: &Graph, node: &Node, kernels: AttentionKernels) -> bool {
+    let (scores, more) = match node.op {
+        Op::Attention(scores) => (scores, node.inputs.len() > 3),
+        Op::AttentionGrad { scores, .. } => (scores, node.inputs.len() > 5),
+        _ => return false,
+    };
+    let mut types = node.inputs.iter().map(|&id| graph.node(id).dtype);
+    let is_f32 = node.dtype == DType::F32 && types.all(|dtype| dtype == DType::F32);
+    match kernels {
+        AttentionKernels::None => true,
+        AttentionKernels::Plain => more || !is_f32 || !scores.is_plain(),
+        AttentionKernels::All => false,
+    }
+}
+
+/// The graph with attention for which there are no kernels as products and elementwise operations,
+/// in tiles if there are many queries.
+pub fn expand(graph: &Graph, kernels: AttentionKernels) -> Graph {
+    let is_expanded = |node: &Node| is_expanded(graph, node, kernels);
+    if !graph.nodes.iter().any(is_expanded) {
         return graph.clone();
     }
     let mut out = Graph {
@@ -49,8 +73,13 @@ pub fn expand(graph: &Graph) -> Graph {
         let inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
         out.current_origin = node.origin;
         map.push(match &node.op {
-            Op::Attention(scores) => forward(&mut out, scores, &inputs, &mut segments),
-            Op::AttentionGrad(scores) => backward(&mut out, scores, &inputs),
+            Op::Attention(scores) if is_expanded(node) => {
+                forward(&mut out, scores, &inputs, node.dtype, &mut segments)
+            }
+            Op::AttentionGrad { scores, in_turns } if is_expanded(node) => {
+                let parts = backward(&mut out, scores, &inputs);
+                join(&mut out, *in_turns, parts)
+            }
             op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
         });
     }
@@ -90,12 +119,19 @@ fn concat(g: &mut Graph, parts: &[NodeId], axis: usize, length: Size) -> NodeId 
     g.emit(Op::Concat { axis }, parts, dtype, dims)
 }
 
-fn forward(g: &mut Graph, scores: &Scores, inputs: &[NodeId], segments: &mut u32) -> NodeId {
-    let [q, k, v] = [inputs[0], inputs[1], inputs[2]];
+fn forward(
+    g: &mut Graph,
+    scores: &Scores,
+    inputs: &[NodeId],
+    dtype: DType,
+    segments: &mut u32,
+) -> NodeId {
+    let of = Operands::of_nodes(g, inputs);
+    let Operands { q, k, v, .. } = of;
     let rows = g.dims(q).len() - 2;
     let tiles = tiles(g, q);
     if tiles.is_empty() {
-        return attention_of_parts(g, scores, inputs);
+        return attention_of_parts(g, scores, &of, dtype);
     }
     let origin = g.origins.get(g.current_origin as usize).cloned();
     let keys = g.dims(k)[rows]
@@ -114,40 +150,53 @@ fn forward(g: &mut Graph, scores: &Scores, inputs: &[NodeId], segments: &mut u32
                 ..origin.clone()
             });
         }
-        let seen = keys.map(|keys| scores.visible_to(tile.clone(), keys));
+        // (With a past of the run, any may be seen.)
+        let seen = keys.filter(|_| of.past.is_none());
+        let seen = seen.map(|keys| scores.visible_to(tile.clone(), keys));
         let seen = seen.filter(|seen| !seen.is_empty());
-        let own = slice(g, q, rows, tile);
-        let first = scores.past as usize + tile.start;
-        let (from, k, v) = match &seen {
-            Some(seen) => (seen.start, slice(g, k, rows, seen), slice(g, v, rows, seen)),
-            None => (0, k, v),
-        };
-        let scores = Scores {
-            past: (first - from) as u32,
-            ..*scores
-        };
-        parts.push(attention_of_parts(g, &scores, &[own, k, v]));
+        let mut part = of_tile(g, &of, tile);
+        let mut scores = first_row(scores, tile);
+        if let Some(seen) = &seen {
+            (part.k, part.v) = (slice(g, k, rows, seen), slice(g, v, rows, seen));
+            part.mask = part.mask.map(|mask| slice(g, mask, rows + 1, seen));
+            scores = scores.after(-(seen.start as i32));
+        }
+        parts.push(attention_of_parts(g, &scores, &part, dtype));
     }
     let length = g.dims(q)[rows];
     concat(g, &parts, 1, length)
 }
 
-fn backward(g: &mut Graph, scores: &Scores, inputs: &[NodeId]) -> NodeId {
-    let [q, k, v, y, dy] = [inputs[0], inputs[1], inputs[2], inputs[3], inputs[4]];
-    let (rank, rows) = (g.dims(q).len(), g.dims(q).len() - 2);
+/// The operands of a tile of queries.
+fn of_tile(g: &mut Graph, of: &Operands<NodeId>, tile: &Range<usize>) -> Operands<NodeId> {
+    let rows = g.dims(of.q).len() - 2;
+    Operands {
+        q: slice(g, of.q, rows, tile),
+        mask: of.mask.map(|mask| slice(g, mask, rows, tile)),
+        ..*of
+    }
+}
+
+/// The scores of a tile of queries.
+fn first_row(scores: &Scores, tile: &Range<usize>) -> Scores {
+    scores.after((tile.start * scores.step as usize) as i32)
+}
+
+fn backward(g: &mut Graph, scores: &Scores, inputs: &[NodeId]) -> [NodeId; 3] {
+    let (list, [y, dy]) = split_last(inputs).expect("checked by the rule");
+    let of = Operands::of_nodes(g, list);
+    let Operands { q, k, v, .. } = of;
+    let rows = g.dims(q).len() - 2;
     let tiles = tiles(g, q);
-    let [dq, dk, dv] = match tiles.is_empty() {
-        true => gradients_of_parts(g, *scores, &inputs[..3], y, dy),
+    match tiles.is_empty() {
+        true => gradients_of_parts(g, *scores, &of, y, dy),
         false => {
             let (mut dq, mut sums) = (Vec::new(), None::<[NodeId; 2]>);
             for tile in &tiles {
-                let own = [(q, rows), (y, 1), (dy, 1)].map(|(x, axis)| slice(g, x, axis, tile));
-                let scores = Scores {
-                    past: scores.past + tile.start as u32,
-                    ..*scores
-                };
-                let [of_q, of_k, of_v] =
-                    gradients_of_parts(g, scores, &[own[0], k, v], own[1], own[2]);
+                let [y, dy] = [y, dy].map(|x| slice(g, x, 1, tile));
+                let part = of_tile(g, &of, tile);
+                let scores = first_row(scores, tile);
+                let [of_q, of_k, of_v] = gradients_of_parts(g, scores, &part, y, dy);
                 dq.push(of_q);
                 sums = Some(match sums {
                     None => [of_k, of_v],
@@ -158,18 +207,7 @@ fn backward(g: &mut Graph, scores: &Scores, inputs: &[NodeId]) -> NodeId {
             let length = g.dims(q)[rows];
             [concat(g, &dq, rows, length), dk, dv]
         }
-    };
-    let length = |x: NodeId| g.dims(x)[rows];
-    let sum = length(q)
-        .checked_add(length(k))
-        .and_then(|sum| sum.checked_add(length(k)));
-    let all = concat(
-        g,
-        &[dq, dk, dv],
-        rows,
-        sum.expect("the gradient has these rows"),
-    );
-    g.permute(all, &rows_second(rank))
+    }
 }
 
 #[cfg(test)]
@@ -183,42 +221,86 @@ mod tests {
     use crate::passes::autodiff::gradients;
     use crate::reference::{Array, Precision, evaluate};
 
+    /// A mask or a past of a case.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum More {
+        Nothing,
+        Mask(DType),
+        Past,
+    }
+
     /// The products of a graph with attention and its gradients, before and after the pass.
-    fn check(queries: usize, keys: usize, scores: Scores) {
-        let shapes = [[1, 2, queries, 2], [1, 2, keys, 2], [1, 2, keys, 2]];
+    fn check(queries: usize, keys: usize, scores: Scores, more: More) {
+        let shapes: [&[usize]; 5] = [
+            &[1, 2, queries, 2],
+            &[1, 2, keys, 2],
+            &[1, 2, keys, 2],
+            &[1, 2, queries, keys],
+            &[1, 2],
+        ];
+        let types = match more {
+            More::Nothing => vec![DType::F32; 3],
+            More::Mask(dtype) => vec![DType::F32, DType::F32, DType::F32, dtype],
+            More::Past => vec![DType::F32, DType::F32, DType::F32, DType::I32],
+        };
         let mut graph = Graph::default();
         let (mut arrays, mut ids) = (Vec::new(), Vec::new());
-        for (i, shape) in shapes.iter().enumerate() {
+        for (i, &dtype) in types.iter().enumerate() {
+            let shape = if dtype == DType::I32 {
+                shapes[4]
+            } else {
+                shapes[i]
+            };
             let dims: Dims = shape.iter().map(|&n| Size::fixed(n as i64)).collect();
             graph.inputs.push(InputInfo {
                 name: "x".into(),
-                dtype: DType::F32,
+                dtype,
                 dims: dims.clone(),
                 donated_to: None,
             });
-            ids.push(graph.emit(Op::Input(i as u32), &[], DType::F32, dims));
-            arrays.push(Array::from_fn(DType::F32, shape, |c| {
+            ids.push(graph.emit(Op::Input(i as u32), &[], dtype, dims));
+            arrays.push(Array::from_fn(dtype, shape, |c| {
                 let at = c.iter().fold(i, |at, &c| at * 7 + c);
-                ((at * 37 % 101) as f64 / 50.0) - 1.0
+                match dtype {
+                    DType::I32 => (at % 3) as f64,
+                    // The first key is always seen.
+                    DType::Bool => f64::from(c[3] == 0 || at % 3 > 0),
+                    _ if i == 3 && c[3] > 0 && at % 3 == 0 => f64::NEG_INFINITY,
+                    _ => ((at * 37 % 101) as f64 / 50.0) - 1.0,
+                }
             }));
         }
-        let y = attention(&mut graph, scores, ids[0], ids[1], ids[2]);
+        let y = attention(&mut graph, scores, &ids, DType::F32);
         let square = graph.mul(y, y);
         graph.outputs = vec![y];
-        let slopes = gradients(&mut graph, square, &ids);
+        let wrt = if more == More::Nothing {
+            &ids[..]
+        } else {
+            &ids[..3]
+        };
+        let slopes = gradients(&mut graph, square, wrt);
         graph.outputs.extend(slopes.into_iter().flatten());
-        let expanded = Expand.run(&graph).expect("an infallible pass");
-        assert_eq!(expanded.verify(), Ok(()));
         let has = |graph: &Graph, f: fn(&Op) -> bool| graph.nodes.iter().any(|n| f(&n.op));
-        let whole = |op: &Op| matches!(op, Op::Attention(_) | Op::AttentionGrad(_));
-        assert!(has(&graph, whole) && !has(&expanded, whole));
-        let outputs = [&graph, &expanded].map(|graph| {
-            let run = evaluate(graph, &Env::default(), &arrays, &[], Precision::Double);
-            run.expect("a graph of floats").outputs
-        });
-        for (before, after) in outputs[0].iter().zip(&outputs[1]) {
-            for (a, b) in before.values.iter().zip(&after.values) {
-                assert!((a - b).abs() <= 1e-9, "{b} instead of {a}: {scores:?}");
+        let whole = |op: &Op| matches!(op, Op::Attention(_) | Op::AttentionGrad { .. });
+        for attention in [AttentionKernels::None, AttentionKernels::Plain] {
+            let pass = Expand { attention };
+            let expanded = pass.run(&graph).expect("an infallible pass");
+            assert_eq!(expanded.verify(), Ok(()));
+            let stays = attention == AttentionKernels::Plain
+                && more == More::Nothing
+                && scores.soft_cap.is_none();
+            assert!(has(&graph, whole) && has(&expanded, whole) == stays);
+            let outputs = [&graph, &expanded].map(|graph| {
+                let run = evaluate(graph, &Env::default(), &arrays, &[], Precision::Double);
+                run.expect("a graph of floats").outputs
+            });
+            for (before, after) in outputs[0].iter().zip(&outputs[1]) {
+                for (a, b) in before.values.iter().zip(&after.values) {
+                    assert!(
+                        (a - b).abs() <= 1e-9,
+                        "{b} instead of {a}: {scores:?} {more:?}"
+                    );
+                }
             }
         }
     }
@@ -227,9 +309,11 @@ mod tests {
     fn values_and_gradients_stay() {
         let plain = Scores {
             scale: 0.7,
+            soft_cap: None,
             causal: false,
             window: None,
             past: 0,
+            step: 1,
         };
         for (causal, window, past) in [
             (false, None, 0),
@@ -243,10 +327,20 @@ mod tests {
                 past,
                 ..plain
             };
+            let capped = Scores {
+                soft_cap: Some(0.8),
+                ..scores
+            };
             // A query that sees no key would have no result.
             let queries = if window.is_some() { 5 } else { 530 };
-            check(5, 6, scores);
-            check(queries, 6, scores);
+            check(5, 6, scores, More::Nothing);
+            check(5, 6, capped, More::Nothing);
+            check(queries, 6, scores, More::Nothing);
+            if window.is_none() {
+                check(5, 6, capped, More::Mask(DType::F32));
+                check(530, 6, scores, More::Mask(DType::Bool));
+                check(530, 6, scores, More::Past);
+            }
         }
         check(
             530,
@@ -256,6 +350,7 @@ mod tests {
                 causal: true,
                 ..plain
             },
+            More::Nothing,
         );
     }
 }

@@ -191,7 +191,7 @@ impl<'a> Lowering<'a> {
             (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
         order.extend((0..c.space.len()).filter(|&s| c.reduced[s]));
         let op = c.anchor.map(|anchor| &clusters.graph.node(anchor).op);
-        if let Some(Op::Attention(_) | Op::AttentionGrad(_)) = op {
+        if let Some(Op::Attention(_) | Op::AttentionGrad { .. }) = op {
             order = rows_last(order.len());
         }
         let mut position: SmallVec<[usize; 6]> = SmallVec::from_elem(0, order.len());

@@ -4,7 +4,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Scores, Window};
 
 use super::{Array, OutOfRange, each, flat};
-use crate::ops::{Axes, ConvGeometry};
+use crate::ops::{Axes, ConvGeometry, Operands, split_last};
 
 /// An element as an index, or the fault if it is not in `0..limit`.
 pub(super) fn in_range(index: f64, limit: usize) -> Result<usize, OutOfRange> {
@@ -92,56 +92,107 @@ pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
 
 /// A head of attention: its weights, and how its coordinates become those of an operand.
 struct Head<'a> {
-    scores: &'a Scores,
-    args: &'a [&'a Array],
+    scores: Scores,
+    of: Operands<&'a Array>,
     /// The axes before rows and columns.
     at: Vec<usize>,
 }
 
-impl Head<'_> {
+/// A key that a query sees.
+struct Seen {
+    key: usize,
+    weight: f64,
+    /// The derivative of its limited score.
+    slope: f64,
+}
+
+impl<'a> Head<'a> {
     /// The head of an element of a result.
-    fn of<'a>(scores: &'a Scores, args: &'a [&'a Array], c: &[usize]) -> Head<'a> {
+    fn new(scores: &Scores, args: &[&'a Array], c: &[usize]) -> Head<'a> {
         let at = [&c[..1], &c[2..c.len() - 1]].concat();
-        Head { scores, args, at }
+        let of = Operands::of(args, |x| x.dtype).expect("checked by the rule");
+        let past = of.past.map_or(0, |past| past.at(&at) as i32);
+        Head {
+            scores: scores.after(past),
+            of,
+            at,
+        }
     }
 
-    /// An element of queries, keys or values.
-    fn operand(&self, i: usize, row: usize, column: usize) -> f64 {
-        self.args[i].at(&[&self.at[..], &[row, column]].concat())
+    /// An element of an operand.
+    fn operand(&self, x: &Array, row: usize, column: usize) -> f64 {
+        x.at(&[&self.at[..], &[row, column]].concat())
     }
 
     /// An element of the result or its gradient, whose rows are behind the first axis.
-    fn result(&self, i: usize, row: usize, column: usize) -> f64 {
-        self.args[i].at(&[&self.at[..1], &[row], &self.at[1..], &[column]].concat())
+    fn result(&self, x: &Array, row: usize, column: usize) -> f64 {
+        x.at(&[&self.at[..1], &[row], &self.at[1..], &[column]].concat())
     }
 
     /// Rows and columns of queries, keys or values.
-    fn shape(&self, i: usize) -> [usize; 2] {
-        let dims = &self.args[i].dims;
-        [dims[dims.len() - 2], dims[dims.len() - 1]]
+    fn shape(x: &Array) -> [usize; 2] {
+        [x.dims[x.dims.len() - 2], x.dims[x.dims.len() - 1]]
     }
 
-    /// The weight of each key that a query sees.
-    fn weights(&self, row: usize) -> Vec<(usize, f64)> {
-        let ([keys, width], scale) = (self.shape(1), f64::from(self.scores.scale));
+    /// The keys that a query sees.
+    fn weights(&self, row: usize) -> Vec<Seen> {
+        let ([keys, width], scale) = (Head::shape(self.of.k), f64::from(self.scores.scale));
         let score = |key| {
-            let products = (0..width).map(|c| self.operand(0, row, c) * self.operand(1, key, c));
-            (key, products.sum::<f64>() * scale)
+            let products = (0..width)
+                .map(|c| self.operand(self.of.q, row, c) * self.operand(self.of.k, key, c));
+            let (score, slope) = match self.scores.soft_cap.map(f64::from) {
+                Some(cap) => {
+                    let part = (products.sum::<f64>() * scale / cap).tanh();
+                    (part * cap, 1.0 - part * part)
+                }
+                None => (products.sum::<f64>() * scale, 1.0),
+            };
+            let term = match self.of.mask {
+                Some(mask) if mask.dtype == DType::Bool => match self.operand(mask, row, key) {
+                    0.0 => f64::NEG_INFINITY,
+                    _ => 0.0,
+                },
+                Some(mask) => self.operand(mask, row, key),
+                None => 0.0,
+            };
+            let seen = term != f64::NEG_INFINITY;
+            seen.then_some(Seen {
+                key,
+                weight: score + term,
+                slope,
+            })
         };
-        let all: Vec<(usize, f64)> = self.scores.visible(row, keys).map(score).collect();
+        let visible = self.scores.visible(row, keys);
+        let mut all: Vec<Seen> = visible.filter_map(score).collect();
         let largest = all
             .iter()
-            .fold(f64::NEG_INFINITY, |most, (_, s)| most.max(*s));
-        let sum: f64 = all.iter().map(|(_, s)| (s - largest).exp()).sum();
-        all.into_iter()
-            .map(|(key, s)| (key, (s - largest).exp() / sum))
-            .collect()
+            .fold(f64::NEG_INFINITY, |most, seen| most.max(seen.weight));
+        for seen in &mut all {
+            seen.weight = (seen.weight - largest).exp();
+        }
+        let sum: f64 = all.iter().map(|seen| seen.weight).sum();
+        for seen in &mut all {
+            seen.weight /= sum;
+        }
+        all
+    }
+
+    /// The gradient of the product of a query and a key.
+    fn of_product(&self, [y, dy]: [&Array; 2], query: usize, seen: &Seen) -> f64 {
+        let dot = |f: &dyn Fn(usize) -> f64| {
+            (0..Head::shape(self.of.v)[1])
+                .map(|c| self.result(dy, query, c) * f(c))
+                .sum::<f64>()
+        };
+        let delta = dot(&|c| self.result(y, query, c));
+        let centred = dot(&|c| self.operand(self.of.v, seen.key, c)) - delta;
+        seen.weight * seen.slope * centred * f64::from(self.scores.scale)
     }
 }
 
-pub(super) fn attention(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
-    Array::from_fn(DType::F32, dims, |c| {
-        let head = Head::of(scores, args, c);
+pub(super) fn attention(scores: &Scores, args: &[&Array], dtype: DType, dims: &[usize]) -> Array {
+    Array::from_fn(dtype, dims, |c| {
+        let head = Head::new(scores, args, c);
         let (row, column) = (c[1], c[c.len() - 1]);
         let weights = head.weights(row);
         if weights.is_empty() {
@@ -149,39 +200,45 @@ pub(super) fn attention(scores: &Scores, args: &[&Array], dims: &[usize]) -> Arr
         }
         weights
             .into_iter()
-            .map(|(key, p)| p * head.operand(2, key, column))
+            .map(|seen| seen.weight * head.operand(head.of.v, seen.key, column))
             .sum()
     })
 }
 
-pub(super) fn attention_grad(scores: &Scores, args: &[&Array], dims: &[usize]) -> Array {
+pub(super) fn attention_grad(
+    scores: &Scores,
+    in_turns: bool,
+    args: &[&Array],
+    dims: &[usize],
+) -> Array {
+    let (args, results) = split_last(args).expect("checked by the rule");
     Array::from_fn(DType::F32, dims, |c| {
-        let head = Head::of(scores, args, c);
-        let ([queries, width], [keys, _]) = (head.shape(0), head.shape(1));
-        let (row, column) = (c[1], c[c.len() - 1]);
-        // The gradient of the score of a query and a key.
-        let of_score = |query: usize, key: usize, p: f64| {
-            let dot = |f: &dyn Fn(usize) -> f64| {
-                (0..width)
-                    .map(|c| head.result(4, query, c) * f(c))
-                    .sum::<f64>()
-            };
-            let delta = dot(&|c| head.result(3, query, c));
-            p * (dot(&|c| head.operand(2, key, c)) - delta) * f64::from(scores.scale)
+        let head = Head::new(scores, args, c);
+        let ([queries, _], [keys, _]) = (Head::shape(head.of.q), Head::shape(head.of.k));
+        let column = c[c.len() - 1];
+        let (part, row) = match (c[1], in_turns) {
+            (row, true) => (row % 3, row / 3),
+            (row, false) if row < queries => (0, row),
+            (row, false) => (1 + (row - queries) / keys, (row - queries) % keys),
         };
-        if row < queries {
-            let terms = head.weights(row).into_iter();
-            return terms
-                .map(|(key, p)| of_score(row, key, p) * head.operand(1, key, column))
-                .sum();
+        if part == 0 {
+            let terms = head.weights(row).into_iter().map(|seen| {
+                let key = head.operand(head.of.k, seen.key, column);
+                head.of_product(results, row, &seen) * key
+            });
+            return terms.sum();
         }
-        let key = (row - queries) % keys;
+        let key = row;
         let terms = (0..queries).filter_map(|query| {
-            let weights = head.weights(query);
-            let (_, p) = weights.into_iter().find(|(k, _)| *k == key)?;
-            Some(match row < queries + keys {
-                true => of_score(query, key, p) * head.operand(0, query, column),
-                false => p * head.result(4, query, column),
+            let seen = head
+                .weights(query)
+                .into_iter()
+                .find(|seen| seen.key == key)?;
+            Some(match part == 1 {
+                true => {
+                    head.of_product(results, query, &seen) * head.operand(head.of.q, query, column)
+                }
+                false => seen.weight * head.result(results[1], query, column),
             })
         });
         terms.sum()

@@ -5,12 +5,13 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
     Dims, Gather, Iterate, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad,
-    PoolKind, Scan, Scatter, SliceAssign, Sort,
+    PoolKind, Scan, Scatter, Scores, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
 use crate::graph::Kept;
-use crate::ops::{ConvGeometry, NodeId, Op, rows_last};
+use crate::ops::{ConvGeometry, NodeId, Op, Operands, rows_last, split_last};
+use crate::passes::layout::View;
 use crate::shape::Extent;
 
 impl<'a> Lowering<'a> {
@@ -178,32 +179,19 @@ impl<'a> Lowering<'a> {
                         result: own,
                     }),
                     &Op::Attention(scores) => {
-                        let own = with_rows_last(own);
-                        Body::Attention(Box::new(Attention {
-                            scores,
-                            width: *dims_of(0).last()?,
-                            keys: dims_of(1)[own.strides.len() - 2],
-                            q: first,
-                            k: operand(1)?.0,
-                            v: operand(2)?.0,
-                            result: own,
-                        }))
+                        let of = self.attention(scores, &node.inputs, with_rows_last(own))?;
+                        Body::Attention(Box::new(of))
                     }
-                    &Op::AttentionGrad(scores) => {
-                        let rank = node.dims.len();
+                    &Op::AttentionGrad { scores, in_turns } => {
+                        let count = node.inputs.len();
+                        let (list, _) = split_last(&node.inputs)?;
+                        let y = with_rows_last(operand(count - 2)?.0);
                         Body::AttentionGrad(Box::new(AttentionGrad {
-                            of: Attention {
-                                scores,
-                                width: *node.dims.last()?,
-                                keys: dims_of(1)[rank - 2],
-                                q: first,
-                                k: operand(1)?.0,
-                                v: operand(2)?.0,
-                                result: with_rows_last(operand(3)?.0),
-                            },
-                            queries: dims_of(0)[rank - 2],
-                            dy: with_rows_last(operand(4)?.0),
-                            result: with_rows_last(own),
+                            of: self.attention(scores, list, y)?,
+                            queries: dims_of(0)[node.dims.len() - 2],
+                            dy: with_rows_last(operand(count - 1)?.0),
+                            in_turns,
+                            gradients: with_rows_last(own),
                         }))
                     }
                     Op::Nonzero => Body::Nonzero(Nonzero {
@@ -249,6 +237,39 @@ fn with_rows_last(operand: Operand) -> Operand {
 }
 
 impl Lowering<'_> {
+    /// Attention of these nodes with this result.
+    fn attention(&self, scores: Scores, list: &[NodeId], result: Operand) -> Option<Attention> {
+        let of = Operands::of(list, |id| self.graph.node(id).dtype)?;
+        let operand = |id: NodeId| {
+            let View {
+                offset, strides, ..
+            } = self.around.views.view(self.graph, id)?;
+            Some(Operand {
+                dtype: self.graph.node(id).dtype,
+                offset,
+                strides,
+            })
+        };
+        let last = |id: NodeId| self.graph.node(id).dims.iter().rev();
+        Some(Attention {
+            scores,
+            width: *last(of.k).next()?,
+            keys: *last(of.k).nth(1)?,
+            q: operand(of.q)?,
+            k: operand(of.k)?,
+            v: operand(of.v)?,
+            mask: match of.mask {
+                Some(mask) => Some(operand(mask)?),
+                None => None,
+            },
+            past: match of.past {
+                Some(past) => Some(operand(past)?),
+                None => None,
+            },
+            result,
+        })
+    }
+
     /// A loop over steps and its arguments.
     fn iterate(&self, scan: NodeId) -> Option<(Body, Vec<Arg>)> {
         let body = self.graph.body(scan)?;

@@ -61,6 +61,9 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
             if flat.len() > inputs.len() {
                 return Some(b.emit(Op::Concat { axis: *axis }, &flat, dtype, dims.clone()));
             }
+            if let Some(whole) = of_slices(b, *axis, inputs, dims) {
+                return Some(whole);
+            }
             let (parts, inner) = divided(b, *axis, inputs)?;
             let mut apart = dims.clone();
             apart[*axis] = parts
@@ -72,6 +75,24 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
         }
         _ => None,
     }
+}
+
+/// The value whose slices, one behind the other along an axis and all of it, are joined.
+fn of_slices(b: &Builder, axis: usize, parts: &[NodeId], dims: &Dims) -> Option<NodeId> {
+    let whole = *b.new.node(*parts.first()?).inputs.first()?;
+    let mut offset = Size::ZERO;
+    for &part in parts {
+        let Op::Slice { start, step } = b.op(part) else {
+            return None;
+        };
+        let mut starts = start.iter().enumerate();
+        let follows = starts.all(|(i, &at)| at == if i == axis { offset } else { Size::ZERO });
+        if b.operand(part) != whole || !follows || step.iter().any(|&step| step != 1) {
+            return None;
+        }
+        offset = offset.checked_add(b.dims(part)[axis])?;
+    }
+    (b.dims(whole) == dims).then_some(whole)
 }
 
 /// The normal form of a constant of a shape: the number, under as many axes of length 1, repeated.
