@@ -128,6 +128,10 @@ EMULATED void store_vec(void* p, const V& v) {
     check_aligned(p, alignof(V));
     *reinterpret_cast<V*>(p) = v;
 }
+template <class V>
+EMULATED V load_written(const void* p) {
+    return load_vec<V>(p);
+}
 template <class T>
 EMULATED T __ldg(const T* p) {
     return *p;
@@ -143,6 +147,7 @@ SLABWISE_ATOMIC(atomicAdd, old + x)
 SLABWISE_ATOMIC(atomicMin, old < x ? old : x)
 SLABWISE_ATOMIC(atomicMax, old > x ? old : x)
 SLABWISE_ATOMIC(atomicExch, x)
+SLABWISE_ATOMIC(atomicInc, old >= x ? 0 : old + 1)
 EMULATED void __threadfence() {}
 
 // ---- Blocks and warps ---------------------------------------------------------------------------

@@ -45,6 +45,9 @@ pub struct Lowered {
     pub functions: Vec<Function>,
     /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
     pub workspace: u64,
+    /// The number of counters that a launch needs, for all sizes up to the bounds; see
+    /// [`Word::Counters`](crate::Word::Counters).
+    pub counters: usize,
     /// The computation by a library that precedes the launches.
     pub(crate) by_library: Option<Box<dyn LibraryCall>>,
     launches: Box<Launches>,
@@ -61,9 +64,15 @@ impl Lowered {
         Lowered {
             functions,
             workspace,
+            counters: 0,
             by_library: None,
             launches: Box::new(launches),
         }
+    }
+
+    /// The same kernel with counters.
+    pub fn with_counters(self, counters: usize) -> Lowered {
+        Lowered { counters, ..self }
     }
 
     /// The name of the library's kernel, if a library computes part of it.

@@ -26,6 +26,11 @@ const WORDS_MAX: usize = 512;
 /// The alignment of workspaces, bytes.
 const WORKSPACE_ALIGN: u64 = 256;
 
+/// Bytes of a counter.
+const COUNTER_BYTES: u64 = size_of::<u32>() as u64;
+/// The alignment of a step's counters: a sector of the L2 cache, bytes.
+const COUNTERS_ALIGN: u64 = 32;
+
 /// The first architecture whose kernels can wait for their dependencies themselves (programmatic
 /// launch).
 const EARLY_LAUNCH_SM: u32 = 90;
@@ -57,11 +62,38 @@ pub struct Program {
     /// By step, then by function of the step.
     functions: Vec<Vec<Function>>,
     usage: HashMap<String, Usage>,
+    counters: Counters,
     _modules: Vec<Module>,
     /// The stream that runs the program.
     stream: Arc<Stream>,
     /// Dropped after the modules, which need the context.
     shared: Arc<Shared>,
+}
+
+/// The counters of a program's steps, see [`Word::Counters`].
+#[derive(Debug)]
+struct Counters {
+    /// The address of all of them; 0 if there are none.
+    base: u64,
+    /// By step: the offset of its counters, bytes.
+    offsets: Vec<u64>,
+}
+
+impl Counters {
+    /// The offset of each step's counters, and the bytes of all.
+    fn layout(steps: &[&Lowered]) -> (Vec<u64>, u64) {
+        let mut end = 0;
+        let offsets = steps.iter().map(|step| {
+            let at = end;
+            end += (COUNTER_BYTES * step.counters as u64).next_multiple_of(COUNTERS_ALIGN);
+            at
+        });
+        (offsets.collect(), end)
+    }
+
+    fn of_step(&self, step: usize) -> u64 {
+        self.base + self.offsets[step]
+    }
 }
 
 #[derive(Debug)]
@@ -183,6 +215,9 @@ impl Drop for Program {
             .context
             .bind()
             .and_then(|()| self.stream.quiesce());
+        if let Some(reservation) = &mut *self.shared.reservation() {
+            reservation.free(&self.shared.context, self.counters.base);
+        }
     }
 }
 
@@ -238,16 +273,33 @@ impl Device {
                     .collect()
             })
             .collect();
+        let counters = self.noting(self.counters(steps))?;
         let (stream, shared) = (self.stream.clone(), self.shared.clone());
         Ok(Program {
             graphs: Mutex::default(),
             once: Mutex::default(),
             functions,
             usage,
+            counters,
             _modules: modules,
             stream,
             shared,
         })
+    }
+
+    /// The counters of the steps, all zero.
+    fn counters(&self, steps: &[&Lowered]) -> Result<Counters, DriverError> {
+        let (offsets, bytes) = Counters::layout(steps);
+        let base = self.allocate(bytes)?;
+        if base != 0 {
+            // SAFETY: it is memory of the device of this many bytes.
+            let cleared = unsafe { self.stream.fill(base, 0, bytes as usize) };
+            if let (Err(e), Some(reservation)) = (cleared, &mut *self.shared.reservation()) {
+                reservation.free(&self.shared.context, base);
+                return Err(e);
+            }
+        }
+        Ok(Counters { base, offsets })
     }
 
     /// Compiles functions separately.
@@ -451,6 +503,7 @@ impl Device {
                         self.address(&launch.arguments[usize::from(at)]) + offset
                     }
                     Word::Workspace(offset) => workspace + offset,
+                    Word::Counters => program.counters.of_step(launch.step),
                     Word::Fault => fault,
                     Word::Step => launch.step as u64,
                     Word::Number(n) => n as u64,

@@ -10,7 +10,7 @@ use products::{
     strided, typed,
 };
 use slabwise_cuda::emulator::{self, Check, Emulator, Order};
-use slabwise_cuda::{Target, candidates, lower};
+use slabwise_cuda::{Lowered, Target, candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -156,7 +156,7 @@ fn batches_broadcasts_and_odd_strides() {
     check(&cases, Pick::Two);
 }
 
-/// A small result of a long sum: parts of the contracted axis, which a second kernel adds.
+/// A small result of a long sum: parts of the contracted axis, which the last block adds.
 #[test]
 fn parts_of_a_long_sum() {
     if !available() {
@@ -279,6 +279,70 @@ fn epilogues() {
         cases.push(case);
     }
     check_like_cpu(&cases, Pick::All, 2e-5);
+}
+
+/// One launch gives the same bits whichever block is the last of a tile, with an epilogue that reads
+/// and writes, and again on the same counters.
+#[test]
+fn the_last_block_adds_parts_in_their_order() {
+    if !emulator::available() {
+        return;
+    }
+    let mut choices = Choices::new(16);
+    let mut kinds = Vec::new();
+    for (m, n, k, dtype, tf32, kind) in [
+        (40, 70, 640, DType::F32, false, "gemm_32x32"),
+        (40, 70, 640, DType::F32, true, "gemm_tf32"),
+        (40, 70, 640, DType::BF16, false, "gemm_bf16"),
+        (3, 70, 1500, DType::F32, false, "gemv"),
+    ] {
+        for turned in [false, true] {
+            // Neighbours along the contracted axis, or along rows and columns.
+            let (a, b) = if turned {
+                ([1, m], [n, 1])
+            } else {
+                ([k, 1], [1, k])
+            };
+            let product = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
+            let spec = with_epilogue(product, strided(0, &[n, 1]));
+            let mut case = Case::new(format!("{m}×{n}×{k} {dtype} {turned}"), spec, &mut choices);
+            case.target = Target {
+                multiprocessors: 40,
+                tf32,
+                ..TARGET
+            };
+            let all = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
+            let mut split = all
+                .into_iter()
+                .filter(|c| c.lowered.counters > 0 && c.name.starts_with(kind));
+            let candidate = split.next().expect("one is split");
+            let Lowered { functions, .. } = &candidate.lowered;
+            let launches = candidate.lowered.launches(&case.env);
+            assert!(launches.len() == 1 && functions.len() == 1, "{launches:?}");
+            let emulator = Emulator::new(functions, Check::Nothing).expect("its source is fine");
+            let twice = Lowered::new(functions.clone(), candidate.lowered.workspace, move |_| {
+                [launches.clone(), launches.clone()].concat()
+            });
+            let twice = twice.with_counters(candidate.lowered.counters);
+            let mut bits = Vec::new();
+            for kernel in [&candidate.lowered, &twice] {
+                let orders = (1..6).map(Order::Shuffled);
+                for order in [Order::Forward, Order::Reverse].into_iter().chain(orders) {
+                    let run = case.emulated(kernel, &emulator, order, NO_FAULT);
+                    let (got, _) = run.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+                    bits.push(got);
+                }
+                let (name, first) = (&candidate.name, &bits[0]);
+                assert!(bits.iter().all(|got| got == first), "{}: {name}", case.name);
+                // The epilogue reads an operand that it writes, so two runs leave other bits.
+                bits.clear();
+            }
+            kinds.push(candidate.name);
+        }
+    }
+    for kind in ["gemv_dots", "gemv_columns"] {
+        assert!(kinds.iter().any(|name| name.starts_with(kind)), "{kinds:?}");
+    }
 }
 
 /// Weights and momentum updated in place in the gradient's epilogue, each element read before it is

@@ -195,15 +195,6 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
         "{:?}",
         got.libraries
     );
-    // Kernels with partial sums take two launches here and are slower.
-    assert!(
-        !got.functions
-            .iter()
-            .flatten()
-            .any(|name| name.starts_with("gemm_parts")),
-        "{:?}",
-        got.functions
-    );
     // Later times have no effect in the process: the same program gets the same kernels.
     driver.cost("cublaslt", 1_000);
     let again = train(Device::Cuda(0), &[24, 9], all()).expect("it trains");

@@ -286,25 +286,33 @@ fn cut(deep: i64, parts: i64, multiple: i64) -> (i64, i64) {
     (length, ((deep + length - 1) / length).max(1))
 }
 
-/// The workspace for the partial sums of a product, bytes.
-pub fn workspace(problem: &Problem, plan: &Plan, bounds: &Env) -> u64 {
-    let [rows, columns, _, products] = problem.sizes(bounds);
-    let points = rows.saturating_mul(columns).saturating_mul(products).max(0) as u64;
-    if plan.parts > 1 {
-        points.saturating_mul(4 * plan.parts as u64)
-    } else {
-        0
-    }
+/// The tiles of a product, over all batches, and the parts of each.
+fn blocks(problem: &Problem, plan: &Plan, env: &Env) -> [i64; 2] {
+    let [rows, columns, length, products] = problem.sizes(env);
+    let [high, wide] = plan.kernel.tile();
+    let tiles = ((rows + high - 1) / high).saturating_mul((columns + wide - 1) / wide);
+    let parts = cut(length, plan.parts, plan.kernel.deep()).1;
+    [tiles.saturating_mul(products).max(0), parts]
 }
 
-/// The launches of a product by a plan, in their order.
-pub fn launchables(
+/// The workspace for the partial sums of a product, bytes, and the number of its counters.
+pub fn shared_between_parts(problem: &Problem, plan: &Plan, bounds: &Env) -> (u64, usize) {
+    if plan.parts == 1 {
+        return (0, 0);
+    }
+    let tiles = blocks(problem, plan, bounds)[0] as u64;
+    let sums = (plan.parts * plan.kernel.partial_sums()) as u64;
+    (tiles.saturating_mul(4 * sums), tiles as usize)
+}
+
+/// The launch of a product by a plan.
+pub fn product(
     spec: &Spec,
     problem: &Problem,
     plan: &Plan,
     bounds: &Env,
     target: &Target,
-) -> Result<Vec<Launchable>, SpecError> {
+) -> Result<Launchable, SpecError> {
     let code = Code::new(spec)?;
     let kernel = plan.kernel;
     let params = Params::new(spec, bounds, target);
@@ -325,16 +333,17 @@ pub fn launchables(
         Elem::of(problem.right.dtype)?,
     ];
     let views = views(problem, elems, apart, bounds);
-    let length = {
+    let cut_at = |i: usize| {
         let problem = sized_problem.clone();
-        number(move |env| cut(problem.sizes(env)[2], plan_parts, deep).0)
+        number(move |env| <[i64; 2]>::from(cut(problem.sizes(env)[2], plan_parts, deep))[i])
     };
     let share = writer.params.block([
         of(|s| s[0]),
         of(|s| s[1]),
         of(|s| s[2]),
         of(|s| s[3]),
-        length,
+        cut_at(0),
+        cut_at(1),
     ]);
     let mut body = String::new();
     let sides = [("Left", &problem.left), ("Right", &problem.right)];
@@ -349,30 +358,27 @@ pub fn launchables(
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
     body += "const int batch = share.batch;\nconst Left left(p.w, batch);\nconst Right right(p.w, batch);\n";
-    // The consumer of each sum.
-    if plan.parts > 1 {
-        let address = writer.params.address(Word::Workspace(0));
-        body += &format!(
-            "struct Loaded {{}};\nconst auto load = [](int, int) {{ return Loaded{{}}; }};\n\
-             const auto take = [&](int row, int column, float sum, const Loaded&) {{\n\
-             reinterpret_cast<float*>({address})[((share.part * int(p.w[{}]) + batch) * share.rows + row) * share.columns + column] = sum;\n}};\n",
-            share + 3
-        );
+    body += &if plan.parts > 1 {
+        let sums = writer.params.word(Word::Workspace(0));
+        let counters = writer.params.word(Word::Counters);
+        format!(
+            "const Parts<{}, {}, {sums}, {counters}, {}> parts(p.w);\n",
+            kernel.threads(),
+            kernel.partial_sums(),
+            share + 5
+        )
     } else {
-        body += &pointers(&code, &mut writer.params);
-        body += &writer.epilogue_ahead(&code);
-    }
+        "const Whole parts;\n".into()
+    };
+    body += &pointers(&code, &mut writer.params);
+    body += &writer.epilogue_ahead(&code);
     body += &multiply(&kernel, &views);
     let bounds_text = format!("{}, {}", kernel.threads(), kernel.blocks());
     let function = writer.params.function(&kernel.name(), bounds_text, &body);
-    let blocks = {
-        let problem = sized_problem.clone();
-        move |env: &Env| {
-            let [rows, columns, length, products] = problem.sizes(env);
-            let parts = cut(length, plan_parts, deep).1;
-            let tiles = ((rows + high - 1) / high).saturating_mul((columns + wide - 1) / wide);
-            tiles.saturating_mul(products).saturating_mul(parts)
-        }
+    let plan = *plan;
+    let blocks = move |env: &Env| {
+        let [tiles, parts] = blocks(&sized_problem, &plan, env);
+        tiles.saturating_mul(parts)
     };
     if blocks(bounds) > i64::from(i32::MAX) {
         return Err(SpecError::unsupported(format!(
@@ -385,17 +391,11 @@ pub fn launchables(
         block: kernel.threads(),
         shared_bytes: kernel.shared_bytes(),
     };
-    let mut list = vec![launchable(function, writer.params, shape, blocks)];
-    if plan.parts > 1 {
-        let problem_of_run = sized_problem.clone();
-        let parts = number(move |env| cut(problem_of_run.sizes(env)[2], plan_parts, deep).1);
-        list.push(sum_of_parts(spec, problem, bounds, target, parts)?);
-    }
-    Ok(list)
+    Ok(launchable(function, writer.params, shape, blocks))
 }
 
-/// The kernel that adds the partial sums that a split product left in the workspace, one matrix of
-/// f32 after the other, in their order: a thread per point.
+/// The kernel that adds the sums that a library left in the workspace, one matrix of f32 after the
+/// other, in their order: a thread per point.
 fn sum_of_parts(
     spec: &Spec,
     problem: &Problem,
@@ -521,7 +521,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
             };
             format!(
                 "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\n\
-                 tile.give(share, shared, load, take);\n",
+                 if (!parts.join(tile.sum)) return;\ntile.give(share, shared, load, take);\n",
                 kernel.source(),
                 of(&views[0]),
                 of(&views[1])
@@ -557,13 +557,13 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 let vector = if view.by_deep { view.vector } else { 1 };
                 format!(
                     "const int first = {first} + int(threadIdx.x) / 32 * {large};\n\
-                     dot_products<{few}, {large}, {vector}>({operands}, first, {counts}, share.deep, share.end, {take});\n"
+                     dot_products<{few}, {large}, {vector}>({operands}, first, {counts}, share.deep, share.end, parts, {take});\n"
                 )
             } else {
                 let (warps, vector) = (super::tiles::VECTOR_WARPS, large);
                 format!(
                     "SHARED_BYTES(float, shared);\n\
-                     column_sums<{few}, {warps}, {vector}>({operands}, {first}, {counts}, share.deep, share.end, shared, {take});\n"
+                     column_sums<{few}, {warps}, {vector}>({operands}, {first}, {counts}, share.deep, share.end, shared, parts, {take});\n"
                 )
             }
         }

@@ -3,8 +3,8 @@
 //! A [`Problem`] says which axes are rows, columns and contracted, and gives the strides of both
 //! operands. Strides, sizes and divisors are words of the launch, so that one function serves many
 //! shapes. [`plan`] estimates the time of each kernel of [`tiles`], with the contracted axis whole
-//! or split into parts whose partial sums a second kernel adds in a fixed order, so that the same
-//! sizes give the same bits on every run. The CUDA side is in `sides.cuh` (indices to elements),
+//! or split into parts. The last block of a tile adds the sums of the parts in their order, so that the
+//! same sizes give the same bits on every run. The CUDA side is in `sides.cuh` (indices to elements),
 //! `tiles.cuh` (to shared memory and through it), `registers.cuh` and `tensor.cuh` (the
 //! multiplications) and `vectors.cuh` (few rows or columns).
 

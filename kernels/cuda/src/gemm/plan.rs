@@ -15,8 +15,7 @@ use crate::abi::Target;
 pub struct Plan {
     /// The kernel.
     pub kernel: Kernel,
-    /// The number of parts of the contracted axis, summed by a second kernel if there is more than
-    /// one.
+    /// The number of parts of the contracted axis, whose sums the last block of a tile adds.
     pub parts: i64,
     /// The estimate, cycles.
     pub cycles: f64,
@@ -32,8 +31,8 @@ const MEMORY_RATE: f64 = 13.0;
 const CACHE_RATE: f64 = 32.0;
 /// Cycles from the start of a kernel to its first multiplication and from its last to the end.
 const START: f64 = 2000.0;
-/// Cycles between two kernels.
-const LAUNCH: f64 = 3000.0;
+/// Cycles until the last block of a tile knows that the others have stored their sums.
+const JOIN: f64 = 2500.0;
 /// Most rows or columns for the kernels for few rows or columns.
 const FEW: i64 = 8;
 /// Most parts of the contracted axis.
@@ -236,9 +235,7 @@ impl ProductInfo<'_> {
             }
         };
         let sum = if parts > 1 {
-            LAUNCH
-                + 2.0 * 4.0 * parts as f64 * rows * columns * products
-                    / (multiprocessors * CACHE_RATE / 2.0)
+            JOIN + 2.0 * 4.0 * (parts * kernel.partial_sums()) as f64 / CACHE_RATE
         } else {
             0.0
         };

@@ -175,17 +175,17 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rig
 }
 
 /// The tile, the product and the part of the contracted axis of this block. Words from AT on: rows,
-/// columns and length of the contracted axis, number of products, length of a part.
+/// columns and length of the contracted axis, number of products, length of a part, number of parts.
 template <int AT, int ROWS, int COLUMNS>
 struct Share {
-    int row, column, rows, columns, batch, part, deep, end;
+    int row, column, rows, columns, batch, deep, end;
 
     SLABWISE_METHOD Share(const u64* w) : rows(int(w[AT])), columns(int(w[AT + 1])) {
         const int down = (rows + ROWS - 1) / ROWS, right = (columns + COLUMNS - 1) / COLUMNS;
         const int tiles = down * right, tile = int(blockIdx.x % unsigned(tiles));
         const int rest = int(blockIdx.x / unsigned(tiles)), batches = int(w[AT + 3]);
         batch = rest % batches;
-        part = rest / batches;
+        const int part = rest / batches;
         // Blocks that run concurrently form squares rather than strips, so that they share reads in
         // the L2 cache.
         constexpr int BAND = 8;
@@ -194,5 +194,70 @@ struct Share {
         column = within / high * COLUMNS;
         deep = part * int(w[AT + 4]);
         end = min(deep + int(w[AT + 4]), int(w[AT + 2]));
+    }
+};
+
+/// The contracted axis of a block is whole: its sums are final.
+struct Whole {
+    template <class Sums>
+    SLABWISE_METHOD bool join(Sums&) const { return true; }
+};
+
+/// The contracted axis is split: several blocks compute a tile, and the last of them to arrive adds
+/// their sums in the order of the parts, so that the bits do not depend on the order of the blocks.
+/// The workspace is word SUMS, with FLOATS for each block; counters, a zero for each tile, are word
+/// COUNTERS; the number of parts is word PARTS. Blocks of a part follow each other.
+template <int THREADS, int FLOATS, int SUMS, int COUNTERS, int PARTS>
+struct Parts {
+    const u64* w;
+
+    SLABWISE_METHOD explicit Parts(const u64* words) : w(words) {}
+    /// Stores the thread's sums of this part. In the last block of the tile they become those of all
+    /// parts; in the others the result is false, for all threads.
+    template <class Sums>
+    SLABWISE_METHOD bool join(Sums& sum) const {
+        constexpr int COUNT = sizeof(Sums) / sizeof(float), V = COUNT % 4 == 0 ? 4 : 1;
+        static_assert(COUNT * THREADS == FLOATS, "the workspace holds the sums of all threads");
+        using Some = Vec<float, V>;
+        // Nothing of this is computed before the product, which needs the registers.
+        const int parts = int(w[PARTS]);
+        const unsigned tiles = gridDim.x / unsigned(parts), part = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+        float* const own = reinterpret_cast<float*>(&sum);
+        float* const first = reinterpret_cast<float*>(w[SUMS]) + (long long)(tile) * parts * FLOATS + int(threadIdx.x) * V;
+        float* to = first + part * FLOATS;
+#pragma unroll
+        for (int i = 0; i < COUNT; i += V) {
+            Some some;
+#pragma unroll
+            for (int v = 0; v < V; ++v) some.v[v] = own[i + v];
+            store_vec(to + i * THREADS, some);
+        }
+        if (!is_last(reinterpret_cast<unsigned*>(w[COUNTERS]) + tile, parts)) return false;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) own[i] = 0.0f;
+#pragma unroll 1
+        for (int from = 0; from < parts; ++from) {
+            const float* next = first + from * FLOATS;
+#pragma unroll
+            for (int i = 0; i < COUNT; i += V) {
+                const Some some = load_written<Some>(next + i * THREADS);
+#pragma unroll
+                for (int v = 0; v < V; ++v) own[i + v] += some.v[v];
+            }
+        }
+        return true;
+    }
+    /// Whether all other blocks of the tile have arrived. The counter returns to zero with the last
+    /// one. The barriers order the accesses of the block's other threads with those of the first,
+    /// whose fences order them with those of other blocks.
+    static SLABWISE_METHOD bool is_last(unsigned* counter, int parts) {
+        __syncthreads();
+        bool last = false;
+        if (threadIdx.x == 0) {
+            __threadfence();
+            last = atomicInc(counter, unsigned(parts - 1)) == unsigned(parts - 1);
+            __threadfence();
+        }
+        return __syncthreads_or(last) != 0;
     }
 };

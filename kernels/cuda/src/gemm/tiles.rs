@@ -293,6 +293,16 @@ impl Kernel {
         }
     }
 
+    /// Floats that a block stores where the contracted axis is split: the sums of its threads.
+    pub fn partial_sums(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => t.rows * t.columns,
+            Kernel::Tensor(t, _) => t.rows * t.columns,
+            Kernel::Columns { few, each, .. } => (32 * few * each).max(self.threads()),
+            Kernel::Dots { .. } | Kernel::Window { .. } => self.threads(),
+        }
+    }
+
     /// Rows and columns of the result per block.
     pub fn tile(&self) -> [i64; 2] {
         let turn = |transposed: bool, [few, many]: [i64; 2]| {

@@ -4,8 +4,9 @@
 
 /// For a contracted axis along which the large operand is contiguous (or nearly): a warp per LARGE
 /// vectors, whose lanes run along the contracted axis, V elements each.
-template <int FEW, int LARGE, int V, class Large, class Small, class Take>
-SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int first, int count, int few, int deep, int end, Take take) {
+template <int FEW, int LARGE, int V, class Large, class Small, class Parts, class Take>
+SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int first, int count, int few, int deep, int end, const Parts& parts,
+                                  Take take) {
     using E = typename Large::Element;
     const int lane = int(threadIdx.x) % 32;
     float sum[LARGE][FEW];
@@ -63,15 +64,16 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
             mine = lane == i * FEW + s ? all : mine;
         }
     }
+    if (!parts.join(mine)) return;
     const int i = lane / FEW, s = lane % FEW;
     if (i < LARGE && first + i < count && s < few) take(first + i, s, mine);
 }
 
 /// For vectors that are neighbours in memory: lanes run from vector to vector, V each, and the
 /// block's warps share the contracted axis.
-template <int FEW, int WARPS, int V, class Large, class Small, class Take>
+template <int FEW, int WARPS, int V, class Large, class Small, class Parts, class Take>
 SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int first, int count, int few, int deep, int end, float* shared,
-                                 Take take) {
+                                 const Parts& parts, Take take) {
     using E = typename Large::Element;
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, mine = first + lane * V;
     float sum[FEW][V];
@@ -113,11 +115,22 @@ SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int fir
 #pragma unroll
         for (int v = 0; v < V; ++v) shared[((warp * FEW + s) * V + v) * 32 + lane] = sum[s][v];
     __syncthreads();
-    for (int at = int(threadIdx.x); at < FEW * V * 32; at += WARPS * 32) {
-        const int s = at / (V * 32), vector = first + at % 32 * V + at / 32 % V;
-        float all = 0.0f;
+    // The vectors of a thread: the first threads alone have one where there are few.
+    constexpr int VECTORS = FEW * V * 32, THREADS = WARPS * 32, EACH = (VECTORS + THREADS - 1) / THREADS;
+    float all[EACH];
 #pragma unroll
-        for (int i = 0; i < WARPS; ++i) all += shared[i * FEW * V * 32 + at];
-        if (vector < count && s < few) take(vector, s, all);
+    for (int turn = 0; turn < EACH; ++turn) {
+        const int at = int(threadIdx.x) + turn * THREADS;
+        all[turn] = 0.0f;
+        if (at >= VECTORS) continue;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) all[turn] += shared[i * VECTORS + at];
+    }
+    if (!parts.join(all)) return;
+#pragma unroll
+    for (int turn = 0; turn < EACH; ++turn) {
+        const int at = int(threadIdx.x) + turn * THREADS;
+        const int s = at / (V * 32), vector = first + at % 32 * V + at / 32 % V;
+        if (at < VECTORS && vector < count && s < few) take(vector, s, all[turn]);
     }
 }

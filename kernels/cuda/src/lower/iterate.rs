@@ -32,7 +32,9 @@ pub(super) fn lower(
     }
     let iterate = iterate.clone();
     let workspace = iterate.scratch;
-    Ok(Lowered::new(functions, workspace, move |env| {
+    // Calls run one after the other, and each leaves its counters at zero.
+    let counters = calls.iter().map(|call| call.1.counters).max();
+    let lowered = Lowered::new(functions, workspace, move |env| {
         let mut launches = Vec::new();
         let each: Vec<Vec<Dispatch>> = calls.iter().map(|call| call.1.launches(env)).collect();
         for step in 0..iterate.steps {
@@ -48,7 +50,8 @@ pub(super) fn lower(
             }
         }
         launches
-    }))
+    });
+    Ok(lowered.with_counters(counters.unwrap_or(0)))
 }
 
 /// A word of a call's launch as one of the loop's in a step.

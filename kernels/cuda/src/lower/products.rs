@@ -176,19 +176,17 @@ fn candidate(
 ) -> Result<Candidate, SpecError> {
     let mut functions: Vec<Function> = Vec::new();
     let mut launches = Vec::new();
-    let mut workspace = 0;
+    let (mut workspace, mut counters) = (0, 0);
     for (problem, plan) in problems.iter().zip(plans) {
-        // Problems run one after the other, so their partial sums share the workspace.
-        workspace = workspace.max(emit::workspace(problem, plan, bounds));
-        for launchable in emit::launchables(spec, problem, plan, bounds, target)? {
-            let at = functions
-                .iter()
-                .position(|f| *f == launchable.function)
-                .unwrap_or_else(|| {
-                    functions.push(launchable.function.clone());
-                    functions.len() - 1
-                });
-            launches.push((at, launchable.dispatch));
+        // Problems run one after the other, so they share the workspace and the counters.
+        let (sums, tiles) = emit::shared_between_parts(problem, plan, bounds);
+        (workspace, counters) = (workspace.max(sums), counters.max(tiles));
+        let emit::Launchable { function, dispatch } =
+            emit::product(spec, problem, plan, bounds, target)?;
+        let at = functions.iter().position(|f| *f == function);
+        launches.push((at.unwrap_or(functions.len()), dispatch));
+        if at.is_none() {
+            functions.push(function);
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
@@ -201,7 +199,7 @@ fn candidate(
     Ok(Candidate {
         name: name(&plans[0]),
         cycles: plans[0].cycles,
-        lowered,
+        lowered: lowered.with_counters(counters),
     })
 }
 

@@ -129,6 +129,17 @@ SLABWISE_INLINE V load_vec(const void* p) { return *reinterpret_cast<const V*>(p
 template <class V>
 SLABWISE_INLINE void store_vec(void* p, const V& v) { *reinterpret_cast<V*>(p) = v; }
 
+/// Reads what other blocks of the launch wrote: a vector of 1 or 4 floats, past the L1 cache.
+template <class V>
+SLABWISE_INLINE V load_written(const void* p) {
+    if constexpr (sizeof(V) == 16) {
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(p));
+        return {{x.x, x.y, x.z, x.w}};
+    } else {
+        return {{__ldcg(reinterpret_cast<const float*>(p))}};
+    }
+}
+
 /// Declares `name`, the dynamic shared memory of the block as elements of `type`.
 #define SHARED_BYTES(type, name)                              \
     extern __shared__ __align__(128) unsigned char slabwise_shared[]; \

@@ -194,6 +194,7 @@ impl Case {
         let own: Vec<usize> = self.args.iter().map(|a| slab.push(a)).collect();
         let at: Vec<usize> = (0..own.len()).map(|a| own[self.region_of(a)]).collect();
         let workspace = slab.push(&vec![0xff; lowered.workspace as usize]);
+        let counters = slab.push(&vec![0; 4 * lowered.counters]);
         let record = slab.push(&[fault.to_le_bytes(), NO_FAULT.to_le_bytes()].concat());
         let mut slab = slab.fixed();
         slab.protect(true);
@@ -207,6 +208,7 @@ impl Case {
                     Word::Argument(a) => base + at[usize::from(*a)] as u64,
                     Word::Part(a, offset) => base + at[usize::from(*a)] as u64 + offset,
                     Word::Workspace(offset) => base + workspace as u64 + offset,
+                    Word::Counters => base + counters as u64,
                     Word::Fault => base + record as u64,
                     Word::Step => 7,
                     Word::Number(n) => *n as u64,
@@ -225,6 +227,10 @@ impl Case {
             return Err(failed);
         }
         slab.check_guards()?;
+        let counts = slab.bytes(counters, 4 * lowered.counters);
+        if counts.iter().any(|&byte| byte != 0) {
+            return Err(format!("counters are left at {counts:?}"));
+        }
         let fault = u64::from_le_bytes(slab.bytes(record, 8).try_into().expect("8 bytes"));
         Ok((
             at.iter()
