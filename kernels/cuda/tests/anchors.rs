@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::layouts::{layout, repeating, sizes};
-use common::{Case, Choices, available, check};
+use common::layouts::{contiguous, layout, repeating, sizes};
+use common::{Case, Choices, NO_FAULT, available, check};
+use slabwise_cuda::emulator::{self, Check, Emulator, Order};
 use slabwise_cuda::lower;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -110,6 +111,15 @@ fn gathers() {
     check(&cases, 0.0);
 }
 
+/// Replaces the values of a scatter by numbers whose sums and products are exact in any order,
+/// because long lists are added in pieces.
+fn exact_values(case: &mut Case, choices: &mut Choices) {
+    for value in case.args[0].chunks_mut(4) {
+        let x = choices.pick(&[-2.0f32, -1.0, 1.0, 2.0]);
+        value.copy_from_slice(&x.to_le_bytes());
+    }
+}
+
 #[test]
 fn scatters_add_in_order() {
     if !available() {
@@ -146,11 +156,100 @@ fn scatters_add_in_order() {
         let spec = storing(&mut choices, body, &result, dtype, contiguous);
         let mut case = Case::new(format!("scatter {round} by {reduce:?}"), spec, &mut choices);
         fill_indices(&mut case, 1, result[axis], true, &mut choices);
+        if dtype == DType::F32 && of[axis] > 64 {
+            exact_values(&mut case, &mut choices);
+        }
         cases.push(case);
     }
     // Sums are in the order of the values for every order of threads, so they equal the CPU's in
     // every bit.
     check(&cases, 0.0);
+}
+
+/// The values of a position are added in pieces of 64, and their sums in order: the same bits for
+/// every order of threads and every number of multiprocessors.
+#[test]
+fn long_lists_are_added_in_pieces() {
+    if !emulator::available() {
+        return;
+    }
+    let mut choices = Choices::new(12);
+    // Groups, indices, positions, neighbours; a share of the indices that name position 2.
+    for (groups, many, places, width, common) in [
+        (1, 1000, 5, 8, 2),
+        (1, 700, 9, 3, 1),
+        (2, 400, 300, 4, 3),
+        (1, 193, 1, 2, 1),
+        (1, 640, 4, 16, 4),
+    ] {
+        let of = [groups, many, width];
+        let result = [groups, places, width];
+        let index = Operand {
+            dtype: DType::I32,
+            offset: Size::ZERO,
+            strides: sizes(&[many, 1, 0]),
+        };
+        let body = Body::Scatter(Scatter {
+            axis: 1,
+            reduce: ReduceOp::Sum,
+            space: sizes(&of),
+            value: contiguous(DType::F32, &of),
+            index,
+        });
+        let spec = Spec {
+            body,
+            dims: sizes(&result),
+            reduced: 0,
+            operands: vec![contiguous(DType::F32, &result)],
+            indices: vec![],
+            code: vec![Inst::Acc],
+            stores: vec![Store {
+                value: 0,
+                operand: 0,
+            }],
+        };
+        let mut case = Case::new(format!("{of:?} to {places}"), spec, &mut choices);
+        let indices: Vec<i32> = (0..groups * many)
+            .map(|_| match choices.once_in(common) {
+                true => 2.min(places as i32 - 1),
+                false => choices.below(places as usize) as i32,
+            })
+            .collect();
+        case.args[1] = indices.iter().flat_map(|i| i.to_le_bytes()).collect();
+        let value = |at: usize| {
+            let bytes = case.args[0][4 * at..].first_chunk().expect("4 bytes");
+            f32::from_le_bytes(*bytes)
+        };
+        let (many, width) = (many as usize, width as usize);
+        let mut expected = Vec::new();
+        for (group, place) in (0..groups as usize).flat_map(|g| (0..places).map(move |p| (g, p))) {
+            let list: Vec<usize> = (group * many..(group + 1) * many)
+                .filter(|&s| i64::from(indices[s]) == place)
+                .collect();
+            for column in 0..width {
+                let sum = |piece: &[usize]| {
+                    let add = |sum: f32, &s: &usize| sum + value(s * width + column);
+                    piece.iter().fold(0.0, add)
+                };
+                expected.push(list.chunks(64).map(sum).fold(0.0f32, |a, b| a + b));
+            }
+        }
+        for multiprocessors in [2, 50] {
+            case.target.multiprocessors = multiprocessors;
+            let lowered = lower(&case.spec, &case.bounds, &case.target).expect("its source");
+            let emulator = Emulator::new(&lowered.functions, Check::Nothing).expect("it compiles");
+            for order in Order::ALL {
+                let (got, _) = case
+                    .emulated(&lowered, &emulator, order, NO_FAULT)
+                    .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+                let got: Vec<f32> = got[2]
+                    .chunks(4)
+                    .map(|b| f32::from_le_bytes(*b.first_chunk().expect("4 bytes")))
+                    .collect();
+                assert_eq!(got, expected, "{} {order:?}", case.name);
+            }
+        }
+    }
 }
 
 #[test]
@@ -307,6 +406,7 @@ fn tokens_of_few_words_are_listed_in_chunks() {
                 }
             };
             case.args[1] = (0..size).flat_map(|_| word().to_le_bytes()).collect();
+            exact_values(&mut case, &mut choices);
             cases.push(case);
         }
     }

@@ -5,8 +5,9 @@
 //! kernels first build an ordered list of values per position: they count the values, compute the
 //! prefix sums of the counts, and fill the lists. Where there are few positions, the indices are
 //! split into chunks, so that many warps count and list them: a position's list is then the
-//! concatenation of the lists of all chunks. Otherwise, or where there are few values, every
-//! element scans the indices that may address it.
+//! concatenation of the lists of all chunks. Long lists are added in pieces of [`PIECE`] values by a
+//! fourth kernel, and an element of the result joins the sums of its pieces. Otherwise, or where
+//! there are few values, every element scans the indices that may address it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::THREADS;
 use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};
 use super::gather::coordinate;
 use super::params::{Number, Params};
-use super::space::{Space, points};
+use super::space::{Space, points, vector_width};
 use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::{Code, Fold, Storage, lane_type};
 use crate::lowered::Lowered;
@@ -39,6 +40,9 @@ const TURNS: i64 = 4;
 /// Numbers of values of a list that a thread loads before it adds them in their order: the largest
 /// that remain in the list.
 const AHEAD: [i64; 3] = [64, 8, 1];
+/// Values of a piece. Shorter lists are one piece, so that their sums are in the order of the
+/// values, as on the CPU.
+const PIECE: i64 = 64;
 
 /// The accesses to values and indices, without the scattered axis; to the scattered axis; and to
 /// the lists of the result's positions.
@@ -62,6 +66,9 @@ struct Lists<'a> {
     chunks: i64,
     starts: Word,
     values: Word,
+    /// The sums of pieces of long lists: where they are, the access to those of an element, and the
+    /// stride from one to the next; `None` if no list is long.
+    pieces: Option<(Word, usize, Size)>,
 }
 
 /// The type of the values.
@@ -127,8 +134,8 @@ impl Anchor for Search<'_> {
 }
 
 impl Lists<'_> {
-    /// The loops over the list that add its values in order: each iteration loads several values by
-    /// `load`, and then adds each of them, `sent[t]`, by `add`.
+    /// The statements that add the list's values, or the sums of its pieces: `join` adds `x` to the
+    /// value under construction, `load` reads the value of index `s`.
     fn each(
         &self,
         space: &Space,
@@ -136,7 +143,7 @@ impl Lists<'_> {
         coordinates: &[String],
         width: i64,
         load: &str,
-        add: &str,
+        join: &dyn Fn(&str) -> String,
     ) -> String {
         let value = space.place(params, self.accesses.value, coordinates);
         let (group, place) = (
@@ -152,19 +159,24 @@ impl Lists<'_> {
             "int q = starts[list];\nconst int end = starts[list + {}];",
             self.chunks
         );
-        for ahead in AHEAD.map(|values| (values / width).max(1)) {
-            let turn = format!("#pragma unroll\nfor (int t = 0; t < {ahead}; ++t)");
+        if let Some((_, access, stride)) = self.pieces {
+            let lane = lane(self.scatter);
+            let first = space.place(params, access, coordinates);
+            let stride = params.size(stride);
             let _ = writeln!(
                 text,
-                "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<{}, {width}> sent[{ahead}];",
-                lane(self.scatter)
+                "if (end - q > {PIECE}) {{\nconst int list_start = q, base = starts[{group}];"
             );
             let _ = writeln!(
                 text,
-                "{turn} {{\nconst idx s = lists[q + t];\nsent[t] = {load};\n}}\n{turn} {{\n{add}}}\n}}"
+                "#pragma unroll 4\nfor (; q < end; q += {PIECE}) {{\n\
+                 const idx slot = (q - base) / {PIECE} * 2 + (q == list_start ? 1 : 0);\n\
+                 const Vec<{lane}, {width}> x = load_vec<Vec<{lane}, {width}>>(pieces + ({first} + slot * {stride}));\n\
+                 {}}}\n}}",
+                join("x")
             );
         }
-        text
+        text + &walk(lane(self.scatter), width, load, join)
     }
 
     fn step(&self, params: &mut Params) -> String {
@@ -188,19 +200,20 @@ impl Anchor for Lists<'_> {
             text,
             "const int* const lists = reinterpret_cast<const int*>({lists});"
         );
+        if let Some((pieces, ..)) = self.pieces {
+            let (lane, pieces) = (lane(self.scatter), params.address(pieces));
+            let _ = writeln!(
+                text,
+                "const {lane}* const pieces = reinterpret_cast<const {lane}*>({pieces});"
+            );
+        }
         text
     }
 
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let load = format!("{{values[value + {}]}}", self.step(params));
-        let each = self.each(
-            space,
-            params,
-            coordinates,
-            1,
-            &load,
-            &(join(self.scatter, "acc", "sent[t].v[0]") + "\n"),
-        );
+        let add = |x: &str| join(self.scatter, "acc", &format!("{x}.v[0]")) + "\n";
+        let each = self.each(space, params, coordinates, 1, &load, &add);
         let (lane, nothing) = (lane(self.scatter), fold(self.scatter).identity());
         format!("{lane} acc = {nothing};\n{each}")
     }
@@ -218,16 +231,11 @@ impl Anchor for Lists<'_> {
             self.step(params)
         );
         let all = format!("#pragma unroll\nfor (int u = 0; u < {width}; ++u) ");
-        let add = format!("{all}{}\n", join(self.scatter, "accs.v[u]", "sent[t].v[u]"));
-        let nothing = match self.scatter.reduce {
-            ReduceOp::Sum => String::new(),
-            _ => format!("{all}accs.v[u] = {};\n", fold(self.scatter).identity()),
+        let add = |x: &str| {
+            let join = join(self.scatter, "accs.v[u]", &format!("{x}.v[u]"));
+            format!("{all}{join}\n")
         };
-        format!(
-            "Vec<{}, {width}> accs = {{}};\n{nothing}{}",
-            lane(self.scatter),
-            self.each(space, params, coordinates, width, &load, &add)
-        )
+        nothing(self.scatter, width) + &self.each(space, params, coordinates, width, &load, &add)
     }
 
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
@@ -236,9 +244,43 @@ impl Anchor for Lists<'_> {
         let aligned = self.scatter.value.strides[self.scatter.axis]
             .checked_div(4)
             .is_some();
-        (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned)
-            .then(|| vec![(self.accesses.value, 4)])
+        let pieces = self.pieces.map(|(_, access, _)| (access, 4));
+        (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned).then(|| {
+            let moved = [(self.accesses.value, 4)];
+            moved.into_iter().chain(pieces).collect()
+        })
     }
+}
+
+/// Declares `accs`, a vector of the reduction's identity.
+fn nothing(scatter: &Scatter, width: i64) -> String {
+    let declared = format!("Vec<{}, {width}> accs = {{}};\n", lane(scatter));
+    match scatter.reduce {
+        ReduceOp::Sum => declared,
+        _ => format!(
+            "{declared}#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] = {};\n",
+            fold(scatter).identity()
+        ),
+    }
+}
+
+/// The loops that add the values of the list entries `q..end` in order: each iteration loads several
+/// values by `load`, and then joins each of them.
+fn walk(lane: &str, width: i64, load: &str, join: &dyn Fn(&str) -> String) -> String {
+    let mut text = String::new();
+    for ahead in AHEAD.map(|values| (values / width).max(1)) {
+        let turn = format!("#pragma unroll\nfor (int t = 0; t < {ahead}; ++t)");
+        let _ = writeln!(
+            text,
+            "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<{lane}, {width}> sent[{ahead}];"
+        );
+        let _ = writeln!(
+            text,
+            "{turn} {{\nconst idx s = lists[q + t];\nsent[t] = {load};\n}}\n{turn} {{\n{}}}\n}}",
+            join("sent[t]")
+        );
+    }
+    text
 }
 
 pub fn lower(
@@ -273,15 +315,22 @@ pub fn lower(
         ));
     };
     accesses.list = space.push(Size::ZERO, &groups.list_strides);
+    let lists_bytes = groups.starts_bytes + groups.values_bytes;
     let (starts, values) = (Word::Workspace(0), Word::Workspace(groups.starts_bytes));
-    let space = ordered(&code, space, bounds);
+    let pieces = Pieces::new(spec, scatter, &groups, bounds);
+    let sums = Word::Workspace(lists_bytes);
     let lists = Lists {
         scatter,
         accesses,
         chunks: groups.chunks,
         starts,
         values,
+        pieces: pieces.as_ref().map(|pieces| {
+            let access = space.push(Size::ZERO, &without_axis(&pieces.strides));
+            (sums, access, pieces.strides[axis])
+        }),
     };
+    let space = ordered(&code, space, bounds);
 
     let mut fill = Params::new(spec, bounds, target);
     let mut scan = fill.clone();
@@ -291,13 +340,24 @@ pub fn lower(
     // vector would take.
     let few = space.points(bounds) < 1024 * i64::from(target.multiprocessors.max(1));
     let width = if few { 1 } else { width(&code, &space, &lists) };
-    let functions = vec![
+    let mut functions = vec![
         groups.fill(&mut count, spec, scatter, false, (starts, values)),
         groups.scan(&mut scan, spec, scatter, starts),
         groups.fill(&mut fill, spec, scatter, true, (starts, values)),
         all_points("scatter_lists", &code, &space, &lists, &mut sum, width),
     ];
-    let (target, workspace) = (*target, groups.starts_bytes + groups.values_bytes);
+    let mut add = count.clone();
+    let mut workspace = lists_bytes;
+    let added = pieces.map(|pieces| {
+        workspace += pieces.bytes(bounds);
+        let few = pieces.space.points(bounds) < 1024 * i64::from(target.multiprocessors.max(1));
+        let width = if few { 1 } else { pieces.width(scatter) };
+        add = Params::new(spec, bounds, target);
+        let words = (starts, values, sums);
+        functions.push(pieces.function(&mut add, spec, scatter, &groups, words, width));
+        (pieces, width)
+    });
+    let target = *target;
     let len = spec.dims[axis];
     Ok(Lowered::new(functions, workspace, move |env| {
         let each = points(&groups.dims, env).clamp(0, i64::from(u16::MAX)) as u32;
@@ -307,13 +367,152 @@ pub fn lower(
             grid,
             ..Dispatch::new(function, 0, threads, words)
         };
-        vec![
+        let mut launches = vec![
             dispatch(0, [warps, each, 1], 32, count.words(env)),
             dispatch(1, [each, 1, 1], THREADS, scan.words(env)),
             dispatch(2, [warps, each, 1], 32, fill.words(env)),
-            launch(3, space.points(env), width, &sum, env, &target),
-        ]
+        ];
+        launches.extend(added.as_ref().map(|(pieces, width)| {
+            launch(4, pieces.space.points(env), *width, &add, env, &target)
+        }));
+        launches.push(launch(3, space.points(env), width, &sum, env, &target));
+        launches
     }))
+}
+
+/// The sums of pieces of the long lists. The lists of a group lie one after the other, so that among
+/// the pieces of long lists at most two begin in each range of [`PIECE`] entries: a later piece of
+/// one list, and the first piece of the next. Each range has a slot for either.
+struct Pieces {
+    /// The result's axes, with slots in the place of the scattered one.
+    space: Space,
+    /// The accesses of `space` to the values, to a group's first list, to the slot, and to the sums.
+    value: usize,
+    list: usize,
+    slot: usize,
+    sum: usize,
+    /// Strides of the sums along the result's axes.
+    strides: Vec<Size>,
+}
+
+impl Pieces {
+    /// `None` if no list can be long.
+    fn new(spec: &Spec, scatter: &Scatter, groups: &Groups, bounds: &Env) -> Option<Pieces> {
+        let (rank, axis) = (spec.dims.len(), scatter.axis);
+        let many = scatter.space[axis].at(bounds);
+        if many <= PIECE {
+            return None;
+        }
+        let mut dims = spec.dims.to_vec();
+        dims[axis] = Size::fixed(2 * ((many + PIECE - 1) / PIECE));
+        let mut strides = vec![Size::ONE; rank];
+        for a in (0..rank - 1).rev() {
+            strides[a] = strides[a + 1].checked_mul(dims[a + 1])?;
+        }
+        let mut value = scatter.value.strides.to_vec();
+        value[axis] = Size::ZERO;
+        let mut space = Space::over(&dims);
+        let (value, list, slot, sum) = (
+            space.push(scatter.value.offset, &value),
+            space.push(Size::ZERO, &groups.list_strides),
+            space.push(Size::ZERO, &coordinate(axis, rank)),
+            space.push(Size::ZERO, &strides),
+        );
+        if space.merge(0, rank) == 0 {
+            space.insert(0);
+        }
+        let fits = space.points(bounds) < i64::from(i32::MAX / 4);
+        fits.then_some(Pieces {
+            space,
+            value,
+            list,
+            slot,
+            sum,
+            strides,
+        })
+    }
+
+    fn bytes(&self, bounds: &Env) -> u64 {
+        4 * self.space.points(bounds).max(0) as u64
+    }
+
+    /// The number of neighbours along the last axis that a thread processes.
+    fn width(&self, scatter: &Scatter) -> i64 {
+        let last = self.space.dims.len() - 1;
+        let varies = |access: usize| !self.space.accesses[access].1[last].is(0);
+        let aligned = scatter.value.strides[scatter.axis].checked_div(4).is_some();
+        if varies(self.slot) || varies(self.list) || !aligned {
+            return 1;
+        }
+        vector_width(&self.space, &[(self.value, 4), (self.sum, 4)], last, false)
+    }
+
+    /// Adds the values of each piece of a long list: a thread for each slot, and for `width`
+    /// neighbours.
+    fn function(
+        &self,
+        params: &mut Params,
+        spec: &Spec,
+        scatter: &Scatter,
+        groups: &Groups,
+        (starts, lists, sums): (Word, Word, Word),
+        width: i64,
+    ) -> Function {
+        let (axis, chunks, lane) = (scatter.axis, groups.chunks, lane(scatter));
+        let mut body = params.pointer("values", &format!("const {lane}"), 0)
+            + &Groups::pointers(params, (starts, lists));
+        let sums = params.address(sums);
+        let _ = writeln!(
+            body,
+            "{lane}* const pieces = reinterpret_cast<{lane}*>({sums});"
+        );
+        let all = self.space.clone();
+        let count: Number = Arc::new(move |env| all.points(env) / width);
+        let (count, len) = (params.number(&count), params.size(spec.dims[axis]));
+        let _ = writeln!(
+            body,
+            "for (idx i = idx(blockIdx.x) * {THREADS} + threadIdx.x; i < {count}; i += idx(gridDim.x) * {THREADS}) {{\n\
+             const idx point = i * {width}, len = {len};"
+        );
+        let (text, at) = params.coordinates("point", &self.space.dims, "c");
+        body += &text;
+        let places = [self.list, self.slot, self.value, self.sum]
+            .map(|access| self.space.place(params, access, &at));
+        let [list, slot, value, sum] = places;
+        let _ = writeln!(
+            body,
+            "const idx list = {list}, slot = {slot}, value = {value};\n\
+             const int base = starts[list], from = base + int(slot / 2) * {PIECE};"
+        );
+        // The last list that starts before the range, or the last one in it.
+        let _ = writeln!(
+            body,
+            "const bool is_first = slot % 2 == 1;\n\
+             const int inside = is_first ? from + {PIECE} : from;\n\
+             if (inside >= starts[list + len * {chunks}]) continue;\n\
+             idx low = 0;\n\
+             for (idx high = len; high - low > 1;) {{\n\
+             const idx middle = (low + high) / 2;\n\
+             if (starts[list + middle * {chunks}] <= inside) low = middle;\nelse high = middle;\n}}\n\
+             const int start = starts[list + low * {chunks}], stop = starts[list + (low + 1) * {chunks}];\n\
+             if (stop - start <= {PIECE}) continue;\n\
+             int q = is_first ? start : start + (from - start + {PIECE} - 1) / {PIECE} * {PIECE};\n\
+             if (is_first ? q < from || q == inside : q == start || q >= stop) continue;\n\
+             const int end = min(stop, q + {PIECE});"
+        );
+        let at = ["s".to_string()];
+        let step = params.dot(&[scatter.value.strides[axis]], &at, Size::ZERO);
+        let vec = format!("Vec<{lane}, {width}>");
+        let load = format!("load_vec<{vec}>(values + (value + {step}))");
+        let add = |x: &str| {
+            let join = join(scatter, "accs.v[u]", &format!("{x}.v[u]"));
+            format!("#pragma unroll\nfor (int u = 0; u < {width}; ++u) {join}\n")
+        };
+        body += &nothing(scatter, width);
+        body += &walk(lane, width, &load, &add);
+        let _ = writeln!(body, "store_vec(pieces + ({sum}), accs);\n}}");
+        params.function("scatter_pieces", THREADS, &body)
+    }
 }
 
 /// The lists of values: a group for each point of the axes before the scattered one along which the
