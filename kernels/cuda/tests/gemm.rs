@@ -470,19 +470,23 @@ fn mixed_types() {
         return;
     }
     let mut choices = Choices::new(9);
-    let (m, n, k) = (40, 33, 50);
-    let spec = |a, b| matmul(&[m, n], k, typed(a, 0, &[k, 1]), typed(b, 0, &[n, 1]));
-    let cases = [
+    let spec = |n, k, a, b| matmul(&[40, n], k, typed(a, 0, &[k, 1]), typed(b, 0, &[n, 1]));
+    let types = [
         (DType::F32, DType::BF16),
         (DType::F16, DType::F32),
         (DType::BF16, DType::F16),
     ];
-    let cases: Vec<Case> = cases
-        .map(|(a, b)| Case::new(format!("{a} · {b}"), spec(a, b), &mut choices))
-        .into();
+    let mut cases = Vec::new();
+    // Without and with whole vectors.
+    for (n, k) in [(33, 50), (64, 48)] {
+        cases.extend(types.map(|(a, b)| {
+            let name = format!("{a} · {b}, {n} columns");
+            Case::new(name, spec(n, k, a, b), &mut choices)
+        }));
+    }
     check(&cases, Pick::Two);
-    let refused = lower(&spec(DType::I32, DType::F32), &Env::default(), &TARGET)
-        .expect_err("integers have no products");
+    let refused = spec(33, 50, DType::I32, DType::F32);
+    let refused = lower(&refused, &Env::default(), &TARGET).expect_err("integers have no products");
     assert!(refused.to_string().contains("i32"), "{refused}");
 }
 

@@ -372,7 +372,7 @@ pub fn product(
     };
     body += &pointers(&code, &mut writer.params);
     body += &writer.epilogue_ahead(&code);
-    body += &multiply(&kernel, &views);
+    body += &multiply(&kernel, &views, elems);
     let bounds_text = format!("{}, {}", kernel.threads(), kernel.blocks());
     let function = writer.params.function(&kernel.name(), bounds_text, &body);
     let plan = *plan;
@@ -507,12 +507,15 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
 
 /// The statements that compute a block's part of the product and pass every `sum` to `take`, with
 /// the values that `load` reads.
-fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
+fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
     const TAKE: &str = "take(row, column, sum, load(row, column));\n";
     match kernel {
         Kernel::Registers(_) | Kernel::Tensor(..) => {
-            let of = |view: &View| {
-                let vector = if view.by_deep && !kernel.vectors_by_deep() {
+            let of = |i: usize| {
+                let view = &views[i];
+                // Tiles in registers are f32: halves are converted one by one.
+                let converted = matches!(kernel, Kernel::Registers(_)) && elems[i] != Elem::F32;
+                let vector = if converted || (view.by_deep && !kernel.vectors_by_deep()) {
                     1
                 } else {
                     view.vector
@@ -523,8 +526,8 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\n\
                  if (!parts.join(tile.sum)) return;\ntile.give(share, shared, load, take);\n",
                 kernel.source(),
-                of(&views[0]),
-                of(&views[1])
+                of(0),
+                of(1)
             )
         }
         Kernel::Dots {
