@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Function, PRELUDE, Target};
+use slabwise_cuda::{Description, Function, PRELUDE, Target};
 
 use slabwise::{Params, Precision, Trace};
 use slabwise_compiler::backend::{AttentionKernels, HalfProducts};
@@ -14,20 +14,12 @@ use slabwise_compiler::passes::{
 };
 use slabwise_models::Model;
 
-/// Compute capability, multiprocessors and KiB of shared memory of a block, of devices that there
-/// are.
-const DEVICES: [[u32; 3]; 6] = [
-    [80, 108, 163],
-    [86, 84, 99],
-    [89, 128, 99],
-    [90, 132, 227],
-    [100, 148, 227],
-    [120, 170, 99],
-];
+/// Compute capabilities.
+const DEVICES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
 /// The functions of all models' training steps, each in f32, tf32 and bf16, by name.
-fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
-    let [sm, multiprocessors, kib] = device;
+fn functions(sm: u32) -> BTreeMap<String, Function> {
+    let device = Description::nearest(sm).target();
     let mut all = BTreeMap::new();
     for &model in Model::ALL {
         for precision in Precision::ALL {
@@ -51,13 +43,7 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
                 .kernels
             {
                 for tf32 in [false, true] {
-                    let target = Target {
-                        sm,
-                        multiprocessors,
-                        shared_bytes_max: kib << 10,
-                        tf32,
-                        guarded: false,
-                    };
+                    let target = Target { tf32, ..device };
                     let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
                         .unwrap_or_else(|e| panic!("{}: {e}", task.name));
                     all.extend(
@@ -148,7 +134,7 @@ fn products_of_models_spill_nothing() {
             .step_by(DEVICES.len())
             .map(|(_, function)| *function)
             .collect();
-        check(&own, device[0]);
+        check(&own, device);
         checked += own.len();
     }
     assert!(checked > 50, "{checked} products");
@@ -160,6 +146,6 @@ fn products_of_models_spill_nothing() {
 fn kernels_of_models_spill_nothing() {
     for device in DEVICES {
         let all = functions(device);
-        check(&all.values().collect::<Vec<_>>(), device[0]);
+        check(&all.values().collect::<Vec<_>>(), device);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Function, PRELUDE, Target, lower};
+use slabwise_cuda::{Description, Function, PRELUDE, Target, lower};
 
 use super::{Model, OptimizerKind};
 use slabwise::params::Params;
@@ -16,13 +16,9 @@ use slabwise_compiler::passes::{
     simplify,
 };
 
-const TARGET: Target = Target {
-    sm: 90,
-    multiprocessors: 132,
-    shared_bytes_max: 227 << 10,
-    tf32: false,
-    guarded: false,
-};
+fn target() -> Target {
+    Description::nearest(90).target()
+}
 
 /// The functions of a model's training step that store vectors.
 fn functions(model: Model, batch: u32) -> Vec<Function> {
@@ -47,7 +43,7 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
         .kernels;
     let lowered = all
         .iter()
-        .map(|task| lower(&task.spec, &bounds, &TARGET).expect("source"));
+        .map(|task| lower(&task.spec, &bounds, &target()).expect("source"));
     let all: BTreeMap<String, Function> = lowered
         .flat_map(|l| l.functions)
         .map(|f| (f.name.clone(), f))
@@ -71,7 +67,7 @@ fn what_is_stored_in_vectors_stays_so() {
         if functions.is_empty() {
             continue;
         }
-        let ptx = nvrtc::ptx(&Program::new(PRELUDE, &functions, TARGET.sm))
+        let ptx = nvrtc::ptx(&Program::new(PRELUDE, &functions, target().sm))
             .unwrap_or_else(|e| panic!("{e}"));
         for function in &functions {
             let (_, own) = ptx

@@ -19,11 +19,30 @@ pub struct Target {
     pub multiprocessors: u32,
     /// The limit of shared memory per block, bytes.
     pub shared_bytes_max: u32,
+    /// Lanes of a wave (a warp): 32 or 64.
+    pub wave_width: u32,
+    /// The rates by which products are ranked.
+    pub speeds: Speeds,
     /// Whether products of f32 may be rounded to tf32.
     pub tf32: bool,
     /// Whether the kernel first reads the fault record, and does nothing if an earlier kernel found
     /// an index out of range. Set for kernels that store to variables.
     pub guarded: bool,
+}
+
+/// The rates by which products are ranked, as integers, so that targets can be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Speeds {
+    /// Multiply-adds of a multiprocessor per cycle in f32.
+    pub f32: u32,
+    /// The same by `mma.sync`, with operands of f32 rounded to tf32.
+    pub tf32: u32,
+    /// The same with operands in f16 or bf16.
+    pub half: u32,
+    /// Bytes that a multiprocessor's share of the memory's bandwidth moves in 1,000 cycles.
+    pub memory: u32,
+    /// The same of the L2 cache.
+    pub cache: u32,
 }
 
 /// One `__global__` function.

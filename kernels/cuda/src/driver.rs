@@ -8,7 +8,6 @@ mod clock;
 mod edges;
 mod module;
 mod range;
-mod rates;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -21,9 +20,9 @@ pub(crate) use clock::{Clock, Timestamps};
 pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
-pub use rates::{Rates, rates};
 
 use crate::abi::Target;
+use crate::description::{Attributes, Block, Description, Multiprocessor};
 use crate::libraries::{Library, LibraryError, Missing};
 use crate::nvrtc;
 
@@ -185,10 +184,10 @@ pub fn device_count() -> Result<u32> {
 }
 
 /// The properties of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
-    /// The vendor's name for it.
-    pub name: String,
+    /// Its limits and rates.
+    pub description: Description,
     /// The target for which source is generated.
     pub target: Target,
     /// Total memory, bytes.
@@ -232,20 +231,37 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     })?;
     let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let target = Target {
-        sm: 10 * major + minor,
+    let wave_width = attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?;
+    let threads = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
+    // Clocks are in kHz; memory transfers twice per cycle.
+    let memory_khz = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?);
+    let bus_bits = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?);
+    let reported = Attributes {
+        capability: 10 * major + minor,
+        wave_width,
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_bytes_max: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        tf32: false,
-        guarded: false,
+        clock_mhz: f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) / 1e3,
+        multiprocessor: Multiprocessor {
+            registers: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+            waves: threads / wave_width.max(1),
+            blocks: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR)?,
+            shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        },
+        block: Block {
+            shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+            shared_bytes_max: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        },
+        memory: 2.0 * 1e3 * memory_khz * bus_bits / 8.0 / 1e9,
+        cache_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
     };
     let name = CStr::from_bytes_until_nul(&name)
         .map(|n| n.to_string_lossy().into_owned())
         .unwrap_or_default();
     let maps_pages = attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)? != 0;
+    let description = Description::of(&name, &reported);
     Ok(Properties {
-        name,
-        target,
+        target: description.target(),
+        description,
         total_bytes: total as u64,
         maps_pages,
     })

@@ -14,6 +14,7 @@ mod conv;
 mod copies;
 pub mod cublaslt;
 pub mod cudnn;
+mod description;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
@@ -35,7 +36,8 @@ mod source;
 mod staging;
 mod tune;
 
-pub use abi::{Dispatch, Function, Target, Word};
+pub use abi::{Dispatch, Function, Speeds, Target, Word};
+pub use description::{Attributes, Bandwidth, Block, Description, Multiprocessor, Rates};
 pub use device::{Device, Fault, usable};
 pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};
 pub use lower::lower;

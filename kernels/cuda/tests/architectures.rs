@@ -9,7 +9,7 @@ mod common;
 use builder::Builder;
 use common::compile_for_gpu;
 use common::layouts::{contiguous, sizes};
-use slabwise_cuda::{Function, Target, lower};
+use slabwise_cuda::{Description, Function, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
@@ -189,14 +189,8 @@ fn hot_kernels_spill_nothing() {
     specs.extend(embedding(8192, 768, 50_257));
     specs.extend(embedding(16_384, 384, 65));
     specs.extend(choosing());
-    for sm in [80, 90, 100] {
-        let target = Target {
-            sm,
-            multiprocessors: 132,
-            shared_bytes_max: 227 << 10,
-            tf32: false,
-            guarded: false,
-        };
+    for sm in [80, 86, 89, 90, 100, 120] {
+        let target = Description::nearest(sm).target();
         let lowered = specs
             .iter()
             .map(|spec| lower(spec, &Env::default(), &target).expect("source"));

@@ -87,7 +87,7 @@ fn device() -> Result<Value> {
         .split_whitespace()
         .find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()));
     Ok(json!({
-        "device": about.name,
+        "device": about.description.name,
         "driver": module.unwrap_or("unknown"),
         "versions": {
             "slabwise": env!("CARGO_PKG_VERSION"),

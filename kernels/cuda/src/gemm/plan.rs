@@ -2,9 +2,9 @@
 //! of the time of every choice.
 //!
 //! The estimate counts, in cycles of a multiprocessor, the multiplications of a wave of blocks, the
-//! bytes from memory, and the minimum time of a wave. The rates are those of an A100; only their
-//! proportions matter, to an order of the choices that is right more often than not. Where a device
-//! is available, the tuner times the first few.
+//! bytes from memory, and the minimum time of a wave, at the rates of the target's description; only
+//! their proportions matter, to an order of the choices that is right more often than not. Where a
+//! device is available, the tuner times the first few.
 
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
@@ -25,10 +25,8 @@ pub struct Plan {
 /// problems the largest of each.
 pub type Sizes = [i64; 4];
 
-/// Bytes per cycle of a multiprocessor's share of the memory's bandwidth.
-const MEMORY_RATE: f64 = 13.0;
-/// Bytes per cycle of a multiprocessor's share of the L2 cache's bandwidth.
-const CACHE_RATE: f64 = 32.0;
+/// Instructions of a multiprocessor per cycle, all lanes counted.
+const ISSUE_RATE: f64 = 128.0;
 /// Cycles from the start of a kernel to its first multiplication and from its last to the end.
 const START: f64 = 2000.0;
 /// Cycles until the last block of a tile knows that the others have stored their sums.
@@ -183,11 +181,13 @@ impl ProductInfo<'_> {
         let steps = (deep / parts as f64).max(1.0);
         let [high, wide] = kernel.tile().map(|n| n as f64);
         let [left, right] = self.elems.map(|e| e.bytes() as f64);
+        let speeds = self.target.speeds;
+        let [memory_rate, cache_rate] = [speeds.memory, speeds.cache].map(|n| f64::from(n) / 1e3);
         // Each element is read once from memory, and once per tile from the cache.
         let memory = products
             * (rows * deep * left + deep * columns * right + rows * columns * 4.0)
-            / (multiprocessors * MEMORY_RATE);
-        let cache = blocks * steps * (high * left + wide * right) / (multiprocessors * CACHE_RATE);
+            / (multiprocessors * memory_rate);
+        let cache = blocks * steps * (high * left + wide * right) / (multiprocessors * cache_rate);
         let compute = match kernel {
             Kernel::Registers(t) => {
                 // Reads of shared memory beside the multiplications of a step, and elements that
@@ -195,17 +195,20 @@ impl ProductInfo<'_> {
                 let work = (t.high * t.wide) as f64;
                 let reads = 2.0 * (t.high + t.wide) as f64 / 4.0;
                 let moved = self.moved(kernel) * (high + wide) / t.threads() as f64;
-                let each = (work + reads + moved) / work;
+                let each = (work + reads + moved) / work / f64::from(speeds.f32);
                 self.waves(
                     blocks,
                     kernel,
-                    high * wide * steps * each / 128.0,
+                    high * wide * steps * each,
                     steps * work * 1.5,
                 )
             }
             Kernel::Tensor(t, elem) => {
-                let rate = if *elem == Elem::F32 { 512.0 } else { 1024.0 };
-                let moved = self.moved(kernel) * (high + wide) * steps / 128.0;
+                let rate = f64::from(match elem {
+                    Elem::F32 => speeds.tf32,
+                    Elem::F16 | Elem::Bf16 => speeds.half,
+                });
+                let moved = self.moved(kernel) * (high + wide) * steps / ISSUE_RATE;
                 let warp = (t.high * t.wide) as f64 * steps * 4.0 / rate;
                 // Small warps read each fragment for fewer multiplications.
                 let each = 1.0 + 24.0 * (1.0 / t.high as f64 + 1.0 / t.wide as f64) / 2.0;
@@ -235,7 +238,7 @@ impl ProductInfo<'_> {
             }
         };
         let sum = if parts > 1 {
-            JOIN + 2.0 * 4.0 * (parts * kernel.partial_sums()) as f64 / CACHE_RATE
+            JOIN + 2.0 * 4.0 * (parts * kernel.partial_sums()) as f64 / cache_rate
         } else {
             0.0
         };

@@ -28,7 +28,7 @@ use crate::abi::Target;
 use crate::conv::library::Convolution;
 use crate::cublaslt::{self, Algorithm};
 use crate::cudnn;
-use crate::driver::{self, DriverError, Properties};
+use crate::driver::{self, DriverError};
 use crate::libraries::LibraryError;
 use crate::lower::lower;
 use crate::lower::products::{self, by_cublaslt};
@@ -125,11 +125,10 @@ impl Tuner {
         let Ok(properties) = driver::properties(self.ordinal) else {
             return choices;
         };
-        let Properties {
-            name, total_bytes, ..
-        } = properties;
         let device = format!(
-            "{name}, {total_bytes} bytes, {}, {}",
+            "{}, {} bytes, {}, {}",
+            properties.description.name,
+            properties.total_bytes,
             versions(),
             env!("CARGO_PKG_VERSION")
         );

@@ -8,7 +8,7 @@ pub mod layouts;
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::emulator::{self, Check, Emulator, Order, asan_library, gpu_required, protect};
-use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
+use slabwise_cuda::{Function, Lowered, PRELUDE, Speeds, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -22,6 +22,14 @@ pub const TARGET: Target = Target {
     sm: 80,
     multiprocessors: 2,
     shared_bytes_max: 99 << 10,
+    wave_width: 32,
+    speeds: Speeds {
+        f32: 64,
+        tf32: 512,
+        half: 1024,
+        memory: 13_400,
+        cache: 31_500,
+    },
     tf32: false,
     guarded: false,
 };

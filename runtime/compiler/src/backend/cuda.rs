@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slabwise_cuda::compiler::Compiler;
-use slabwise_cuda::driver::{self, DriverError};
+use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::{Device, Launch, Limits, Overlap, Picks, Tuner};
 use slabwise_kernels::collective::Transport;
 use slabwise_kernels::copies::Ticket;
@@ -440,12 +440,13 @@ impl Backend for Gpu {
     }
 
     fn roofline(&self, tf32: bool, _team: &Team) -> Option<Roofline> {
-        let rates = driver::rates(self.ordinal).ok()??;
-        let product = if tf32 { rates.tf32 } else { rates.f32 };
+        let device = &self.device.properties().description;
+        let f32 = device.f32_peak();
+        let product = if tf32 { device.tf32_peak() } else { f32 };
         Some(Roofline {
-            flops: [product, rates.half, rates.f32],
-            bytes: rates.bytes,
-            source: rates.to_string(),
+            flops: [product, device.half_peak(), f32],
+            bytes: 1e9 * device.bandwidth.memory,
+            source: device.to_string(),
         })
     }
 

@@ -43,7 +43,7 @@ pub(crate) fn survey() -> Vec<(String, String)> {
             |p| {
                 format!(
                     "{}, sm_{}, {} multiprocessors, {}",
-                    p.name,
+                    p.description.name,
                     p.target.sm,
                     p.target.multiprocessors,
                     Bytes(p.total_bytes)
