@@ -23,7 +23,8 @@ struct uint3 {
 struct dim3 {
     unsigned x, y, z;
 };
-typedef void (*Together)(void** arguments, unsigned mask);
+typedef unsigned long long Mask;
+typedef void (*Together)(void** arguments, Mask mask);
 struct SlabwiseEntry {
     const char* name;
     void (*call)(const void* words);
@@ -37,6 +38,8 @@ HIDDEN dim3 blockDim, gridDim;
 HIDDEN unsigned char* slabwise_dynamic_shared;
 extern HIDDEN const SlabwiseEntry slabwise_entries[];
 extern HIDDEN const unsigned slabwise_entry_count;
+// Lanes of a wave: 32 or 64.
+extern HIDDEN const unsigned slabwise_wave;
 // Defined only under an address sanitizer.
 void __asan_set_error_report_callback(void (*)(const char*)) __attribute__((weak));
 }
@@ -54,7 +57,7 @@ struct Copy {
     int group;
 };
 
-const unsigned THREADS = 1024, WARP = 32, COPIES = 128;
+const unsigned THREADS = 1024, LANES_MIN = 32, LANES_MAX = 64, COPIES = 128;
 const size_t STACK_BYTES = 64 << 10, SHARED_BYTES = 227 << 10, STATIC_BYTES = 48 << 10, PAGE = 4096;
 const unsigned char POISON = 0xff;
 
@@ -70,13 +73,13 @@ struct Fiber {
 };
 
 struct Warp {
-    void* arguments[WARP];
+    void* arguments[LANES_MAX];
     Together what;
-    unsigned mask, arrived, exists, exited;
+    Mask mask, arrived, exists, exited;
 };
 
 Fiber fibers[THREADS];
-Warp warps[THREADS / WARP];
+Warp warps[THREADS / LANES_MIN];
 Fiber* current;
 void* scheduler;
 unsigned char *stacks, *shared_end;
@@ -149,7 +152,7 @@ struct Random {
 
 // The order in which threads take turns.
 struct Turns {
-    unsigned char of[WARP];
+    unsigned char of[LANES_MAX];
     void arrange(unsigned count, unsigned order, Random& random) {
         for (unsigned i = 0; i < count; ++i) of[i] = order == 1 ? count - 1 - i : i;
         for (unsigned i = count; order == 2 && i > 1; --i) {
@@ -164,7 +167,8 @@ struct Turns {
 void run_warp(unsigned first, const Turns& turns) {
     for (bool any = true; any;) {
         any = false;
-        for (unsigned lane : turns.of) {
+        for (unsigned turn = 0; turn < slabwise_wave; ++turn) {
+            const unsigned lane = turns.of[turn];
             Fiber& fiber = fibers[first + lane];
             if (first + lane >= threads || fiber.state != READY) continue;
             any = true;
@@ -175,7 +179,7 @@ void run_warp(unsigned first, const Turns& turns) {
             if (fiber.state != DONE) continue;
             --alive;
             free_stacks[free_count++] = fiber.stack;
-            warps[first / WARP].exited |= 1u << lane;
+            warps[first / slabwise_wave].exited |= Mask(1) << lane;
         }
     }
 }
@@ -197,7 +201,7 @@ void open_barrier() {
 }
 
 void run_block(unsigned order, Random& random) {
-    const unsigned warp_count = (threads + WARP - 1) / WARP;
+    const unsigned warp_count = (threads + slabwise_wave - 1) / slabwise_wave;
     alive = threads;
     free_count = THREADS;
     for (unsigned i = 0; i < THREADS; ++i) free_stacks[i] = THREADS - 1 - i;
@@ -209,15 +213,15 @@ void run_block(unsigned order, Random& random) {
         fibers[i].copies = 0;
     }
     for (unsigned w = 0; w < warp_count; ++w) {
-        const unsigned lanes = threads - w * WARP;
+        const unsigned lanes = threads - w * slabwise_wave;
         warps[w].arrived = warps[w].exited = 0;
-        warps[w].exists = lanes >= WARP ? ~0u : (1u << lanes) - 1;
+        warps[w].exists = (lanes >= slabwise_wave ? Mask(2) << (slabwise_wave - 1) : Mask(1) << lanes) - 1;
     }
     while (alive) {
         Turns warp_turns, lane_turns;
         warp_turns.arrange(warp_count, order, random);
-        lane_turns.arrange(WARP, order, random);
-        for (unsigned w = 0; w < warp_count; ++w) run_warp(warp_turns.of[w] * WARP, lane_turns);
+        lane_turns.arrange(slabwise_wave, order, random);
+        for (unsigned w = 0; w < warp_count; ++w) run_warp(warp_turns.of[w] * slabwise_wave, lane_turns);
         if (alive) open_barrier();
     }
 }
@@ -319,11 +323,11 @@ extern "C" {
 
 HIDDEN void slabwise_fail(const char* what) { fail(what, threadIdx); }
 
-HIDDEN unsigned slabwise_lane() { return current->number % WARP; }
+HIDDEN unsigned slabwise_lane() { return current->number % slabwise_wave; }
 
-HIDDEN void slabwise_together(unsigned mask, Together what, void* argument) {
-    Warp& warp = warps[current->number / WARP];
-    const unsigned lane = current->number % WARP, first = current->number - lane;
+HIDDEN void slabwise_together(Mask mask, Together what, void* argument) {
+    Warp& warp = warps[current->number / slabwise_wave];
+    const unsigned lane = current->number % slabwise_wave, first = current->number - lane;
     mask &= warp.exists;
     if (!(mask >> lane & 1)) slabwise_fail("takes part in something of its warp whose mask does not name it");
     if (mask & warp.exited) slabwise_fail("waits for a lane of its warp that has returned");
@@ -331,14 +335,14 @@ HIDDEN void slabwise_together(unsigned mask, Together what, void* argument) {
     warp.what = what;
     warp.mask = mask;
     warp.arguments[lane] = argument;
-    warp.arrived |= 1u << lane;
+    warp.arrived |= Mask(1) << lane;
     if ((warp.arrived & mask) != mask) {
         wait(IN_WARP);
         return;
     }
     warp.arrived &= ~mask;
     what(warp.arguments, mask);
-    for (unsigned other = 0; other < WARP; ++other)
+    for (unsigned other = 0; other < slabwise_wave; ++other)
         if (mask >> other & 1) fibers[first + other].state = READY;
 }
 

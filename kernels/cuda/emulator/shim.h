@@ -17,9 +17,18 @@
 // runtime poisons.
 #define __shared__ static __attribute__((section(SLABWISE_SHARED)))
 #define SHARED_BYTES(type, name) type* name = reinterpret_cast<type*>(slabwise_dynamic_shared)
-#define warpSize 32
+// Lanes of a wave: 32, or 64 as on other vendors' devices, where masks have 64 bits.
+#ifndef SLABWISE_WAVE
+#define SLABWISE_WAVE 32
+#endif
+#define warpSize SLABWISE_WAVE
 
 typedef __SIZE_TYPE__ size_t;
+#if SLABWISE_WAVE == 64
+typedef unsigned long long SlabwiseMask;
+#else
+typedef unsigned SlabwiseMask;
+#endif
 #define EMULATED static inline
 
 // ---- The runtime --------------------------------------------------------------------------------
@@ -38,8 +47,8 @@ extern SLABWISE_HIDDEN dim3 blockDim, gridDim;
 extern SLABWISE_HIDDEN unsigned char* slabwise_dynamic_shared;
 /// A collective operation of a warp: the last lane of the mask to arrive runs it on the arguments
 /// of all.
-typedef void (*SlabwiseTogether)(void** arguments, unsigned mask);
-SLABWISE_HIDDEN void slabwise_together(unsigned mask, SlabwiseTogether what, void* argument);
+typedef void (*SlabwiseTogether)(void** arguments, unsigned long long mask);
+SLABWISE_HIDDEN void slabwise_together(unsigned long long mask, SlabwiseTogether what, void* argument);
 enum SlabwiseBarrier { SLABWISE_PLAIN, SLABWISE_COUNT, SLABWISE_AND, SLABWISE_OR };
 SLABWISE_HIDDEN int slabwise_barrier(int kind, int predicate);
 SLABWISE_HIDDEN void slabwise_copy_begin(void* to, const void* from, int bytes, bool wanted);
@@ -54,7 +63,7 @@ struct SlabwiseEntry {
     char *shared_start, *shared_end;
 };
 extern SLABWISE_HIDDEN const SlabwiseEntry slabwise_entries[];
-extern SLABWISE_HIDDEN const unsigned slabwise_entry_count;
+extern SLABWISE_HIDDEN const unsigned slabwise_entry_count, slabwise_wave;
 
 double rint(double), sin(double), cos(double), floor(double), pow(double, double), log(double);
 float lgammaf(float), expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), tanhf(float), erff(float),
@@ -82,6 +91,7 @@ EMULATED unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 EMULATED unsigned __umulhi(unsigned x, unsigned y) { return (unsigned long long)x * y >> 32; }
 EMULATED unsigned long long __umul64hi(unsigned long long x, unsigned long long y) { return (unsigned __int128)x * y >> 64; }
 EMULATED int __popc(unsigned x) { return __builtin_popcount(x); }
+EMULATED int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 EMULATED int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 EMULATED int __ffs(int x) { return __builtin_ffs(x); }
 EMULATED float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -157,15 +167,15 @@ EMULATED int __syncthreads_count(int x) { return slabwise_barrier(SLABWISE_COUNT
 EMULATED int __syncthreads_and(int x) { return slabwise_barrier(SLABWISE_AND, x); }
 EMULATED int __syncthreads_or(int x) { return slabwise_barrier(SLABWISE_OR, x); }
 
-EMULATED void nothing_together(void**, unsigned) {}
-EMULATED void __syncwarp(unsigned mask = 0xffffffffu) { slabwise_together(mask, nothing_together, nullptr); }
+EMULATED void nothing_together(void**, unsigned long long) {}
+EMULATED void __syncwarp(SlabwiseMask mask = ~SlabwiseMask(0)) { slabwise_together(mask, nothing_together, nullptr); }
 
 struct Shuffle {
     unsigned long long value, result;
     int source;
 };
-EMULATED void shuffle_together(void** arguments, unsigned mask) {
-    for (int lane = 0; lane < 32; ++lane) {
+EMULATED void shuffle_together(void** arguments, unsigned long long mask) {
+    for (int lane = 0; lane < SLABWISE_WAVE; ++lane) {
         if (!(mask >> lane & 1)) continue;
         Shuffle* own = static_cast<Shuffle*>(arguments[lane]);
         if (!(mask >> own->source & 1)) slabwise_fail("a shuffle reads a lane outside of its mask");
@@ -173,7 +183,7 @@ EMULATED void shuffle_together(void** arguments, unsigned mask) {
     }
 }
 template <class T>
-EMULATED T shuffle_from(unsigned mask, T value, int source) {
+EMULATED T shuffle_from(SlabwiseMask mask, T value, int source) {
     static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
     Shuffle s = {0, 0, source};
     memcpy(&s.value, &value, sizeof(T));
@@ -182,44 +192,44 @@ EMULATED T shuffle_from(unsigned mask, T value, int source) {
     return value;
 }
 template <class T>
-EMULATED T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+EMULATED T __shfl_sync(SlabwiseMask mask, T value, int source, int width = SLABWISE_WAVE) {
     return shuffle_from(mask, value, int(slabwise_lane() & ~(width - 1)) | (source & (width - 1)));
 }
 template <class T>
-EMULATED T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+EMULATED T __shfl_xor_sync(SlabwiseMask mask, T value, int bits, int width = SLABWISE_WAVE) {
     const int lane = slabwise_lane(), source = lane ^ bits;
     return shuffle_from(mask, value, (source & ~(width - 1)) > (lane & ~(width - 1)) ? lane : source);
 }
 template <class T>
-EMULATED T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
+EMULATED T __shfl_down_sync(SlabwiseMask mask, T value, unsigned by, int width = SLABWISE_WAVE) {
     const int lane = slabwise_lane();
     return shuffle_from(mask, value, (lane & (width - 1)) + int(by) >= width ? lane : lane + int(by));
 }
 template <class T>
-EMULATED T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
+EMULATED T __shfl_up_sync(SlabwiseMask mask, T value, unsigned by, int width = SLABWISE_WAVE) {
     const int lane = slabwise_lane();
     return shuffle_from(mask, value, (lane & (width - 1)) < int(by) ? lane : lane - int(by));
 }
 
 struct Vote {
     bool yes;
-    unsigned result;
+    SlabwiseMask result;
 };
-EMULATED void vote_together(void** arguments, unsigned mask) {
-    unsigned result = 0;
-    for (int lane = 0; lane < 32; ++lane)
-        if ((mask >> lane & 1) && static_cast<Vote*>(arguments[lane])->yes) result |= 1u << lane;
-    for (int lane = 0; lane < 32; ++lane)
+EMULATED void vote_together(void** arguments, unsigned long long mask) {
+    SlabwiseMask result = 0;
+    for (int lane = 0; lane < SLABWISE_WAVE; ++lane)
+        if ((mask >> lane & 1) && static_cast<Vote*>(arguments[lane])->yes) result |= SlabwiseMask(1) << lane;
+    for (int lane = 0; lane < SLABWISE_WAVE; ++lane)
         if (mask >> lane & 1) static_cast<Vote*>(arguments[lane])->result = result;
 }
-EMULATED unsigned __ballot_sync(unsigned mask, int yes) {
+EMULATED SlabwiseMask __ballot_sync(SlabwiseMask mask, int yes) {
     Vote v = {yes != 0, 0};
     slabwise_together(mask, vote_together, &v);
     return v.result;
 }
-EMULATED int __any_sync(unsigned mask, int yes) { return __ballot_sync(mask, yes) != 0; }
-EMULATED int __all_sync(unsigned mask, int yes) { return __ballot_sync(mask, !yes) == 0; }
-EMULATED unsigned __activemask() { return 0xffffffffu; }
+EMULATED int __any_sync(SlabwiseMask mask, int yes) { return __ballot_sync(mask, yes) != 0; }
+EMULATED int __all_sync(SlabwiseMask mask, int yes) { return __ballot_sync(mask, !yes) == 0; }
+EMULATED SlabwiseMask __activemask() { return ~SlabwiseMask(0); }
 
 // ---- Tensor cores and asynchronous copies -------------------------------------------------------
 
@@ -228,7 +238,7 @@ struct MatrixLoad {
     const unsigned char* row;
 };
 template <int COUNT, bool TRANSPOSED>
-EMULATED void matrices_together(void** arguments, unsigned mask) {
+EMULATED void matrices_together(void** arguments, unsigned long long mask) {
     if (mask != 0xffffffffu) slabwise_fail("ldmatrix without a whole warp");
     for (int matrix = 0; matrix < COUNT; ++matrix) {
         // Row r of a matrix is at the address of lane 8 · matrix + r.
@@ -266,7 +276,7 @@ EMULATED float tf32_of(unsigned bits, int) { return __uint_as_float(bits & ~0x1f
 /// A product of 16×K by K×8. A register holds EACH elements; groups of four lanes hold a row of a
 /// and d, a column of b.
 template <int K, int EACH, float (*ELEMENT)(unsigned, int)>
-EMULATED void product_together(void** arguments, unsigned mask) {
+EMULATED void product_together(void** arguments, unsigned long long mask) {
     if (mask != 0xffffffffu) slabwise_fail("mma without a whole warp");
     float a[16][K], b[K][8], d[16][8] = {};
     for (int lane = 0; lane < 32; ++lane) {

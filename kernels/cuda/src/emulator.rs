@@ -223,8 +223,8 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
 }
 
 /// The program that g++ compiles.
-fn program(functions: &[Function]) -> String {
-    let mut text = String::from("#define SLABWISE_EMULATED 1\n");
+fn program(functions: &[Function], wave_width: u32) -> String {
+    let mut text = format!("#define SLABWISE_EMULATED 1\n#define SLABWISE_WAVE {wave_width}\n");
     text += SHIM;
     text += PRELUDE;
     text += EPILOGUE;
@@ -240,14 +240,19 @@ fn program(functions: &[Function]) -> String {
     let count = functions.len();
     let _ = writeln!(
         text,
-        "extern \"C\" {{\nextern const SlabwiseEntry slabwise_entries[] = {{\n{entries}}};\nextern const unsigned slabwise_entry_count = {count};\n}}"
+        "extern \"C\" {{\nextern const SlabwiseEntry slabwise_entries[] = {{\n{entries}}};\nextern const unsigned slabwise_entry_count = {count};\n\
+         extern const unsigned slabwise_wave = {wave_width};\n}}"
     );
     text
 }
 
 /// Compiles functions to a shared object with the interface [`ABI`], or returns the object of an
 /// earlier compilation.
-pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, EmulatorError> {
+pub fn compile_object(
+    functions: &[Function],
+    check: Check,
+    wave_width: u32,
+) -> Result<PathBuf, EmulatorError> {
     let mut distinct: Vec<Function> = Vec::new();
     for f in functions {
         if !distinct.contains(f) {
@@ -256,7 +261,7 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
     }
     let folder = folder()?;
     let runtime = runtime(&folder)?;
-    let text = program(&distinct);
+    let text = program(&distinct, wave_width);
     let mut flags = vec![
         "-std=c++17",
         "-O1",
@@ -322,7 +327,7 @@ pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
     if fresh.is_empty() {
         return Ok(());
     }
-    let object = compile_object(&fresh, Check::Nothing)?;
+    let object = compile_object(&fresh, Check::Nothing, 32)?;
     fresh
         .iter()
         .try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
@@ -364,8 +369,17 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 }
 
 impl Emulator {
-    /// Compiles and loads functions.
+    /// Compiles and loads functions for waves of 32 lanes.
     pub fn new(functions: &[Function], check: Check) -> Result<Emulator, EmulatorError> {
+        Emulator::with_waves(functions, check, 32)
+    }
+
+    /// Compiles and loads functions for waves of 32 or 64 lanes.
+    pub fn with_waves(
+        functions: &[Function],
+        check: Check,
+        wave_width: u32,
+    ) -> Result<Emulator, EmulatorError> {
         if check == Check::Addresses
             && symbol(std::ptr::null_mut(), c"__asan_poison_memory_region").is_none()
         {
@@ -373,7 +387,7 @@ impl Emulator {
                 "addresses are checked only where the sanitizer's library is preloaded".into(),
             ));
         }
-        let object = compile_object(functions, check)?;
+        let object = compile_object(functions, check, wave_width)?;
         let path = CString::new(object.as_os_str().as_encoded_bytes())
             .map_err(|e| EmulatorError::Object(e.to_string()))?;
         // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no

@@ -4,7 +4,7 @@
 mod common;
 mod products;
 
-use common::{Case, Choices, NO_FAULT, TARGET, available};
+use common::{Case, Choices, NO_FAULT, TARGET, available, compare};
 use products::{
     Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers,
     strided, typed,
@@ -343,6 +343,59 @@ fn the_last_block_adds_parts_in_their_order() {
     for kind in ["gemv_dots", "gemv_columns"] {
         assert!(kinds.iter().any(|name| name.starts_with(kind)), "{kinds:?}");
     }
+}
+
+/// On waves of 64 lanes: no kernel on tensor cores, and the exact sums by all others.
+#[test]
+fn waves_of_64_lanes() {
+    if !emulator::available() {
+        return;
+    }
+    let mut choices = Choices::new(17);
+    let mut kinds = Vec::new();
+    for (m, n, k, dtype) in [
+        (40, 70, 90, DType::F32),
+        (40, 70, 90, DType::BF16),
+        (3, 70, 1500, DType::F32),
+        (130, 2, 300, DType::F32),
+    ] {
+        for (a, b) in [([1, m], [n, 1]), ([k, 1], [1, k])] {
+            let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
+            let mut case = Case::new(format!("{m}×{n}×{k} {dtype}"), spec, &mut choices);
+            small_integers(&mut case, &mut choices);
+            case.target = Target {
+                multiprocessors: 40,
+                tf32: true,
+                wave_width: 64,
+                ..TARGET
+            };
+            let (expected, _) = case.on_cpu();
+            let all = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
+            let functions: Vec<_> = all
+                .iter()
+                .flat_map(|c| c.lowered.functions.clone())
+                .collect();
+            let emulator = Emulator::with_waves(&functions, Check::Nothing, 64).expect("compiles");
+            for candidate in all {
+                for order in Order::ALL {
+                    let (got, _) = case
+                        .emulated(&candidate.lowered, &emulator, order, NO_FAULT)
+                        .unwrap_or_else(|e| panic!("{}, {}: {e}", case.name, candidate.name));
+                    let what = format!("{}, {} {order:?}", case.name, candidate.name);
+                    compare(&case, &what, &got, &expected, 0.0);
+                }
+                kinds.push(candidate.name);
+            }
+        }
+    }
+    assert!(
+        !kinds.iter().any(|n| n.contains("f32") || n.contains("f16")),
+        "{kinds:?}"
+    );
+    for kind in ["gemm_64x64", "gemv_dots", "gemv_columns"] {
+        assert!(kinds.iter().any(|n| n.starts_with(kind)), "{kinds:?}");
+    }
+    assert!(kinds.iter().any(|n| n.ends_with("parts")), "{kinds:?}");
 }
 
 /// Weights and momentum updated in place in the gradient's epilogue, each element read before it is

@@ -76,7 +76,9 @@ impl ProductInfo<'_> {
     fn kernels(&self) -> Vec<Kernel> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
-        if left == right && (left != Elem::F32 || self.target.tf32) {
+        // Instructions for tensor cores distribute tiles over 32 lanes.
+        let tensor = self.target.wave_width == 32;
+        if tensor && left == right && (left != Elem::F32 || self.target.tf32) {
             // Halves that are loaded one by one stay in registers while a tile is multiplied, and
             // so do their addresses: the largest tiles leave too few registers for that, and the
             // smallest tile loads half as many at a time.

@@ -1,5 +1,6 @@
 // Products with at most eight rows or columns: one operand is large and read once, the other is
-// small and stays in the L1 cache. `large` is the matrix of `count` vectors, `small` the one of
+// small and stays in the L1 cache. A warp is 32 lanes here, the half of a wave of 64: no lane returns
+// before the shuffles, which do not cross the halves. `large` is the matrix of `count` vectors, `small` the one of
 // `few`; `take(vector, number of the small vector, sum)` receives the results.
 
 /// For a contracted axis along which the large operand is contiguous (or nearly): a warp per LARGE

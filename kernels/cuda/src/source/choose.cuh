@@ -28,17 +28,17 @@ SLABWISE_INLINE void scan_counts(int* counts, I len, int first, int* sums) {
 
 /// The output positions of the threads of a block whose flag is true, from `next` on, in the order
 /// of the threads; advances `next` past them. Called by all THREADS threads, which share
-/// `ends[THREADS / 32]`.
+/// `ends[THREADS / WAVE]`.
 template <int THREADS>
 SLABWISE_INLINE int place_true(bool flag, int& next, int* ends) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned votes = __ballot_sync(0xffffffffu, flag);
-    if (lane == 0) ends[warp] = __popc(votes);
+    const int lane = threadIdx.x % WAVE, wave = threadIdx.x / WAVE;
+    const Lanes votes = ballot(flag);
+    if (lane == 0) ends[wave] = count_lanes(votes);
     __syncthreads();
-    int place = next + __popc(votes & ((1u << lane) - 1u));
+    int place = next + lanes_before(votes, lane);
 #pragma unroll
-    for (int w = 0; w < THREADS / 32; ++w) {
-        if (w < warp) place += ends[w];
+    for (int w = 0; w < THREADS / WAVE; ++w) {
+        if (w < wave) place += ends[w];
         next += ends[w];
     }
     __syncthreads();

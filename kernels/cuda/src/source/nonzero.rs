@@ -109,9 +109,8 @@ impl<'a> Mask<'a> {
         let positions = &self.nonzero.positions;
         let _ = writeln!(
             body,
-            "const idx room = {};\n__shared__ int ends[{}];",
-            params.size(room),
-            THREADS / 32
+            "const idx room = {};\n__shared__ int ends[{THREADS} / WAVE];",
+            params.size(room)
         );
         let mut place = |at: &str| {
             format!(

@@ -199,12 +199,31 @@ SLABWISE_INLINE Rank better(Rank a, Rank b) {
     return b.key > a.key || (b.key == a.key && b.position < a.position) ? b : a;
 }
 
-/// A value of another lane of the warp.
+/// Lanes of a wave (a warp), and a bit for each.
+#ifndef SLABWISE_WAVE
+#define SLABWISE_WAVE 32
+#endif
+static constexpr int WAVE = SLABWISE_WAVE;
+#if SLABWISE_WAVE == 64
+typedef u64 Lanes;
+SLABWISE_INLINE int count_lanes(Lanes lanes) { return __popcll(lanes); }
+#else
+typedef unsigned Lanes;
+SLABWISE_INLINE int count_lanes(Lanes lanes) { return __popc(lanes); }
+#endif
+static constexpr Lanes ALL_LANES = ~Lanes(0);
+
+/// The lanes of the wave whose flag is true.
+SLABWISE_INLINE Lanes ballot(bool yes) { return __ballot_sync(ALL_LANES, yes); }
+/// How many of `lanes` come before `lane`.
+SLABWISE_INLINE int lanes_before(Lanes lanes, int lane) { return count_lanes(lanes & ((Lanes(1) << lane) - 1)); }
+
+/// A value of another lane of the wave.
 template <class T>
-SLABWISE_INLINE T from_lane_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-SLABWISE_INLINE bool from_lane_xor(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, int(x), mask) != 0; }
+SLABWISE_INLINE T from_lane_xor(T x, int mask) { return __shfl_xor_sync(ALL_LANES, x, mask); }
+SLABWISE_INLINE bool from_lane_xor(bool x, int mask) { return __shfl_xor_sync(ALL_LANES, int(x), mask) != 0; }
 SLABWISE_INLINE Rank from_lane_xor(Rank x, int mask) {
-    return {__shfl_xor_sync(0xffffffffu, x.key, mask), __shfl_xor_sync(0xffffffffu, x.position, mask)};
+    return {__shfl_xor_sync(ALL_LANES, x.key, mask), __shfl_xor_sync(ALL_LANES, x.position, mask)};
 }
 
 // ---- Tensor cores and asynchronous copies -------------------------------------------------------

@@ -35,7 +35,7 @@ const CHUNK: i64 = 512;
 const WARPS: i64 = 4;
 /// The limit of counts per group when indices are split into chunks: one block scans them.
 const COUNTS: i64 = 1 << 15;
-/// Iterations of 32 indices whose loads a warp batches.
+/// Indices of a lane whose loads a warp batches.
 const TURNS: i64 = 4;
 /// Numbers of values of a list that a thread loads before it adds them in their order: the largest
 /// that remain in the list.
@@ -368,9 +368,9 @@ pub fn lower(
             ..Dispatch::new(function, 0, threads, words)
         };
         let mut launches = vec![
-            dispatch(0, [warps, each, 1], 32, count.words(env)),
+            dispatch(0, [warps, each, 1], target.wave_width, count.words(env)),
             dispatch(1, [each, 1, 1], THREADS, scan.words(env)),
-            dispatch(2, [warps, each, 1], 32, fill.words(env)),
+            dispatch(2, [warps, each, 1], target.wave_width, fill.words(env)),
         ];
         launches.extend(added.as_ref().map(|(pieces, width)| {
             launch(4, pieces.space.points(env), *width, &add, env, &target)
@@ -524,6 +524,8 @@ struct Groups {
     list_strides: Vec<Size>,
     /// Chunks of the indices of a group: a position has a list per chunk.
     chunks: i64,
+    /// Threads that list the values of a range of positions.
+    wave_width: u32,
     starts_bytes: u64,
     values_bytes: u64,
 }
@@ -575,6 +577,7 @@ impl Groups {
             dims,
             list_strides,
             chunks,
+            wave_width: target.wave_width,
             starts_bytes: bytes(starts),
             values_bytes: bytes(values),
         })
@@ -597,7 +600,7 @@ impl Groups {
         lists: bool,
         words: (Word, Word),
     ) -> Function {
-        let (axis, chunks) = (scatter.axis, self.chunks);
+        let (axis, chunks, wave) = (scatter.axis, self.chunks, u64::from(self.wave_width));
         let storage = Storage::of(scatter.index.dtype);
         let mut body = params.pointer("indices", &format!("const {}", storage.ty), 1)
             + &Groups::pointers(params, words);
@@ -609,7 +612,7 @@ impl Groups {
         let chunk: Number = Arc::new(move |env| {
             (of.at(env).max(0) as u64)
                 .div_ceil(chunks as u64)
-                .next_multiple_of(32) as i64
+                .next_multiple_of(wave) as i64
         });
         let _ = writeln!(
             body,
@@ -640,15 +643,14 @@ impl Groups {
         };
         let _ = writeln!(
             body,
-            "for (int t = lane; t < {PLACES}; t += 32) cursors[t] = {from};\n__syncwarp();"
+            "for (int t = lane; t < {PLACES}; t += WAVE) cursors[t] = {from};\n__syncwarp();"
         );
         let _ = writeln!(
             body,
-            "for (idx from = start; from < stop; from += {}) {{\nidx places[{TURNS}];",
-            32 * TURNS
+            "for (idx from = start; from < stop; from += {TURNS} * WAVE) {{\nidx places[{TURNS}];"
         );
         let turn = format!(
-            "#pragma unroll\nfor (int t = 0; t < {TURNS}; ++t) {{\nconst idx s = from + t * 32 + lane;"
+            "#pragma unroll\nfor (int t = 0; t < {TURNS}; ++t) {{\nconst idx s = from + t * WAVE + lane;"
         );
         let _ = writeln!(
             body,
@@ -663,21 +665,21 @@ impl Groups {
         if lists {
             // The lanes of one position reserve consecutive list entries in lane order, so lists
             // are in the order of the values.
-            body += "unsigned same = __ballot_sync(0xffffffffu, mine);\n";
+            body += "Lanes same = ballot(mine);\n";
             let _ = writeln!(
                 body,
                 "#pragma unroll\nfor (int bit = 1; bit < {PLACES}; bit <<= 1) {{"
             );
-            body += "const unsigned with = __ballot_sync(0xffffffffu, (place & bit) != 0);\n";
+            body += "const Lanes with = ballot((place & bit) != 0);\n";
             body += "same &= (place & bit) != 0 ? with : ~with;\n}\n";
-            body += "const int next = cursors[place], before = __popc(same & ((1u << lane) - 1u));\n__syncwarp();\n";
+            body += "const int next = cursors[place], before = lanes_before(same, lane);\n__syncwarp();\n";
             body += "if (mine) lists[next + before] = int(s);\n";
-            body += "if (mine && same >> lane == 1u) cursors[place] = next + before + 1;\n__syncwarp();\n}\n}\n";
+            body += "if (mine && same >> lane == 1) cursors[place] = next + before + 1;\n__syncwarp();\n}\n}\n";
         } else {
             body += "if (mine) atomicAdd(&cursors[place], 1);\n}\n}\n__syncwarp();\n";
             let _ = writeln!(
                 body,
-                "for (int t = lane; t < {PLACES}; t += 32)\nif (first + t < len) own[t * {chunks}] = cursors[t];"
+                "for (int t = lane; t < {PLACES}; t += WAVE)\nif (first + t < len) own[t * {chunks}] = cursors[t];"
             );
         }
         params.function(
@@ -686,7 +688,7 @@ impl Groups {
             } else {
                 "scatter_count"
             },
-            32,
+            self.wave_width,
             &body,
         )
     }

@@ -422,6 +422,7 @@ pub fn check(cases: &[Case], tolerance: f32) {
     let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
     let emulator = emulate(&functions);
+    let wide = Wide::new(cases);
     let mut gpu = gpu::Gpu::load(&lowered.iter().collect::<Vec<_>>());
     for (step, (case, lowered)) in cases.iter().zip(&lowered).enumerate() {
         let (expected, fault) = case.on_cpu();
@@ -444,6 +445,7 @@ pub fn check(cases: &[Case], tolerance: f32) {
             );
         }
         let Some(emulator) = &emulator else { continue };
+        wide.check(step, case, &expected, fault, tolerance);
         let mut first: Option<Vec<Vec<u8>>> = None;
         for order in Order::ALL {
             let what = format!("{} ({order:?})", case.name);
@@ -456,6 +458,52 @@ pub fn check(cases: &[Case], tolerance: f32) {
                 Some(first) => assert!(*first == got, "{what}: other bits than forward"),
                 None => first = Some(got),
             }
+        }
+    }
+}
+
+/// Every third case, for a device whose waves have 64 lanes.
+struct Wide {
+    lowered: Vec<Lowered>,
+    emulator: Option<Emulator>,
+}
+
+impl Wide {
+    const STEP: usize = 3;
+
+    fn new(cases: &[Case]) -> Wide {
+        let lower = |case: &Case| {
+            let target = Target {
+                wave_width: 64,
+                ..case.target
+            };
+            lower(&case.spec, &case.bounds, &target)
+                .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+        };
+        let lowered: Vec<Lowered> = cases.iter().step_by(Wide::STEP).map(lower).collect();
+        let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
+        let emulator = (!gpu_required()).then(|| {
+            Emulator::with_waves(&functions, Check::Nothing, 64).unwrap_or_else(|e| panic!("{e}"))
+        });
+        Wide { lowered, emulator }
+    }
+
+    /// Compares case `step` with the CPU, if it is one of them.
+    fn check(&self, step: usize, case: &Case, expected: &[Vec<u8>], fault: u64, tolerance: f32) {
+        let Some(emulator) = self.emulator.filter(|_| step % Wide::STEP == 0) else {
+            return;
+        };
+        let lowered = &self.lowered[step / Wide::STEP];
+        let mut first: Option<Vec<Vec<u8>>> = None;
+        for order in Order::ALL {
+            let what = format!("{} ({order:?}, 64 lanes)", case.name);
+            let (got, record) = case
+                .emulated(lowered, &emulator, order, NO_FAULT)
+                .unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+            assert_eq!(record, fault, "{what}: fault record");
+            compare(case, &what, &got, expected, tolerance);
+            let first = first.get_or_insert_with(|| got.clone());
+            assert!(*first == got, "{what}: other bits than forward");
         }
     }
 }

@@ -232,11 +232,11 @@ impl Emitter<'_> {
         let mut body = pointers(self.code, params);
         body += &self.counts(params);
         body += &self.workspace(params, l, part);
-        let parts = part.parts;
+        let (parts, wave) = (part.parts, self.mapping.wave);
         let _ = writeln!(
             body,
-            "const int m = threadIdx.x % 32;\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / 32;",
-            THREADS / 32
+            "const int m = threadIdx.x % {wave};\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / {wave};",
+            THREADS / wave
         );
         body += "if (row >= rows) return;\n";
         body += &self.row_coordinates(params);
@@ -245,7 +245,7 @@ impl Emitter<'_> {
             let ty = fold.ty();
             let _ = writeln!(
                 body,
-                "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += 32) {{",
+                "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += {wave}) {{",
                 fold.identity()
             );
             let _ = writeln!(
@@ -253,7 +253,7 @@ impl Emitter<'_> {
                 "const {ty} other = p{i}[row * {parts} + q];\nf{i} = {};\n}}",
                 fold.join(&format!("f{i}"), "other")
             );
-            body += &shuffles(i, fold, 32);
+            body += &shuffles(i, fold, wave);
             let _ = writeln!(
                 body,
                 "const {} v{i} = {};",
@@ -322,7 +322,7 @@ impl Emitter<'_> {
     fn uses_shared(&self) -> bool {
         let mapping = self.mapping;
         if mapping.adjacent {
-            mapping.team > 32
+            mapping.team > mapping.wave
         } else {
             mapping.team > 1
         }
@@ -337,7 +337,7 @@ impl Emitter<'_> {
         for l in 0..=self.levels.depth {
             for (i, _, fold) in self.levels.folds(self.code, l) {
                 let count = if mapping.adjacent {
-                    mapping.team / 32
+                    mapping.team / mapping.wave
                 } else {
                     mapping.threads
                 };
@@ -630,16 +630,17 @@ impl Emitter<'_> {
         let rows = mapping.rows();
         let mut text = String::new();
         if mapping.adjacent {
-            text += &shuffles(i, fold, mapping.team.min(32));
-            if mapping.team > 32 {
+            let wave = mapping.wave;
+            text += &shuffles(i, fold, mapping.team.min(wave));
+            if mapping.team > wave {
                 let _ = writeln!(
                     text,
-                    "if (m % 32 == 0) s{i}[m / 32] = f{i};\n__syncthreads();\nf{i} = s{i}[0];"
+                    "if (m % {wave} == 0) s{i}[m / {wave}] = f{i};\n__syncthreads();\nf{i} = s{i}[0];"
                 );
                 let _ = writeln!(
                     text,
                     "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{",
-                    mapping.team / 32
+                    mapping.team / wave
                 );
                 let _ = writeln!(
                     text,

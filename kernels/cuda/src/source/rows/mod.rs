@@ -59,6 +59,8 @@ struct Mapping {
     threads: u32,
     /// Threads per row.
     team: u32,
+    /// Lanes of a wave.
+    wave: u32,
     /// Whether the threads of a team are neighbours (otherwise neighbours are rows).
     adjacent: bool,
     /// Neighbouring elements that a thread processes as a vector.
@@ -295,12 +297,13 @@ fn mapping(
     );
     let adjacent = runs_along_rows(code, space, kept, bounds);
     let multiprocessors = i64::from(target.multiprocessors.max(1));
+    let wave = target.wave_width;
     let (mut threads, mut team) = (THREADS, 0);
     if adjacent {
         // The warps that rows alone would fill, compared with the device's capacity.
         let few = rows < 8 * multiprocessors;
         if len <= WARP_ROW && !(few && len > 256) {
-            team = power_of_two(len, 32);
+            team = power_of_two(len, wave);
         } else {
             threads = if len <= 4096 {
                 256
@@ -321,7 +324,7 @@ fn mapping(
     } else {
         // At least a warp of neighbouring rows, if there are so many.
         team = power_of_two(len.saturating_add(3) / 4, 8).max(team);
-        while i64::from(threads / team) > rows && team < 32 {
+        while i64::from(threads / team) > rows && team < wave {
             team *= 2;
         }
     }
@@ -366,6 +369,7 @@ fn mapping(
     Mapping {
         threads,
         team,
+        wave,
         adjacent,
         vector,
         turns,
@@ -384,6 +388,7 @@ fn split(
 ) -> Lowered {
     let mapping = emitter.mapping;
     let (threads, each, parts) = (mapping.threads, i64::from(mapping.rows()), mapping.parts);
+    let wave = mapping.wave;
     let part = Part::new(emitter, row_bound);
     let passes = emitter.levels.passes(emitter.code);
     let last = passes.last().copied().unwrap_or(0);
@@ -405,7 +410,7 @@ fn split(
         let dispatch = |(function, (params, joins)): (usize, &(Params, bool))| {
             // A warp combines the parts of a row.
             let blocks = if *joins {
-                (count as u64).div_ceil(u64::from(THREADS / 32))
+                (count as u64).div_ceil(u64::from(THREADS / wave))
             } else {
                 groups * parts as u64
             };
