@@ -10,6 +10,7 @@
 mod child;
 mod items;
 mod measure;
+mod model;
 mod results;
 mod sequence;
 mod table;
@@ -57,6 +58,10 @@ struct Args {
     /// are
     #[arg(long)]
     quick: bool,
+    /// Print the modelled times of steps on a described device (h100, a100, sm_90, …), and run
+    /// nothing: this needs no GPU
+    #[arg(long, value_name = "DEVICE")]
+    model: Option<String>,
     /// The most seconds of one item, for any limit of the item
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -84,6 +89,10 @@ fn say(line: &str) {
 }
 
 fn run(args: &Args) -> Result<ExitCode, String> {
+    if let Some(device) = &args.model {
+        model::print(device, &args.only, &mut std::io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let places = items::Places::find(args.tests.as_deref())?;
     let mut items = items::all(&places, args.quick)?;
     items.retain(|item| {

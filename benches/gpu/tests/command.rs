@@ -423,3 +423,45 @@ fn peers_have_as_many_weights() {
         }
     }
 }
+
+/// Modelled times need no driver, and no step is faster than its launches and its bytes allow.
+#[test]
+fn steps_are_modelled_without_a_device() {
+    let model = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"));
+        command.env("SLABWISE_LIBCUDA", "no library");
+        command.args(["--model", name]);
+        command.args(["--only", "step/mlp", "--only", "step/cnn"]);
+        command.output().expect("it starts")
+    };
+    let output = model("h100");
+    assert!(output.status.success(), "{}", output_text(&output));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), 6, "{text}");
+    let ms = |line: &Value| line["ms"].as_f64().expect("a time");
+    for line in &lines {
+        let launches = line["launches"].as_f64().expect("a number");
+        let bytes = line["bytes"].as_f64().expect("a number");
+        // 2.3 µs between kernels; 5.6 TB/s from the cache.
+        assert!(
+            ms(line) >= 2.29e-3 * launches && ms(line) >= bytes / 5.6e9,
+            "{line}"
+        );
+    }
+    let of = |name: &str, precision: &str| {
+        let is_meant = |line: &&Value| line["modelled"] == name && line["precision"] == precision;
+        ms(lines.iter().find(is_meant).expect("a line"))
+    };
+    assert!(of("cnn", "bf16") < of("cnn", "f32") && of("mlp", "f32") < of("cnn", "f32"));
+    let refused = model("mars");
+    let text = output_text(&refused);
+    assert!(
+        refused.status.code() == Some(2) && text.contains("a100 (sm_80)"),
+        "{text}"
+    );
+}

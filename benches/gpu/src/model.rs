@@ -1,0 +1,214 @@
+//! Modelled times of training steps on a described device, without the device.
+//!
+//! The model of a kernel: the larger of its arithmetic at the rate of its units and of its bytes at
+//! the bandwidth that its blocks can use, and no less than the time between two kernels of a graph.
+//! Products take as many cycles as the model says that ranks them, or the time of a library at its
+//! usual share of the peak, if that is less. Kernels run one after the other.
+
+use std::io::Write;
+
+use serde_json::{Value, json};
+use slabwise::{Dim, Params, Precision, Trace};
+use slabwise_compiler::backend::HalfProducts;
+use slabwise_compiler::passes::{
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, moved, operations,
+    rematerialize, simplify,
+};
+use slabwise_cuda::{Description, Target, candidates};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Spec};
+use slabwise_models::Model;
+
+use crate::items::{MODELS, PRECISIONS, matches};
+
+/// The share of a memory's bandwidth that long copies reach.
+const MEMORY_SHARE: f64 = 0.84;
+/// The share of the peak that cuBLASLt's products reach, where they are large.
+const LIBRARY_SHARE: f64 = 0.72;
+/// Bytes per cycle that one multiprocessor moves at most.
+const BYTES_PER_CYCLE: f64 = 64.0;
+/// Threads of a multiprocessor that use its bandwidth.
+const BUSY_THREADS: f64 = 512.0;
+/// Microseconds that a kernel takes besides its work, if it is not hidden by that of the launch.
+const START_US: f64 = 1.0;
+
+/// The modelled step of a model.
+struct Step {
+    launches: usize,
+    /// Multiplications and additions of products, and operations of all other code.
+    flops: [u64; 2],
+    bytes: u64,
+    /// Seconds of products, of convolutions, and of all other kernels.
+    seconds: [f64; 3],
+}
+
+/// Prints the modelled times of steps on a device of this name, a table and lines of JSON: of all
+/// steps, or of those that are named like one of the patterns, as `step/gpt/bf16`.
+///
+/// # Errors
+/// If the name is unknown, or a step cannot be compiled.
+pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(), String> {
+    let device = Description::named(name).ok_or_else(|| unknown(name))?;
+    let failed = |e: std::io::Error| e.to_string();
+    let mut lines = Vec::new();
+    writeln!(
+        output,
+        "{}, modelled: milliseconds of a training step, by products, convolutions and other kernels\n\n\
+         | model | precision | launches | GFLOP | GB | products | convolutions | others | step |\n\
+         |---|---|---|---|---|---|---|---|---|",
+        device.name
+    )
+    .map_err(failed)?;
+    for (label, model, batch) in MODELS {
+        for precision in PRECISIONS {
+            let item = format!("step/{label}/{precision}");
+            if !only.is_empty() && !only.iter().any(|pattern| matches(pattern, &item)) {
+                continue;
+            }
+            let step = step(model, batch, precision, device)?;
+            let [products, convolutions, others] = step.seconds.map(|s| 1e3 * s);
+            let ms = products + convolutions + others;
+            let (flops, bytes) = (step.flops[0] + step.flops[1], step.bytes);
+            writeln!(
+                output,
+                "| {label} | {precision} | {} | {:.1} | {:.2} | {products:.3} | {convolutions:.3} | {others:.3} | **{ms:.3}** |",
+                step.launches,
+                flops as f64 / 1e9,
+                bytes as f64 / 1e9
+            )
+            .map_err(failed)?;
+            lines.push(json!({
+                "modelled": label,
+                "batch": batch,
+                "precision": precision,
+                "device": device.name,
+                "ms": ms,
+                "products_ms": products,
+                "convolutions_ms": convolutions,
+                "others_ms": others,
+                "launches": step.launches,
+                "flops": flops,
+                "bytes": bytes,
+            }));
+        }
+    }
+    writeln!(output).map_err(failed)?;
+    let line = |line: &Value| writeln!(output, "{line}");
+    lines.iter().try_for_each(line).map_err(failed)
+}
+
+fn unknown(name: &str) -> String {
+    let known = Description::all().iter();
+    let known: Vec<String> = known
+        .map(|(file, device)| format!("{file} (sm_{})", device.capability))
+        .collect();
+    format!(
+        "no device is described as \"{name}\"; described are {}",
+        known.join(", ")
+    )
+}
+
+fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Result<Step, String> {
+    let text = |e: &dyn std::fmt::Display| format!("{model}, {precision}: {e}");
+    let model = Model::parse(model).map_err(|e| text(&e))?;
+    let of_products = match precision {
+        "bf16" => Precision::Bf16,
+        _ => Precision::F32,
+    };
+    let network = model.build(&Params::seeded(0));
+    let trace = Trace::training().with_precision(of_products);
+    let loss = network.step(&trace, Dim::from(batch), model.optimizer());
+    let graph = trace
+        .finish(&[loss])
+        .map_err(|mistakes| text(&format!("{mistakes:?}")))?;
+    let simple = simplify(&expand(&graph), &Simplify::default());
+    let graph = legalize(
+        &rematerialize(&simple, Some(REMAT_MIN_ELEMENTS)),
+        HalfProducts::OfOneType,
+    );
+    let bounds = graph.symbols.bounds();
+    let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| text(&e))?;
+    let target = Target {
+        tf32: precision != "f32",
+        ..device.target()
+    };
+    let mut all = Step {
+        launches: 0,
+        flops: [0; 2],
+        bytes: 0,
+        seconds: [0.0; 3],
+    };
+    for task in &program.kernels {
+        let (family, launches, seconds) =
+            kernel(&task.spec, &bounds, &target, device).map_err(|e| text(&e))?;
+        let [product, code] = operations(&task.spec, &bounds);
+        all.launches += launches;
+        all.flops[0] += product;
+        all.flops[1] += code;
+        all.bytes += moved(&task.spec, &bounds);
+        all.seconds[family] += seconds;
+    }
+    Ok(all)
+}
+
+/// The family of a kernel, its launches, and its seconds.
+fn kernel(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+    device: &Description,
+) -> Result<(usize, usize, f64), slabwise_kernels::spec::SpecError> {
+    let hertz = 1e6 * device.sustained_mhz;
+    let multiprocessors = f64::from(device.multiprocessors);
+    let [product, code] = operations(spec, bounds);
+    let bytes = moved(spec, bounds) as f64;
+    let arithmetic = code as f64 / (2.0 * device.rates.f32 * multiprocessors * hertz);
+    let dtype = match &spec.body {
+        Body::Matmul(matmul) => Some((0, matmul.a.dtype)),
+        Body::Conv2d(conv) => Some((1, conv.a.dtype)),
+        _ => None,
+    };
+    let [floor, start] = [device.launch_us, START_US].map(|us| 1e-6 * us);
+    let Some((family, dtype)) = dtype else {
+        let lowered = slabwise_cuda::lower(spec, bounds, target)?;
+        let launches = lowered.launches(bounds);
+        let blocks = |n: [u32; 3]| n.iter().map(|&n| f64::from(n)).product::<f64>();
+        let each = launches.iter().map(|launch| {
+            let threads = blocks(launch.grid) * blocks(launch.block);
+            // Blocks of all multiprocessors, or of as many as there are.
+            let busy = (threads / BUSY_THREADS)
+                .min(blocks(launch.grid))
+                .min(multiprocessors);
+            let memory = match 2.0 * bytes < device.bandwidth.cache_bytes as f64 {
+                true => device.bandwidth.cache,
+                false => MEMORY_SHARE * device.bandwidth.memory,
+            };
+            let bandwidth = (1e9 * memory).min(busy.max(0.5) * BYTES_PER_CYCLE * hertz);
+            bytes / launches.len() as f64 / bandwidth
+        });
+        let seconds: f64 = each.map(|s| (s.max(arithmetic) + start).max(floor)).sum();
+        return Ok((2, launches.len(), seconds));
+    };
+    let ranked = candidates(spec, bounds, target)?;
+    let Some(first) = ranked.first() else {
+        return Ok((family, 0, 0.0));
+    };
+    let launches = first.lowered.launches(bounds).len();
+    let rate = match dtype {
+        DType::F32 if target.tf32 => device.rates.tf32,
+        DType::F32 => device.rates.f32,
+        _ => device.rates.half,
+    };
+    let own = first.cycles / hertz;
+    let memory = bytes / (1e9 * MEMORY_SHARE * device.bandwidth.memory);
+    let library = product as f64 / (2.0 * rate * multiprocessors * hertz * LIBRARY_SHARE);
+    let seconds = match family {
+        0 => own.min(library.max(memory) + start),
+        _ => own,
+    };
+    let more = launches.saturating_sub(1) as f64 * floor;
+    // The cycles of the ranking include the start of a kernel.
+    let seconds = seconds.max(memory + start).max(arithmetic + start);
+    Ok((family, launches, seconds.max(floor) + more))
+}
