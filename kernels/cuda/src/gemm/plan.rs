@@ -151,6 +151,9 @@ impl ProductInfo<'_> {
         let slots = i64::from(self.target.multiprocessors.max(1)) * kernel.blocks();
         let points = rows.saturating_mul(columns).saturating_mul(products);
         let mut list = vec![1];
+        if !kernel.can_be_split() {
+            return list;
+        }
         let mut parts = 2;
         while parts <= PARTS
             && blocks.saturating_mul(parts / 2) < slots

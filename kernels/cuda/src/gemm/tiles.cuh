@@ -233,17 +233,24 @@ struct Parts {
             store_vec(to + i * THREADS, some);
         }
         if (!is_last(reinterpret_cast<unsigned*>(w[COUNTERS]) + tile, parts)) return false;
+        // As many sums at once as leave registers for as many loads.
+        constexpr int AT_ONCE = COUNT < 64 ? COUNT : 64;
+        static_assert(COUNT % AT_ONCE == 0, "every turn has as many sums");
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) own[i] = 0.0f;
+        for (int start = 0; start < COUNT; start += AT_ONCE) {
+            float total[AT_ONCE] = {};
 #pragma unroll 1
-        for (int from = 0; from < parts; ++from) {
-            const float* next = first + from * FLOATS;
+            for (int from = 0; from < parts; ++from) {
+                const float* next = first + from * FLOATS + start * THREADS;
 #pragma unroll
-            for (int i = 0; i < COUNT; i += V) {
-                const Some some = load_written<Some>(next + i * THREADS);
+                for (int i = 0; i < AT_ONCE; i += V) {
+                    const Some some = load_written<Some>(next + i * THREADS);
 #pragma unroll
-                for (int v = 0; v < V; ++v) own[i + v] += some.v[v];
+                    for (int v = 0; v < V; ++v) total[i + v] += some.v[v];
+                }
             }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) own[start + i] = total[i];
         }
         return true;
     }

@@ -293,6 +293,16 @@ impl Kernel {
         }
     }
 
+    /// Whether a block has registers to add the sums of other blocks: not where its own, with the
+    /// values that its epilogue needs, take all of the 128 registers of a thread.
+    pub fn can_be_split(&self) -> bool {
+        match self {
+            Kernel::Registers(t) => t.high * t.wide < 64 || t.threads() * t.blocks < 512,
+            Kernel::Window { .. } => false,
+            Kernel::Tensor(..) | Kernel::Dots { .. } | Kernel::Columns { .. } => true,
+        }
+    }
+
     /// Floats that a block stores where the contracted axis is split: the sums of its threads.
     pub fn partial_sums(&self) -> i64 {
         match self {
