@@ -373,7 +373,11 @@ pub fn product(
     body += &pointers(&code, &mut writer.params);
     body += &writer.epilogue_ahead(&code);
     body += &multiply(&kernel, &views, elems);
-    let bounds_text = format!("{}, {}", kernel.threads(), kernel.blocks());
+    let held = match plan.parts {
+        1 => kernel.blocks(),
+        _ => kernel.blocks_if_split(),
+    };
+    let bounds_text = format!("{}, {held}", kernel.threads());
     let function = writer.params.function(&kernel.name(), bounds_text, &body);
     let plan = *plan;
     let blocks = move |env: &Env| {

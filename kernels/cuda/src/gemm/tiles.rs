@@ -283,6 +283,16 @@ impl Kernel {
         }
     }
 
+    /// Blocks that a multiprocessor's registers must hold where the contracted axis is split: fewer
+    /// than [`Kernel::blocks`] for tiles in registers, because such a product often ends with the
+    /// update of a weight, which needs registers beside those of the sums.
+    pub fn blocks_if_split(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => (t.blocks * 3 / 4).max(1),
+            other => other.blocks(),
+        }
+    }
+
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self) -> i64 {
         match self {
