@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, PRELUDE, Target};
+use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention};
 
 use slabwise::{Params, Precision, Trace};
-use slabwise_compiler::backend::{AttentionKernels, HalfProducts};
+use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, rematerialize, simplify,
 };
@@ -30,7 +30,9 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
             let graph = legalize(
                 &rematerialize(
                     &simplify(
-                        &expand(&graph, AttentionKernels::None),
+                        &expand(&graph, &|scores, operands| {
+                            has_attention(&device, scores, operands)
+                        }),
                         &Simplify::default(),
                     ),
                     Some(REMAT_MIN_ELEMENTS),

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, PRELUDE, Target, lower};
+use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention, lower};
 
 use super::{Model, OptimizerKind};
 use slabwise::params::Params;
 use slabwise::shape::Dim;
 use slabwise::trace::Trace;
-use slabwise_compiler::backend::{AttentionKernels, HalfProducts};
+use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
     Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower as tasks, rematerialize,
     simplify,
@@ -30,7 +30,9 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let graph = legalize(
         &rematerialize(
             &simplify(
-                &expand(&graph, AttentionKernels::None),
+                &expand(&graph, &|scores, operands| {
+                    has_attention(&target(), scores, operands)
+                }),
                 &Simplify::default(),
             ),
             Some(REMAT_MIN_ELEMENTS),

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use slabwise::{Dim, Params, Precision, Trace};
 use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
-    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, moved, operations,
-    rematerialize, simplify,
+    Fuse, HasAttention, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, moved,
+    operations, rematerialize, simplify,
 };
 use slabwise_cuda::{Description, Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -24,6 +24,9 @@ use crate::items::{MODELS, PRECISIONS, matches};
 
 /// The share of a memory's bandwidth that long copies reach.
 const MEMORY_SHARE: f64 = 0.84;
+/// The part of the rate of products that attention reaches: the least that Dao, "FlashAttention-2"
+/// (2023) reports of an A100.
+const ATTENTION_SHARE: f64 = 0.5;
 /// The share of the peak that cuBLASLt's products reach, where they are large.
 const LIBRARY_SHARE: f64 = 0.72;
 /// Bytes per cycle that one multiprocessor moves at most.
@@ -122,17 +125,19 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     let graph = trace
         .finish(&[loss])
         .map_err(|mistakes| text(&format!("{mistakes:?}")))?;
-    let simple = simplify(&expand(&graph), &Simplify::default());
+    let target = Target {
+        tf32: precision != "f32",
+        ..device.target()
+    };
+    let has_attention: &HasAttention =
+        &|scores, operands| slabwise_cuda::has_attention(&target, scores, operands);
+    let simple = simplify(&expand(&graph, has_attention), &Simplify::default());
     let graph = legalize(
         &rematerialize(&simple, Some(REMAT_MIN_ELEMENTS)),
         HalfProducts::OfOneType,
     );
     let bounds = graph.symbols.bounds();
     let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| text(&e))?;
-    let target = Target {
-        tf32: precision != "f32",
-        ..device.target()
-    };
     let mut all = Step {
         launches: 0,
         flops: [0; 2],
@@ -173,6 +178,13 @@ fn kernel(
     let Some((family, dtype)) = dtype else {
         let lowered = slabwise_cuda::lower(spec, bounds, target)?;
         let launches = lowered.launches(bounds);
+        let rate = match target.tf32 {
+            true => device.rates.tf32,
+            false => device.rates.f32,
+        };
+        // Attention; other kernels of this family have no products.
+        let products = product as f64 / (2.0 * rate * multiprocessors * hertz * ATTENTION_SHARE);
+        let arithmetic = arithmetic + products / launches.len().max(1) as f64;
         let blocks = |n: [u32; 3]| n.iter().map(|&n| f64::from(n)).product::<f64>();
         let each = launches.iter().map(|launch| {
             let threads = blocks(launch.grid) * blocks(launch.block);

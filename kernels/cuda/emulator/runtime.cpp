@@ -57,7 +57,7 @@ struct Copy {
     int group;
 };
 
-const unsigned THREADS = 1024, LANES_MIN = 32, LANES_MAX = 64, COPIES = 128;
+const unsigned THREADS = 1024, LANES_MIN = 32, LANES_MAX = 64, COPIES = 512;
 const size_t STACK_BYTES = 64 << 10, SHARED_BYTES = 227 << 10, STATIC_BYTES = 48 << 10, PAGE = 4096;
 const unsigned char POISON = 0xff;
 

@@ -7,6 +7,7 @@
 
 mod abi;
 mod arenas;
+mod attention;
 pub mod cache;
 pub mod code;
 pub mod compiler;
@@ -37,6 +38,7 @@ mod staging;
 mod tune;
 
 pub use abi::{Dispatch, Function, Speeds, Target, Word};
+pub use attention::has_attention;
 pub use description::{Attributes, Bandwidth, Block, Description, Multiprocessor, Rates};
 pub use device::{Device, Fault, usable};
 pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};

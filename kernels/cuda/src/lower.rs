@@ -10,6 +10,7 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 use crate::abi::Target;
+use crate::attention;
 use crate::lowered::Lowered;
 use crate::source::{
     elementwise, gather, non_max_suppression, nonzero, pool, rows, scan, scatter, slice_assign,
@@ -29,9 +30,8 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
         Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
-        Body::Attention(_) | Body::AttentionGrad(_) => Err(SpecError::unsupported(
-            "attention is computed by products on CUDA devices",
-        )),
+        Body::Attention(of) => attention::lower(spec, of, bounds, target),
+        Body::AttentionGrad(grad) => attention::lower_grad(spec, grad, bounds, target),
         Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
         Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
         Body::Sort(sort) => sort::lower(spec, sort, bounds, target),

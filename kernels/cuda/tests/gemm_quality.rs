@@ -273,6 +273,31 @@ fn banks_do_not_conflict() {
         8,
         2,
     );
+    // Attention: rows of both sides, scores on their way to the second product, its right operand.
+    for (tile, last) in [
+        ("AttentionFma<128, 64, 64, 8>", 8),
+        ("AttentionFma<64, 32, 128, 16>", 16),
+    ] {
+        for row in ["row(0)", "score_column(0)"] {
+            access(format!("4 * ({tile}::{row} * {tile}::LEAD + 4)"), 16, 4);
+        }
+        let passed = format!("{tile}::score_column(1) * {tile}::OWN_LEAD + lane / {last} * 8");
+        access(format!("4 * ({passed})"), 16, 4);
+        access(format!("4 * {tile}::result_column(4)"), 16, 4);
+    }
+    for width in [32, 64, 128] {
+        let lead = format!("AttentionMma<64, 32, {width}, 1>::LEAD");
+        access(format!("4 * (lane % 16 * {lead} + lane / 16 * 4)"), 16, 4);
+        let row = "(lane / 16 * 8 + lane % 8)";
+        access(format!("4 * ({row} * {lead} + lane / 8 % 2 * 4)"), 16, 4);
+        for next in 0..2 {
+            access(
+                format!("4 * ((lane % 4 * 2 + {next}) * {lead} + lane / 4)"),
+                4,
+                1,
+            );
+        }
+    }
     let lanes = addresses(&accesses.iter().map(|a| a.0.clone()).collect::<Vec<_>>());
     for ((text, width, best), lanes) in accesses.iter().zip(lanes) {
         assert!(

@@ -41,25 +41,11 @@ use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, Source};
 
-/// The attention that a device has kernels for; other attention becomes products and elementwise
-/// operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionKernels {
-    /// None.
-    None,
-    /// Of f32, without a mask, a limit of the scores, and a past that is a number of the run.
-    Plain,
-    /// All.
-    All,
-}
-
 /// The properties of a device that the passes and the session depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The products that take operands in halves.
     pub half_products: HalfProducts,
-    /// The kernels for attention as a whole.
-    pub attention: AttentionKernels,
     /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
     /// that it reads after the kernels are chosen.
     pub late_epilogues: bool,

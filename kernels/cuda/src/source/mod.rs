@@ -31,6 +31,8 @@ pub const PRELUDE: &str = concat!(
     include_str!("../gemm/tensor.cuh"),
     include_str!("../gemm/vectors.cuh"),
     include_str!("../conv/depthwise.cuh"),
+    include_str!("../attention/tiles.cuh"),
+    include_str!("../attention/kernels.cuh"),
 );
 
 /// The default number of threads of a block.

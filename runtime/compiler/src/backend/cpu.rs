@@ -12,15 +12,13 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 use super::{
-    AttentionKernels, Backend, Call, Capabilities, HalfProducts, Kernel, Roofline, Slot,
-    SlotWriter, refused, scratch,
+    Backend, Call, Capabilities, HalfProducts, Kernel, Roofline, Slot, SlotWriter, refused, scratch,
 };
 use crate::error::{Error, Result};
 use crate::memory::{Source, available};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::Matrices,
-    attention: AttentionKernels::All,
     late_epilogues: true,
     prologues: true,
     micro_batches: true,

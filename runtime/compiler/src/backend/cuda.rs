@@ -31,8 +31,8 @@ pub(crate) use slabwise_cuda::Choice;
 use self::recording::Recorded;
 use super::HalfProducts;
 use super::{
-    AttentionKernels, Backend, Bindings, Call, Capabilities, Check, LoadRequest, Replay, Roofline,
-    Slot, SlotWriter, scratch, write_sizes,
+    Backend, Bindings, Call, Capabilities, Check, LoadRequest, Replay, Roofline, Slot, SlotWriter,
+    scratch, write_sizes,
 };
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, Policy, Source};
@@ -40,7 +40,6 @@ use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch, t
 
 const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::OfOneType,
-    attention: AttentionKernels::None,
     // The kernel of a product may follow from its epilogue, or be a measured choice.
     late_epilogues: false,
     prologues: false,

@@ -3,8 +3,8 @@
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Scores, Spec};
 
 use super::{Backend, Capabilities, Resources};
 use crate::device::Device;
@@ -42,6 +42,10 @@ pub(crate) fn survey() -> Vec<(String, String)> {
 
 impl Target {
     pub(super) fn capabilities(&self) -> Capabilities {
+        match *self {}
+    }
+
+    pub(super) fn has_attention(&self, _: &Scores, _: &[(DType, Size)]) -> bool {
         match *self {}
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use slabwise_kernels::cpu::{self, SpecError};
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::micro_batch::MicroBatching;
-use slabwise_kernels::size::{Env, Symbol};
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{Scores, Spec};
 
 use super::{Capabilities, Choice, KernelCache, cuda};
 
@@ -24,6 +25,15 @@ impl Target {
         match self {
             Target::Cpu(_) => super::cpu::CAPABILITIES,
             Target::Cuda(target) => target.capabilities(),
+        }
+    }
+
+    /// Whether there is a kernel for attention of these scores as a whole, or for its gradient. Each
+    /// operand has a type and rows of so many elements.
+    pub(crate) fn has_attention(&self, scores: &Scores, operands: &[(DType, Size)]) -> bool {
+        match self {
+            Target::Cpu(_) => true,
+            Target::Cuda(target) => target.has_attention(scores, operands),
         }
     }
 

@@ -4,7 +4,7 @@
 //! are fast where memory suffices hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
-use crate::backend::{AttentionKernels, HalfProducts, KernelCache, Target};
+use crate::backend::{HalfProducts, KernelCache, Target};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
@@ -19,11 +19,14 @@ pub(super) fn simplified(
     target: &Target,
     passes: &Pipeline,
 ) -> Result<Graph> {
-    let attention = target.capabilities().attention;
-    if attention == AttentionKernels::All {
+    let has_attention = |scores: &_, operands: &[_]| target.has_attention(scores, operands);
+    let expand = Expand {
+        has_attention: &has_attention,
+    };
+    if !expand.finds(graph) {
         return Ok(passes.run(&options.simplify, graph)?);
     }
-    let graph = passes.run(&Expand { attention }, graph)?;
+    let graph = passes.run(&expand, graph)?;
     Ok(passes.run(&options.simplify, &graph)?)
 }
 

@@ -13,8 +13,7 @@ use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
-use crate::backend::AttentionKernels;
-use crate::graph::{Graph, Node, Origin, Phase};
+use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{
     GraphBuilder, NodeId, Op, Operands, attention_of_parts, gradients_of_parts, join, split_last,
 };
@@ -23,45 +22,53 @@ use crate::ops::{
 const WHOLE: usize = 511;
 const TILE: usize = 128;
 
+/// Whether a device has a kernel for attention of these scores as a whole, or for its gradient. Each
+/// operand has a type and rows of so many elements.
+pub type HasAttention<'a> = dyn Fn(&Scores, &[(DType, Size)]) -> bool + 'a;
+
 /// The pass.
-pub struct Expand {
+pub struct Expand<'a> {
     /// The kernels that the device has.
-    pub attention: AttentionKernels,
+    pub has_attention: &'a HasAttention<'a>,
 }
 
-impl Pass for Expand {
+impl Expand<'_> {
+    /// Whether the graph has an operation that the device has no kernel for.
+    pub fn finds(&self, graph: &Graph) -> bool {
+        graph
+            .ids()
+            .any(|id| is_expanded(graph, id, self.has_attention))
+    }
+}
+
+impl Pass for Expand<'_> {
     const NAME: &'static str = "expand";
     type Input = Graph;
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(expand(graph, self.attention))
+        Ok(expand(graph, self.has_attention))
     }
 }
 
 /// Whether a node is attention, or its gradient, that a device has no kernel for.
-fn is_expanded(graph: &Graph, node: &Node, kernels: AttentionKernels) -> bool {
-    let (scores, more) = match node.op {
-        Op::Attention(scores) => (scores, node.inputs.len() > 3),
-        Op::AttentionGrad { scores, .. } => (scores, node.inputs.len() > 5),
-        _ => return false,
+fn is_expanded(graph: &Graph, id: NodeId, has_attention: &HasAttention) -> bool {
+    let node = graph.node(id);
+    let (Op::Attention(scores) | Op::AttentionGrad { scores, .. }) = &node.op else {
+        return false;
     };
-    let mut types = node.inputs.iter().map(|&id| graph.node(id).dtype);
-    let is_f32 = node.dtype == DType::F32 && types.all(|dtype| dtype == DType::F32);
-    match kernels {
-        AttentionKernels::None => true,
-        AttentionKernels::Plain => more || !is_f32 || !scores.is_plain(),
-        AttentionKernels::All => false,
-    }
+    let operand = |&input: &NodeId| {
+        let operand = graph.node(input);
+        Some((operand.dtype, *operand.dims.last()?))
+    };
+    let operands: Option<SmallVec<[_; 7]>> = node.inputs.iter().map(operand).collect();
+    operands.is_none_or(|operands| !has_attention(scores, &operands))
 }
 
 /// The graph with attention for which there are no kernels as products and elementwise operations,
 /// in tiles if there are many queries.
-pub fn expand(graph: &Graph, kernels: AttentionKernels) -> Graph {
-    let is_expanded = |node: &Node| is_expanded(graph, node, kernels);
-    if !graph.nodes.iter().any(is_expanded) {
-        return graph.clone();
-    }
+pub fn expand(graph: &Graph, has_attention: &HasAttention) -> Graph {
+    let expands = |id| is_expanded(graph, id, has_attention);
     let mut out = Graph {
         nodes: Vec::with_capacity(graph.nodes.len()),
         ..graph.clone()
@@ -73,10 +80,10 @@ pub fn expand(graph: &Graph, kernels: AttentionKernels) -> Graph {
         let inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
         out.current_origin = node.origin;
         map.push(match &node.op {
-            Op::Attention(scores) if is_expanded(node) => {
+            Op::Attention(scores) if expands(id) => {
                 forward(&mut out, scores, &inputs, node.dtype, &mut segments)
             }
-            Op::AttentionGrad { scores, in_turns } if is_expanded(node) => {
+            Op::AttentionGrad { scores, in_turns } if expands(id) => {
                 let parts = backward(&mut out, scores, &inputs);
                 join(&mut out, *in_turns, parts)
             }
@@ -212,7 +219,6 @@ fn backward(g: &mut Graph, scores: &Scores, inputs: &[NodeId]) -> [NodeId; 3] {
 
 #[cfg(test)]
 mod tests {
-    use slabwise_kernels::dtype::DType;
     use slabwise_kernels::size::Env;
 
     use super::*;
@@ -282,13 +288,16 @@ mod tests {
         graph.outputs.extend(slopes.into_iter().flatten());
         let has = |graph: &Graph, f: fn(&Op) -> bool| graph.nodes.iter().any(|n| f(&n.op));
         let whole = |op: &Op| matches!(op, Op::Attention(_) | Op::AttentionGrad { .. });
-        for attention in [AttentionKernels::None, AttentionKernels::Plain] {
-            let pass = Expand { attention };
+        let plain = |scores: &Scores, operands: &[_]| {
+            scores.soft_cap.is_none() && matches!(operands.len(), 3 | 5)
+        };
+        let kernels: [&HasAttention; 2] = [&|_, _| false, &plain];
+        for (has_some, has_attention) in kernels.into_iter().enumerate() {
+            let pass = Expand { has_attention };
             let expanded = pass.run(&graph).expect("an infallible pass");
             assert_eq!(expanded.verify(), Ok(()));
-            let stays = attention == AttentionKernels::Plain
-                && more == More::Nothing
-                && scores.soft_cap.is_none();
+            let stays = has_some == 1 && more == More::Nothing && scores.soft_cap.is_none();
+            assert_eq!(pass.finds(&graph), !stays);
             assert!(has(&graph, whole) && has(&expanded, whole) == stays);
             let outputs = [&graph, &expanded].map(|graph| {
                 let run = evaluate(graph, &Env::default(), &arrays, &[], Precision::Double);

@@ -30,7 +30,7 @@ pub use cost::{moved, operations};
 pub use dump::DumpOptions;
 pub use error::PassError;
 pub(crate) use expand::Expand;
-pub use expand::expand;
+pub use expand::{HasAttention, expand};
 pub use fuse::{Cluster, Clusters, ClustersError, Fuse, fuse};
 pub(crate) use fuse::{FuseWithin, Limits};
 pub(crate) use fuse_recomputed::FuseRecomputed;

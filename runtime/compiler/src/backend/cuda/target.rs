@@ -2,8 +2,9 @@
 
 use slabwise_cuda::{Choice, Lowered, Tuner};
 use slabwise_kernels::cpu::SpecError;
-use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Scores, Spec};
 
 use super::CAPABILITIES;
 use crate::backend::Capabilities;
@@ -52,6 +53,14 @@ impl Target {
         };
         let lowered = slabwise_cuda::lower_as(&spec, bounds, &target, choice)?;
         Ok(Kernel { spec, lowered })
+    }
+
+    pub(in crate::backend) fn has_attention(
+        &self,
+        scores: &Scores,
+        operands: &[(DType, Size)],
+    ) -> bool {
+        slabwise_cuda::has_attention(&self.target, scores, operands)
     }
 
     pub(in crate::backend) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {

@@ -1,0 +1,238 @@
+//! The tiles of attention: their shapes, their use of threads and shared memory, and the choice
+//! among them.
+
+use slabwise_kernels::spec::SpecError;
+
+use crate::abi::Target;
+
+/// The kernels of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The results of tiles of queries.
+    Forward,
+    /// The gradients of tiles of queries, and the statistics of their softmax.
+    Queries,
+    /// The gradients of tiles of keys and values.
+    Keys,
+}
+
+/// The units that multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// Single precision; so many threads share a row (`AttentionFma` in `tiles.cuh`).
+    Fma(i64),
+    /// Tensor cores, operands rounded to tf32; a warp has so many times 16 rows (`AttentionMma`).
+    Mma(i64),
+}
+
+/// The tile of a block: its own rows, against rows of the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    unit: Unit,
+    /// Own rows.
+    pub rows: i64,
+    /// Rows of the other side at a time.
+    columns: i64,
+    /// Elements of a row, of which some may be padding.
+    width: i64,
+    /// Blocks that a multiprocessor's registers must hold.
+    blocks: i64,
+}
+
+const fn fma([rows, columns, width, across]: [i64; 4], blocks: i64) -> Tile {
+    let unit = Unit::Fma(across);
+    Tile {
+        unit,
+        rows,
+        columns,
+        width,
+        blocks,
+    }
+}
+
+const fn mma([rows, columns, width, down]: [i64; 4], blocks: i64) -> Tile {
+    let unit = Unit::Mma(down);
+    Tile {
+        unit,
+        rows,
+        columns,
+        width,
+        blocks,
+    }
+}
+
+/// The widest rows that there are tiles for.
+pub const WIDEST: i64 = 128;
+
+/// The tiles of forward passes: rows, rows of the other side, width, and threads of a row, or 16
+/// rows of a warp.
+const FORWARD: [Tile; 16] = [
+    fma([128, 64, 32, 8], 2),
+    fma([64, 64, 32, 8], 4),
+    fma([32, 64, 32, 8], 4),
+    fma([128, 64, 64, 8], 2),
+    fma([128, 32, 64, 8], 2),
+    fma([64, 32, 64, 8], 4),
+    fma([32, 32, 64, 16], 4),
+    fma([64, 32, 128, 16], 2),
+    fma([32, 32, 128, 16], 4),
+    mma([128, 64, 32, 2], 2),
+    mma([64, 64, 32, 1], 3),
+    mma([128, 64, 64, 2], 2),
+    mma([64, 64, 64, 1], 3),
+    mma([128, 32, 128, 2], 2),
+    mma([64, 32, 128, 1], 3),
+    mma([32, 32, 128, 1], 4),
+];
+
+/// The tiles of gradients of queries.
+const QUERIES: [Tile; 11] = [
+    fma([128, 32, 32, 8], 2),
+    fma([32, 32, 32, 8], 4),
+    fma([64, 64, 64, 16], 2),
+    fma([64, 32, 64, 16], 3),
+    fma([32, 32, 64, 16], 4),
+    fma([32, 32, 128, 16], 2),
+    mma([128, 32, 32, 2], 2),
+    mma([64, 32, 32, 1], 3),
+    mma([128, 32, 64, 2], 2),
+    mma([64, 32, 64, 1], 3),
+    mma([64, 16, 128, 1], 2),
+];
+
+/// The tiles of gradients of keys and values.
+const KEYS: [Tile; 11] = [
+    fma([64, 32, 32, 8], 3),
+    fma([32, 32, 32, 8], 4),
+    fma([64, 64, 64, 16], 2),
+    fma([64, 32, 64, 16], 2),
+    fma([32, 32, 64, 16], 4),
+    fma([32, 32, 128, 16], 2),
+    mma([128, 32, 32, 2], 2),
+    mma([64, 32, 32, 1], 3),
+    mma([64, 64, 64, 1], 2),
+    mma([64, 32, 64, 1], 2),
+    mma([64, 16, 128, 1], 2),
+];
+
+impl Pass {
+    fn tiles(self) -> &'static [Tile] {
+        match self {
+            Pass::Forward => &FORWARD,
+            Pass::Queries => &QUERIES,
+            Pass::Keys => &KEYS,
+        }
+    }
+
+    /// Tiles of the own side and of the other, and other floats, in shared memory.
+    fn buffers(self, tile: &Tile) -> [i64; 3] {
+        match self {
+            Pass::Forward => [1, 2, 0],
+            Pass::Queries => [2, 3, 0],
+            // Two numbers for each query, in two places.
+            Pass::Keys => [2, 3, 4 * tile.columns],
+        }
+    }
+
+    /// The name of the function in CUDA.
+    pub fn function(self) -> &'static str {
+        match self {
+            Pass::Forward => "attention",
+            Pass::Queries => "attention_query_gradients",
+            Pass::Keys => "attention_key_gradients",
+        }
+    }
+
+    /// The tile with the smallest estimated time for heads of so many rows of at most `width`
+    /// elements.
+    pub fn tile(
+        self,
+        heads: i64,
+        rows: i64,
+        width: i64,
+        target: &Target,
+    ) -> Result<Tile, SpecError> {
+        let padded = [32, 64, WIDEST].into_iter().find(|&all| width <= all);
+        let fits = |tile: &&Tile| {
+            Some(tile.width) == padded
+                && matches!(tile.unit, Unit::Mma(_)) == target.tf32
+                && tile.shared_bytes(self) <= i64::from(target.shared_bytes_max)
+        };
+        let cost = |tile: &Tile| tile.cost(self, heads, rows, target);
+        let best = self.tiles().iter().filter(fits);
+        best.min_by(|a, b| cost(a).total_cmp(&cost(b)))
+            .copied()
+            .ok_or_else(|| {
+                SpecError::unsupported(format!("attention of heads of {width} elements"))
+            })
+    }
+}
+
+impl Tile {
+    /// Threads of a block.
+    pub fn threads(&self) -> i64 {
+        match self.unit {
+            Unit::Fma(across) => self.rows / 8 * across,
+            Unit::Mma(down) => self.rows / (16 * down) * 32,
+        }
+    }
+
+    /// Bytes of shared memory.
+    pub fn shared_bytes(&self, pass: Pass) -> i64 {
+        let [own, other, more] = pass.buffers(self);
+        let scratch = match self.unit {
+            Unit::Fma(across) => self.threads() / 32 * self.columns.min(32) * (32 / across * 8 + 4),
+            Unit::Mma(_) => 0,
+        };
+        4 * ((own * self.rows + other * self.columns) * (self.width + 4) + more + scratch)
+    }
+
+    /// Its type, and the bounds of its launches.
+    pub fn source(&self) -> (String, String) {
+        let (name, last) = match self.unit {
+            Unit::Fma(across) => ("AttentionFma", across),
+            Unit::Mma(down) => ("AttentionMma", down),
+        };
+        (
+            format!(
+                "{name}<{}, {}, {}, {last}>",
+                self.rows, self.columns, self.width
+            ),
+            format!("{}, {}", self.threads(), self.blocks),
+        )
+    }
+
+    /// The prefix of the names of its functions.
+    pub fn name(&self, pass: Pass) -> String {
+        let unit = match self.unit {
+            Unit::Fma(_) => "",
+            Unit::Mma(_) => "tf32_",
+        };
+        format!("{}_{unit}{}x{}", pass.function(), self.rows, self.columns)
+    }
+
+    /// An estimate of the time, only for comparing tiles of one unit.
+    fn cost(&self, pass: Pass, heads: i64, rows: i64, target: &Target) -> f64 {
+        let blocks = (heads * ((rows + self.rows - 1) / self.rows)) as f64;
+        let room = i64::from(target.shared_bytes_max) / self.shared_bytes(pass);
+        let held = room.clamp(1, self.blocks) as f64;
+        // Eight warps hide each other's latencies; fewer do not.
+        let busy = |held: f64| (held * self.threads() as f64 / 256.0).min(1.0);
+        let multiprocessors = f64::from(target.multiprocessors.max(1));
+        let waves = (blocks / (multiprocessors * held)).floor();
+        let rest = (blocks / multiprocessors - waves * held).ceil();
+        let of = |held: f64| match held > 0.0 {
+            true => held * self.rows as f64 / busy(held),
+            false => 0.0,
+        };
+        // Reads of shared memory for each multiplication.
+        let reads = match self.unit {
+            Unit::Fma(across) => {
+                let (scores, result) = (self.columns / across, self.width / across);
+                1.0 + 1.0 / scores as f64 + 1.0 / result as f64
+            }
+            Unit::Mma(down) => 1.0 + 1.0 / down as f64 + 4.0 / self.columns as f64,
+        };
+        (waves * of(held) + of(rest)) * reads
+    }
+}

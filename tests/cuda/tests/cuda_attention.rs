@@ -1,0 +1,85 @@
+//! Attention on a CUDA device, on a driver without one: kernels of its own where there are some, and
+//! products where there are none.
+
+#[path = "../../support/close.rs"]
+mod close;
+
+use slabwise::prelude::*;
+use slabwise::{CompileOptions, Tuning};
+use slabwise_cuda::fake::FakeDriver;
+use slabwise_models::{Model, OptimizerKind};
+
+use close::assert_close;
+
+/// The losses of some steps of a model, and the functions on the device.
+fn train(device: Device, model: &str, tf32: bool) -> (Vec<f32>, Vec<String>) {
+    let model = Model::parse(model).expect("a model");
+    let params = Params::seeded(1);
+    let network = model.build(&params);
+    let options = CompileOptions {
+        tuning: Tuning::Off,
+        tf32,
+        ..CompileOptions::default()
+    };
+    let mut session = Session::new(device, params)
+        .expect("a session")
+        .with_threads(1)
+        .with_options(options);
+    let program = network
+        .training(&mut session, Dim::bounded("batch", 3), OptimizerKind::AdamW)
+        .expect("it compiles");
+    let losses = [3, 2, 3].into_iter().enumerate().map(|(step, batch)| {
+        let (tokens, labels) = model.batch(batch, step as u64);
+        session.run(&program, (&tokens, &labels)).expect("a step")[0].item()
+    });
+    let losses = losses.collect();
+    let used = program.resources().into_iter().flatten();
+    (losses, used.map(|used| used.function).collect())
+}
+
+#[test]
+fn transformers_train_as_on_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let model = "gpt:layers=2,width=64,heads=2,length=72,vocabulary=40";
+    let (expected, _) = train(Device::Cpu, model, false);
+    for tf32 in [false, true] {
+        let (got, functions) = train(Device::Cuda(0), model, tf32);
+        match tf32 {
+            false => assert_close(&got, &expected),
+            true => {
+                for (a, b) in got.iter().zip(&expected) {
+                    assert!(
+                        (a - b).abs() <= 2e-3 * b.abs(),
+                        "{got:?} on the device, {expected:?} on the CPU"
+                    );
+                }
+            }
+        }
+        for kind in [
+            "attention_",
+            "attention_query_gradients_",
+            "attention_key_gradients_",
+        ] {
+            let own = functions.iter().filter_map(|name| name.strip_prefix(kind));
+            let own: Vec<&str> = own.filter(|rest| !rest.contains("gradients")).collect();
+            let as_chosen = own.iter().all(|rest| rest.starts_with("tf32") == tf32);
+            assert!(!own.is_empty() && as_chosen, "{kind}: {functions:?}");
+        }
+    }
+}
+
+/// Heads that no kernel is wide enough for are computed by products.
+#[test]
+fn wide_heads_are_products() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let model = "gpt:layers=1,width=160,heads=1,length=12,vocabulary=20";
+    let (expected, _) = train(Device::Cpu, model, false);
+    let (got, functions) = train(Device::Cuda(0), model, false);
+    assert_close(&got, &expected);
+    let attends = |name: &String| name.starts_with("attention");
+    assert!(!functions.iter().any(attends), "{functions:?}");
+}
