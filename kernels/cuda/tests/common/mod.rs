@@ -490,7 +490,7 @@ impl Wide {
 
     /// Compares case `step` with the CPU, if it is one of them.
     fn check(&self, step: usize, case: &Case, expected: &[Vec<u8>], fault: u64, tolerance: f32) {
-        let Some(emulator) = self.emulator.filter(|_| step % Wide::STEP == 0) else {
+        let Some(emulator) = self.emulator.filter(|_| step.is_multiple_of(Wide::STEP)) else {
             return;
         };
         let lowered = &self.lowered[step / Wide::STEP];
