@@ -510,7 +510,11 @@ impl Pieces {
         };
         body += &nothing(scatter, width);
         body += &walk(lane, width, &load, &add);
-        let _ = writeln!(body, "store_vec(pieces + ({sum}), accs);\n}}");
+        let store = match width {
+            1 => format!("pieces[{sum}] = accs.v[0];"),
+            _ => format!("store_vec(pieces + ({sum}), accs);"),
+        };
+        let _ = writeln!(body, "{store}\n}}");
         params.function("scatter_pieces", THREADS, &body)
     }
 }
