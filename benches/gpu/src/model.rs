@@ -24,8 +24,8 @@ use crate::items::{MODELS, PRECISIONS, matches};
 
 /// The share of a memory's bandwidth that long copies reach.
 const MEMORY_SHARE: f64 = 0.84;
-/// The part of the rate of products that attention reaches: the least that Dao, "FlashAttention-2"
-/// (2023) reports of an A100.
+/// The part of the rate of products that attention is assumed to reach: the least that Dao,
+/// "FlashAttention-2" (2023) reports of an A100, there in halves.
 const ATTENTION_SHARE: f64 = 0.5;
 /// The share of the peak that cuBLASLt's products reach, where they are large.
 const LIBRARY_SHARE: f64 = 0.72;
