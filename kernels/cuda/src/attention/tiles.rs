@@ -39,8 +39,7 @@ pub struct Tile {
     blocks: i64,
 }
 
-const fn fma([rows, columns, width, across]: [i64; 4], blocks: i64) -> Tile {
-    let unit = Unit::Fma(across);
+const fn tile(unit: Unit, [rows, columns, width, _]: [i64; 4], blocks: i64) -> Tile {
     Tile {
         unit,
         rows,
@@ -50,15 +49,12 @@ const fn fma([rows, columns, width, across]: [i64; 4], blocks: i64) -> Tile {
     }
 }
 
-const fn mma([rows, columns, width, down]: [i64; 4], blocks: i64) -> Tile {
-    let unit = Unit::Mma(down);
-    Tile {
-        unit,
-        rows,
-        columns,
-        width,
-        blocks,
-    }
+const fn fma(sizes: [i64; 4], blocks: i64) -> Tile {
+    tile(Unit::Fma(sizes[3]), sizes, blocks)
+}
+
+const fn mma(sizes: [i64; 4], blocks: i64) -> Tile {
+    tile(Unit::Mma(sizes[3]), sizes, blocks)
 }
 
 /// The widest rows that there are tiles for.
