@@ -13,7 +13,9 @@ use common::*;
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::memory::Memory;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, ConvKind, Matmul, Spec};
+use slabwise_kernels::spec::{
+    Attention, AttentionGrad, Body, ConvKind, Matmul, Operand, Scores, Spec,
+};
 
 /// The time for which one product is repeated, and the least number of repetitions.
 const BUDGET: Duration = Duration::from_millis(60);
@@ -28,9 +30,10 @@ struct Layer {
 enum Kind {
     /// Images, input and output channels, rows and columns, kernel, stride, groups.
     Conv([usize; 7]),
-    /// Products side by side, rows, columns, contracted; whether the right operand is shared and
-    /// has a gradient.
-    Matmul([usize; 4], bool),
+    /// Rows, columns, contracted.
+    Matmul([usize; 3]),
+    /// Causal attention: examples, heads, queries, elements of each.
+    Attention([usize; 4]),
 }
 
 fn conv(count: usize, shape: [usize; 7]) -> Layer {
@@ -43,14 +46,14 @@ fn conv(count: usize, shape: [usize; 7]) -> Layer {
 fn linear(count: usize, m: usize, n: usize, k: usize) -> Layer {
     Layer {
         count,
-        kind: Kind::Matmul([1, m, n, k], true),
+        kind: Kind::Matmul([m, n, k]),
     }
 }
 
-fn batched(count: usize, groups: usize, m: usize, n: usize, k: usize) -> Layer {
+fn attention(count: usize, shape: [usize; 4]) -> Layer {
     Layer {
         count,
-        kind: Kind::Matmul([groups, m, n, k], false),
+        kind: Kind::Attention(shape),
     }
 }
 
@@ -105,8 +108,7 @@ fn layers(model: &str) -> Vec<Layer> {
             linear(4, 1024, 1024, 256),
             linear(4, 1024, 256, 1024),
             linear(1, 1024, 1024, 256),
-            batched(4, 32, 128, 128, 64),
-            batched(4, 32, 128, 64, 128),
+            attention(4, [8, 4, 128, 64]),
         ],
         other => panic!("no model {other}: resnet20, resnet18, mobilenetv2 or gpt"),
     }
@@ -117,7 +119,7 @@ struct Case {
     name: String,
     direction: &'static str,
     spec: Spec,
-    sizes: [usize; 3],
+    sizes: Vec<usize>,
     work: usize,
 }
 
@@ -146,7 +148,7 @@ fn cases(kind: &Kind) -> Vec<Case> {
                     name,
                     direction,
                     spec,
-                    sizes,
+                    sizes: sizes.to_vec(),
                     work: conv.work(),
                 }
             };
@@ -157,16 +159,16 @@ fn cases(kind: &Kind) -> Vec<Case> {
                 .chain([of(ConvKind::WeightGrad, "weight")])
                 .collect()
         }
-        Kind::Matmul([groups, m, n, k], shared) => {
+        Kind::Matmul([m, n, k]) => {
             let of = |direction, m: usize, n: usize, k: usize, transposed: [bool; 2]| {
                 let operand = |rows: usize, columns: usize, transposed: bool| {
                     let mut operand = contiguous(&if transposed {
-                        [groups, columns, rows]
+                        [columns, rows]
                     } else {
-                        [groups, rows, columns]
+                        [rows, columns]
                     });
                     if transposed {
-                        operand.strides.swap(1, 2);
+                        operand.strides.swap(0, 1);
                     }
                     operand
                 };
@@ -175,28 +177,103 @@ fn cases(kind: &Kind) -> Vec<Case> {
                     a: operand(m, k, transposed[0]),
                     b: operand(k, n, transposed[1]),
                 };
-                let sizes = [m * k, k * n, m * n].map(|s| s * groups);
-                let name = if shared {
-                    format!("{m}×{k} · {k}×{n}")
-                } else {
-                    format!("{groups} of {m}×{k} · {k}×{n}")
-                };
                 Case {
-                    name,
+                    name: format!("{m}×{k} · {k}×{n}"),
                     direction,
-                    spec: plain(Body::Matmul(body), &[groups, m, n]),
-                    sizes,
-                    work: groups * m * n * k,
+                    spec: plain(Body::Matmul(body), &[m, n]),
+                    sizes: vec![m * k, k * n, m * n],
+                    work: m * n * k,
                 }
             };
             // The gradient of the left operand is dY·Bᵀ, that of the right one Aᵀ·dY.
             vec![
-                of("forward", m, n, k, [false, !shared && n > k]),
-                of("input", m, k, n, [false, shared || n < k]),
+                of("forward", m, n, k, [false, false]),
+                of("input", m, k, n, [false, true]),
                 of("weight", k, n, m, [true, false]),
             ]
         }
+        Kind::Attention(shape) => attentions(shape),
     }
+}
+
+/// Attention and its gradient; heads lie beside each other in rows, and queries, keys and values in
+/// the rows of a joint projection.
+fn attentions([batch, heads, queries, width]: [usize; 4]) -> Vec<Case> {
+    let size = |n: usize| Size::fixed(n as i64);
+    let rows = |part: usize, parts: usize| Operand {
+        offset: size(part * heads * width),
+        strides: [
+            queries * parts * heads * width,
+            width,
+            parts * heads * width,
+            1,
+        ]
+        .map(size)
+        .into_iter()
+        .collect(),
+        ..contiguous(&[1])
+    };
+    let of = Attention {
+        scores: Scores {
+            scale: (width as f32).powf(-0.5),
+            soft_cap: None,
+            causal: true,
+            window: None,
+            past: 0,
+            step: 1,
+        },
+        width: size(width),
+        keys: size(queries),
+        q: rows(0, 3),
+        k: rows(1, 3),
+        v: rows(2, 3),
+        mask: None,
+        past: None,
+        result: rows(0, 1),
+    };
+    let gradient = AttentionGrad {
+        of: of.clone(),
+        queries: size(queries),
+        dy: rows(0, 1),
+        in_turns: true,
+        gradients: Operand {
+            strides: [3 * queries * heads * width, width, heads * width, 1]
+                .map(size)
+                .into_iter()
+                .collect(),
+            ..contiguous(&[1])
+        },
+    };
+    let result = batch * heads * queries * width;
+    // Multiply-adds of one product of the pairs that see each other.
+    let pairs = batch * heads * width * queries * (queries + 1) / 2;
+    let case = |direction, body, rows: usize, arguments: [usize; 2], products: usize| Case {
+        name: format!("{batch}×{heads} heads of {queries}×{width}"),
+        direction,
+        spec: Spec {
+            code: vec![],
+            stores: vec![],
+            operands: vec![],
+            ..plain(body, &[batch, heads, rows, width])
+        },
+        sizes: [
+            vec![3 * result; 3],
+            vec![result; arguments[0]],
+            vec![arguments[1] * result],
+        ]
+        .concat(),
+        work: products * pairs,
+    };
+    vec![
+        case("forward", Body::Attention(Box::new(of)), queries, [0, 1], 2),
+        case(
+            "gradient",
+            Body::AttentionGrad(Box::new(gradient)),
+            3 * queries,
+            [2, 3],
+            5,
+        ),
+    ]
 }
 
 /// Seconds of the fastest run.

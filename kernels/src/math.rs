@@ -10,7 +10,7 @@
 //! Comparisons are written so that NaN falls through to the result: `if x > a { a } else { x }`
 //! keeps a NaN.
 
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::{FRAC_1_SQRT_2, LN_2, LOG2_E};
 
 mod gamma;
 
@@ -378,6 +378,51 @@ pub(crate) fn erf_end<A: Arith>(x: f32, q: f32) -> f32 {
     let reduced = reduce::<A>(q, 127.0);
     let far = 1.0 - (1.0 + reduced.p) * reduced.scale();
     if x.abs() < 0.9 { near } else { signed(far, x) }
+}
+
+/// x·Φ(x) = ½x·(1 + erf(x/√2)), at most 2⁻²³·|x| off.
+#[inline(always)]
+pub(crate) fn gelu<A: Arith>(x: f32) -> f32 {
+    x * 0.5 * (erf::<A>(x * FRAC_1_SQRT_2) + 1.0)
+}
+
+/// The derivative of [`gelu`], Φ(x) + x·φ(x) with the normal density φ, at most 2⁻²² off.
+#[inline(always)]
+pub(crate) fn gelu_slope<A: Arith>(x: f32) -> f32 {
+    // From 15 on the density is 0.
+    let bounded = clamp(x, -15.0, 15.0);
+    let density = exp::<A>(bounded * bounded * -0.5) * INV_SQRT_2_PI;
+    A::fma(bounded, density, 0.5 * (erf::<A>(x * FRAC_1_SQRT_2) + 1.0))
+}
+
+/// 1/√(2π)
+const INV_SQRT_2_PI: f32 = 0.398_942_28;
+
+/// √(8/π) and the factor of x³ in [`gelu_tanh`].
+pub(crate) const SQRT_8_OVER_PI: f32 = 1.595_769_1;
+pub(crate) const GELU_CUBIC: f32 = 0.044_715;
+
+/// x·σ(z) with z = √(8/π)·(x + 0.044715·x³), at most 1.25·2⁻²³·|x| off.
+#[inline(always)]
+pub(crate) fn gelu_tanh<A: Arith>(x: f32) -> f32 {
+    let z = x * A::fma(x * x, GELU_CUBIC, 1.0) * SQRT_8_OVER_PI;
+    x * sigmoid::<A>(z)
+}
+
+/// The derivative of [`gelu_tanh`], σ + x·σ·(1 − σ)·z′, at most 2⁻²² off.
+#[inline(always)]
+pub(crate) fn gelu_tanh_slope<A: Arith>(x: f32) -> f32 {
+    // From 11 on it is 1, and from −11 on 0.
+    let x = clamp(x, -11.0, 11.0);
+    let square = x * x;
+    let z = x * A::fma(square, GELU_CUBIC, 1.0) * SQRT_8_OVER_PI;
+    let slope = A::fma(square, 3.0 * GELU_CUBIC, 1.0) * SQRT_8_OVER_PI;
+    // σ(|z|) and 1 − σ(|z|), without cancellation.
+    let power = exp::<A>(-z.abs());
+    let high = 1.0 / (1.0 + power);
+    let low = power * high;
+    let s = if z < 0.0 { low } else { high };
+    A::fma(x * high * low, slope, s)
 }
 
 /// 2/π as a binary fraction, after 64 zeros.

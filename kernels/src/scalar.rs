@@ -468,6 +468,15 @@ scalar_ops! {
     Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }, "{x} < 0.0f ? 0.0f : {x}"; i32: x.max(0), "{x} < 0 ? 0 : {x}"; } grad [when(call(ScalarOp::Le, [Out, Expr::from(0.0)]), 0.0, 1.0)];
     /// The error function
     Erf "erf" Float(x) { f32: math::erf::<A>(x), "erff({x})"; } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
+    /// x·Φ(x) with the normal distribution function Φ
+    Gelu "gelu" Float(x) { f32: math::gelu::<A>(x), "{x} * 0.5f * (erff({x} * 0.70710678f) + 1.0f)"; } grad [call(ScalarOp::GeluSlope, [X])];
+    /// The derivative of `gelu`
+    GeluSlope "gelu_slope" Float(x) { f32: math::gelu_slope::<A>(x), "gelu_slope({x})"; } grad [(Expr::from(2.0) - X * X) * call(ScalarOp::Exp, [X * X * -0.5]) * INV_SQRT_2_PI];
+    /// x·σ(√(8/π)·(x + 0.044715·x³)) with σ = `sigmoid`, which is ½x·(1 + tanh(√(2/π)·(x +
+    /// 0.044715·x³))): an approximation of `gelu`
+    GeluTanh "gelu_tanh" Float(x) { f32: math::gelu_tanh::<A>(x), "{x} / (1.0f + expf(-1.5957691f * ({x} * ({x} * {x} * 0.044715f + 1.0f))))"; } grad [call(ScalarOp::GeluTanhSlope, [X])];
+    /// The derivative of `gelu_tanh`
+    GeluTanhSlope "gelu_tanh_slope" Float(x) { f32: math::gelu_tanh_slope::<A>(x), "gelu_tanh_slope({x})"; } grad [gelu_tanh_curvature()];
     /// sin x, x in radians
     Sin "sin" Float(x) { f32: math::sin::<A>(x), "sinf({x})"; } grad [call(ScalarOp::Cos, [X])];
     /// cos x, x in radians
@@ -540,6 +549,28 @@ fn first<T>(x: T, _: T, _: T) -> T {
 fn share(loses: ScalarOp) -> Expr {
     let equal = call(ScalarOp::Eq, [Expr::X, Expr::Y]);
     when(call(loses, [Expr::X, Expr::Y]), 0.0, when(equal, 0.5, 1.0))
+}
+
+/// 1/√(2π)
+const INV_SQRT_2_PI: f32 = 0.398_942_28;
+
+/// The second derivative of `gelu_tanh`: σ(1 − σ)·(2z′ + x·((1 − 2σ)·z′² + z″)) with σ = σ(z) and
+/// z = √(8/π)·(x + 0.044715·x³).
+fn gelu_tanh_curvature() -> Expr {
+    const SCALE: f32 = math::SQRT_8_OVER_PI;
+    const CUBIC: f32 = math::GELU_CUBIC;
+    // Beyond ±11 the derivative is constant.
+    let x = call(
+        ScalarOp::Clamp,
+        [Expr::X, Expr::from(-11.0), Expr::from(11.0)],
+    );
+    let square = x.clone() * x.clone();
+    let z = x.clone() * (square.clone() * CUBIC + 1.0) * SCALE;
+    let slope = (square * (3.0 * CUBIC) + 1.0) * SCALE;
+    let curvature = x.clone() * (6.0 * CUBIC * SCALE);
+    let s = call(ScalarOp::Sigmoid, [z]);
+    let bend = (Expr::from(1.0) - s.clone() * 2.0) * slope.clone() * slope.clone() + curvature;
+    s.clone() * (Expr::from(1.0) - s) * (slope * 2.0 + x * bend)
 }
 
 /// A coordinate divided by the square of the distance from the origin, where it is 0.

@@ -146,6 +146,70 @@ fn accurate_between_bounds() {
     check("cosh", -90.0..90.0, 2.0, &super::cosh::<Plain>, &f64::cosh);
 }
 
+/// x·Φ(x), its derivative, and the same of the approximation by tanh, in double precision.
+fn gelu_references(x: f64) -> [f64; 4] {
+    use std::f64::consts::{FRAC_1_SQRT_2, PI};
+    let normal = 0.5 * (1.0 + erf_reference(x * FRAC_1_SQRT_2));
+    let density = (-0.5 * x * x).exp() / (2.0 * PI).sqrt();
+    let scale = (8.0 / PI).sqrt();
+    let s = 1.0 / (1.0 + (-scale * (x + 0.044_715 * x * x * x)).exp());
+    let slope = scale * (1.0 + 3.0 * 0.044_715 * x * x);
+    let bent = if s == 0.0 {
+        0.0
+    } else {
+        x * s * (1.0 - s) * slope
+    };
+    [x * normal, normal + x * density, x * s, s + bent]
+}
+
+#[test]
+fn gelu_and_its_derivative_are_within_their_bounds() {
+    fn check<A: Arith>() {
+        let step = 2f64.powi(-24);
+        for i in -400_000..400_000 {
+            let x = f64::from(i) as f32 * 4e-5;
+            let wide = f64::from(x);
+            let got = [
+                super::gelu::<A>(x),
+                super::gelu_slope::<A>(x),
+                super::gelu_tanh::<A>(x),
+                super::gelu_tanh_slope::<A>(x),
+            ];
+            let bounds = [2.0 * wide.abs(), 4.0, 2.5 * wide.abs(), 4.0].map(|b| b * step);
+            let all = got.into_iter().zip(gelu_references(wide)).zip(bounds);
+            for (k, ((got, exact), bound)) in all.enumerate() {
+                let error = (f64::from(got) - exact).abs();
+                assert!(
+                    error <= bound,
+                    "{k} of {x:e}: {got:e} is {} · 2⁻²⁴ off",
+                    error / step
+                );
+            }
+        }
+    }
+    check::<Plain>();
+    check::<Fused>();
+    for x in [0.0, 1e9, f32::MAX, f32::INFINITY] {
+        let all = [
+            (super::gelu::<Plain>(x), x),
+            (super::gelu_tanh::<Plain>(x), x),
+            (
+                super::gelu_slope::<Plain>(x),
+                if x == 0.0 { 0.5 } else { 1.0 },
+            ),
+            (
+                super::gelu_tanh_slope::<Plain>(x),
+                if x == 0.0 { 0.5 } else { 1.0 },
+            ),
+        ];
+        assert!(all.iter().all(|(got, exact)| got == exact), "{x}: {all:?}");
+    }
+    for x in [-1e9, f32::MIN, f32::NEG_INFINITY] {
+        assert_eq!(super::gelu_slope::<Plain>(x), 0.0);
+        assert!(super::gelu_tanh_slope::<Plain>(x).abs() < 1e-30);
+    }
+}
+
 #[test]
 fn functions_in_double_precision_are_correct() {
     type Case = (&'static str, fn(f32) -> f32, fn(f64) -> f64);

@@ -1,7 +1,6 @@
 //! Elementwise operations: the rows of the table, operators, and functions composed of them. (Their
 //! results at special numbers, compared with PyTorch: `docs/numerics.md`.)
 
-use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops;
 use std::panic::Location;
 
@@ -143,6 +142,12 @@ unary! {
     relu Relu;
     /// The error function.
     erf Erf;
+    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2));
+    /// x itself where x is large.
+    gelu Gelu;
+    /// The approximation of [`Tensor::gelu`] by tanh, from the same paper: ½x(1 + tanh(√(2/π)(x +
+    /// 0.044715x³))).
+    gelu_tanh GeluTanh;
     /// sin x, x in radians.
     sin Sin;
     /// cos x, x in radians.
@@ -258,22 +263,6 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn square(self) -> Tensor<'t> {
         self * self
-    }
-
-    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2));
-    /// x itself where x is large.
-    #[track_caller]
-    pub fn gelu(self) -> Tensor<'t> {
-        self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
-    }
-
-    /// The approximation of [`Tensor::gelu`] by tanh, from the same paper: ½x(1 + tanh(√(2/π)(x +
-    /// 0.044715x³))).
-    #[track_caller]
-    pub fn gelu_tanh(self) -> Tensor<'t> {
-        const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-        let inner = self * (self * self * 0.044_715 + 1.0) * SQRT_2_OVER_PI;
-        self * 0.5 * (inner.tanh() + 1.0)
     }
 
     /// x·sigmoid(x)

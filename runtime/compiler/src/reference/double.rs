@@ -1,6 +1,8 @@
 //! Elementwise operations in double precision, written a second time on purpose: an oracle for the
 //! scalar table.
 
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
 use slabwise_kernels::scalar::ScalarOp;
 
 /// The operation on doubles; truth values are 0 and 1.
@@ -42,6 +44,14 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Relu if x.is_nan() => x,
         ScalarOp::Relu => x.max(0.0),
         ScalarOp::Erf => erf(x),
+        ScalarOp::Gelu => x * normal(x),
+        ScalarOp::GeluSlope => normal(x) + x * density(x),
+        ScalarOp::GeluTanh => 0.5 * x * (1.0 + gelu_inner(x).tanh()),
+        ScalarOp::GeluTanhSlope => {
+            let tanh = gelu_inner(x).tanh();
+            let inner = (2.0 / PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
+            0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
+        }
         ScalarOp::Sin => x.sin(),
         ScalarOp::Cos => x.cos(),
         ScalarOp::Tan => x.tan(),
@@ -74,6 +84,21 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::ShiftRight => bits(x, 31.0, |x, y| x >> y),
         ScalarOp::Select => args[if x != 0.0 { 1 } else { 2 }],
     }
+}
+
+/// The normal distribution function.
+fn normal(x: f64) -> f64 {
+    0.5 * (1.0 + erf(x * FRAC_1_SQRT_2))
+}
+
+/// The normal density.
+fn density(x: f64) -> f64 {
+    (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
+}
+
+/// The argument of tanh in the approximation of gelu.
+fn gelu_inner(x: f64) -> f64 {
+    (2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))
 }
 
 /// An operation on the bits of integers.
