@@ -1,8 +1,9 @@
 //! The team under many regions, panics, nesting and several callers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slabwise_kernels::cpu::Team;
 
@@ -33,6 +34,40 @@ fn every_chunk_runs_once() {
             region(&team, chunks);
         }
     }
+}
+
+/// With as many chunks as threads, all of which run at the same time, each is run by the thread whose
+/// part of the region it is, in every region: what it left in a thread's caches is found there.
+#[test]
+fn a_thread_runs_the_same_part_of_every_region() {
+    let threads = 4;
+    let team = Team::new(threads);
+    for _ in 0..200 {
+        let all = Barrier::new(threads);
+        team.run(threads, &|chunk, worker| {
+            all.wait();
+            assert_eq!(chunk, worker);
+        });
+    }
+}
+
+/// The chunks of a thread that is late are taken by the others.
+#[test]
+fn no_thread_waits_for_a_slow_one() {
+    let team = Team::new(3);
+    let (started, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    team.run(99, &|_, worker| {
+        if worker == 1 && started.fetch_add(1, Ordering::SeqCst) == 0 {
+            // At most the chunks that this thread took with this one are left.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while done.load(Ordering::SeqCst) < 99 - 33 / 8 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            assert!(done.load(Ordering::SeqCst) >= 99 - 33 / 8);
+        }
+        done.fetch_add(1, Ordering::SeqCst);
+    });
+    assert_eq!(done.into_inner(), 99);
 }
 
 #[test]

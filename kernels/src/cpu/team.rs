@@ -5,16 +5,20 @@
 //! must cost about a microsecond; idle threads spin for a few tens of microseconds, which covers
 //! the time between two kernels of a step, and then sleep.
 //!
-//! One atomic word holds the number of the current region and the number of its chunks that are not
-//! taken yet. Taking chunks is a compare-and-swap on both at once, so that a thread that reads the
-//! word late can never take a chunk of a later region by mistake. A thread takes a fixed part of
-//! the chunks that are left, which are neighbours (guided self-scheduling): neighbouring chunks
-//! mostly write neighbouring memory, and two threads that write alternate pages lose half of the
-//! bandwidth. The caller never waits for threads that have not woken up, because it runs the chunks
-//! that they do not take.
+//! Each thread has a range of the chunks of its own, which is the same part of every region: what
+//! it has read and written in one kernel lies in its caches when the next one does (affinity
+//! scheduling, Markatos and LeBlanc 1994). It takes chunks from the front of its range, and when
+//! that is empty from the end of others' ranges, so that no thread waits for threads that are slower
+//! or have not woken up. It takes a fixed part of the chunks that are left in a range, which are
+//! neighbours.
+//!
+//! One atomic word holds a range and the number of its region. Taking chunks is a compare-and-swap
+//! on both at once, so that a thread that reads the word late cannot take a chunk of a later region
+//! by mistake.
 
 use std::any::Any;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -26,11 +30,12 @@ use std::time::{Duration, Instant};
 const SPIN: Duration = Duration::from_micros(40);
 /// Polls of shared memory between two readings of the clock.
 const SPIN_STEPS: usize = 32;
-/// Bits of the state word that count chunks; the rest number the regions.
-const CHUNK_BITS: u32 = 24;
+/// Bits of a chunk's number in the word of a range. The bits above its two ends number the region:
+/// the same number returns after 2²⁴ regions, far more than pass between a read and an exchange.
+const CHUNK_BITS: u32 = 20;
 const CHUNK_MASK: u64 = (1 << CHUNK_BITS) - 1;
-/// Parts, for each thread, of the chunks that are left, of which a thread takes one.
-const PARTS: u64 = 8;
+/// Parts of the chunks that are left in a range, of which a thread takes one.
+const PARTS: usize = 8;
 
 /// The chunks of one region.
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
@@ -54,11 +59,26 @@ struct Job<'a> {
     chunks: usize,
 }
 
+/// The chunks of a region that are set aside for a thread and not taken yet: its number, the first of
+/// them and their end. Each has a pair of cache lines of its own, which CPUs fetch together.
+#[repr(align(128))]
+struct Chunks(AtomicU64);
+
+impl Chunks {
+    fn word(region: u64, range: &Range<usize>) -> u64 {
+        (region << CHUNK_BITS | range.start as u64) << CHUNK_BITS | range.end as u64
+    }
+
+    fn range(word: u64) -> Range<usize> {
+        (word >> CHUNK_BITS & CHUNK_MASK) as usize..(word & CHUNK_MASK) as usize
+    }
+}
+
 struct Shared {
-    /// Threads, the caller included.
-    threads: u64,
-    /// Region number, and the number of its chunks that are not taken yet.
-    state: AtomicU64,
+    /// The number of the current region.
+    region: AtomicU64,
+    /// The chunks of each thread, the caller first.
+    chunks: Box<[Chunks]>,
     /// The region's job; valid for a thread that holds one of its chunks.
     job: AtomicPtr<Job<'static>>,
     /// Chunks of the region that have not finished.
@@ -83,8 +103,10 @@ impl Team {
     /// system gives fewer, the team is smaller.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            threads: threads.max(1) as u64,
-            state: AtomicU64::new(0),
+            region: AtomicU64::new(0),
+            chunks: (0..threads.max(1))
+                .map(|_| Chunks(AtomicU64::new(0)))
+                .collect(),
             job: AtomicPtr::new(null_mut()),
             unfinished: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
@@ -112,8 +134,9 @@ impl Team {
     }
 
     /// Runs `work(chunk, worker)` once for each chunk in `0..chunks` and returns when all are done.
-    /// `worker` is below
-    /// [`Team::threads`], and no two chunks of a region that run at the same time have the same.
+    /// `worker` is below [`Team::threads`], and no two chunks of a region that run at the same time
+    /// have the same. Unless threads are late, worker `w` of `n` runs the chunks from `w/n` to
+    /// `(w + 1)/n` of all, in ascending order.
     ///
     /// A call from inside a chunk runs on its own thread alone, under that thread's index. A call
     /// made while another thread's is under way runs on its own thread alone too, as worker 0.
@@ -174,11 +197,20 @@ impl Shared {
         self.unfinished.store(job.chunks, Ordering::Relaxed);
         self.job
             .store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
-        let number = (self.state.load(Ordering::Relaxed) >> CHUNK_BITS).wrapping_add(1);
-        // Publishes the two stores above; sequentially consistent, as `sleeping` must be read after
-        // it.
-        self.state
-            .store(number << CHUNK_BITS | job.chunks as u64, Ordering::SeqCst);
+        let region = self.region.load(Ordering::Relaxed).wrapping_add(1);
+        let mut first = 0;
+        for (worker, chunks) in self.chunks.iter().enumerate() {
+            let end = (job.chunks * (worker + 1)).div_ceil(self.chunks.len());
+            if first < end {
+                // Publishes the two stores above to threads that take one of these chunks.
+                chunks
+                    .0
+                    .store(Chunks::word(region, &(first..end)), Ordering::Release);
+            }
+            first = end;
+        }
+        // Sequentially consistent, as `sleeping` must be read after it.
+        self.region.store(region, Ordering::SeqCst);
         let sleeping = self.sleeping.load(Ordering::SeqCst);
         if sleeping > 0 {
             drop(self.lock());
@@ -202,47 +234,67 @@ impl Shared {
     /// Takes and runs chunks of the current region until none is left.
     fn work(&self, worker: usize) {
         let outer = CURRENT.replace((self, worker));
-        let mut state = self.state.load(Ordering::Acquire);
-        while state & CHUNK_MASK != 0 {
-            let job = self.job.load(Ordering::Relaxed);
-            let left = state & CHUNK_MASK;
-            let taken = (left / (PARTS * self.threads)).max(1);
-            if let Err(now) = self.state.compare_exchange_weak(
-                state,
-                state - taken,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                state = now;
-                continue;
-            }
-            // SAFETY: the exchange took chunks of the region that `state` numbers, and `job` was
-            // read while they were free, so it is that region's: the next one's is stored only
-            // after every chunk of this one has finished. For the same reason the caller, whose
-            // stack holds the job and all it borrows, is still inside `region`.
-            let job = unsafe { &*job };
-            let first = job.first + job.chunks - left as usize;
-            for chunk in first..first + taken as usize {
-                if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| (job.work)(chunk, worker))) {
-                    self.lock().get_or_insert(thrown);
+        let threads = self.chunks.len();
+        for other in 0..threads {
+            let owner = (worker + other) % threads;
+            while let Some((job, chunks)) = self.take(owner, other == 0) {
+                let count = chunks.len();
+                for chunk in chunks {
+                    let work = AssertUnwindSafe(|| (job.work)(job.first + chunk, worker));
+                    if let Err(thrown) = catch_unwind(work) {
+                        self.lock().get_or_insert(thrown);
+                    }
+                }
+                // After this the job may be gone.
+                if self.unfinished.fetch_sub(count, Ordering::SeqCst) == count
+                    && self.caller_sleeps.load(Ordering::SeqCst)
+                {
+                    drop(self.lock());
+                    self.work_done.notify_one();
                 }
             }
-            // After this the job may be gone.
-            let taken = taken as usize;
-            if self.unfinished.fetch_sub(taken, Ordering::SeqCst) == taken
-                && self.caller_sleeps.load(Ordering::SeqCst)
-            {
-                drop(self.lock());
-                self.work_done.notify_one();
-            }
-            state = self.state.load(Ordering::Acquire);
         }
         CURRENT.set(outer);
     }
 
+    /// Takes some of the chunks that are set aside for a thread, from the front or from the end.
+    fn take(&self, owner: usize, front: bool) -> Option<(&Job<'static>, Range<usize>)> {
+        let chunks = &self.chunks[owner].0;
+        let mut word = chunks.load(Ordering::Acquire);
+        loop {
+            let left = Chunks::range(word);
+            if left.is_empty() {
+                return None;
+            }
+            let job = self.job.load(Ordering::Relaxed);
+            let count = (left.len() / PARTS).max(1);
+            let (taken, rest) = match front {
+                true => (left.start..left.start + count, left.start + count..left.end),
+                false => (left.end - count..left.end, left.start..left.end - count),
+            };
+            let region = word >> (2 * CHUNK_BITS);
+            match chunks.compare_exchange_weak(
+                word,
+                Chunks::word(region, &rest),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                // SAFETY: the exchange took chunks of the region that the word numbers, and `job`
+                // was read while they were free, so it is that region's: the next one's is stored
+                // only after every chunk of this one has finished. For the same reason the caller,
+                // whose stack holds the job and all it borrows, is still inside `region`, until the
+                // chunks that were taken here are counted as finished.
+                Ok(_) => return Some((unsafe { &*job }, taken)),
+                Err(now) => word = now,
+            }
+        }
+    }
+
     /// The body of a helper.
     fn help(&self, worker: usize) {
-        let wanted = |order| self.state.load(order) & CHUNK_MASK != 0 || self.closing.load(order);
+        // The last region of which this thread has found no chunk left.
+        let seen = Cell::new(0);
+        let wanted = |order| self.region.load(order) != seen.get() || self.closing.load(order);
         while !self.closing.load(Ordering::Acquire) {
             if !spin_until(|| wanted(Ordering::Acquire)) {
                 let mut guard = self.lock();
@@ -257,6 +309,7 @@ impl Shared {
                 }
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }
+            seen.set(self.region.load(Ordering::Acquire));
             self.work(worker);
         }
     }

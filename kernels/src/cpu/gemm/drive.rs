@@ -15,6 +15,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use smallvec::SmallVec;
+
 pub(in super::super) use super::k_blocks::KBlocks;
 use super::micro::{Ahead, Before, Left, Micro, Right};
 use crate::cpu::Team;
@@ -324,8 +326,9 @@ impl Resources<'_> {
         unsafe { self.workspace.add(self.threads * self.space.part()).cast() }
     }
 
-    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers.
-    /// (`serial`: on one.)
+    /// Runs `task(number, slot, resident)` for every task, those of neighbouring numbers mostly on
+    /// one worker (`serial`: all on one). A worker's tasks share `resident`, which is `usize::MAX` at
+    /// first.
     ///
     /// # Safety
     /// The workspace has the bytes of the space, and no other thread uses it.
@@ -335,23 +338,21 @@ impl Resources<'_> {
         serial: bool,
         task: impl Fn(usize, &Slot, &mut usize) + Sync,
     ) {
-        let workers = if serial {
-            1
-        } else {
-            self.threads.min(self.team.threads()).min(tasks)
-        };
-        let next = AtomicUsize::new(0);
-        self.team.run(workers, &|slot, _| {
-            // SAFETY: each number below `workers` is run once, so it is a worker's own.
-            let slot = unsafe { self.slot(slot) };
+        if serial || self.threads.min(self.team.threads()) == 1 {
+            // SAFETY: the caller's promise.
+            let slot = unsafe { self.slot(0) };
             let mut resident = usize::MAX;
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= tasks {
-                    break;
-                }
-                task(number, &slot, &mut resident);
-            }
+            return (0..tasks).for_each(|number| task(number, &slot, &mut resident));
+        }
+        let residents: SmallVec<[AtomicUsize; 64]> = (0..self.threads)
+            .map(|_| AtomicUsize::new(usize::MAX))
+            .collect();
+        self.team.run(tasks, &|number, worker| {
+            // SAFETY: a worker runs one task at a time, and there are as many slots as workers.
+            let slot = unsafe { self.slot(worker) };
+            let mut resident = residents[worker].load(Ordering::Relaxed);
+            task(number, &slot, &mut resident);
+            residents[worker].store(resident, Ordering::Relaxed);
         });
     }
 }
