@@ -94,8 +94,16 @@ fn kernels_agree_with_the_table() {
                 };
                 // Two results within 2 ULP of the truth are within 4 of each other.
                 let allowed = if isa == Isa::Portable { 0 } else { 4 };
+                // Near its zero on the left, gelu's error is bounded by its argument instead.
+                let bounded = match op {
+                    ScalarOp::Gelu | ScalarOp::GeluTanh => arguments[0][i].abs(),
+                    ScalarOp::GeluSlope | ScalarOp::GeluTanhSlope => 2.0,
+                    _ => 0.0,
+                };
+                let near =
+                    isa != Isa::Portable && (y[i] - expected).abs() <= 2.5 * f32::EPSILON * bounded;
                 assert!(
-                    distance(y[i], expected) <= allowed,
+                    near || distance(y[i], expected) <= allowed,
                     "{isa}: {} of {args:?} is {} instead of {expected}",
                     op.name(),
                     y[i]
