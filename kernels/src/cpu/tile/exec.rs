@@ -227,13 +227,38 @@ impl<'a> Machine<'a> {
     }
 
     pub(super) fn view(&self, value: ValueId) -> View {
-        // SAFETY: there is a view for each value, written by the step that made the value.
-        unsafe { *self.views.add(usize::from(value)) }
+        self.view_at(value.into())
     }
 
     pub(super) fn set_view(&self, value: ValueId, view: View) {
-        // SAFETY: there is a view for each value.
-        unsafe { self.views.add(usize::from(value)).write(view) };
+        self.set_view_at(value.into(), view);
+    }
+
+    // Views are read and written field by field. A copy by vectors of several fields, whose stores
+    // are narrower and still under way, waits for these stores and so for all results before them,
+    // instead of overlapping the next step with this one.
+
+    fn view_at(&self, at: usize) -> View {
+        // SAFETY: there is a view for each value, and behind those one for each hoisted value,
+        // written by the step that made the value.
+        unsafe {
+            let view = self.views.add(at);
+            View {
+                ptr: (&raw const (*view).ptr).read_volatile(),
+                rs: (&raw const (*view).rs).read_volatile(),
+                cs: (&raw const (*view).cs).read_volatile(),
+            }
+        }
+    }
+
+    fn set_view_at(&self, at: usize, View { ptr, rs, cs }: View) {
+        // SAFETY: as above.
+        unsafe {
+            let view = self.views.add(at);
+            (&raw mut (*view).ptr).write_volatile(ptr);
+            (&raw mut (*view).rs).write_volatile(rs);
+            (&raw mut (*view).cs).write_volatile(cs);
+        }
     }
 
     fn cursor(&self, access: u16) -> Cursor {
@@ -291,12 +316,7 @@ impl<'a> Machine<'a> {
             )
         };
         for (k, &value) in hoisted.values.iter().enumerate() {
-            // SAFETY: there is a view for each of these behind those of all values.
-            unsafe {
-                self.views
-                    .add(self.bound.code.values + k)
-                    .write(self.view(value))
-            };
+            self.set_view_at(self.bound.code.values + k, self.view(value));
         }
     }
 
@@ -307,8 +327,7 @@ impl<'a> Machine<'a> {
     /// As [`Machine::compute_per_element`]; the tile's rows must be among those.
     pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
-            // SAFETY: written by `compute_invariant`.
-            let view = unsafe { *self.views.add(self.bound.code.values + k) };
+            let view = self.view_at(self.bound.code.values + k);
             self.set_view(
                 value,
                 View {

@@ -116,7 +116,7 @@ fn lgamma(x: f64) -> f64 {
     let end = far(x);
     let steps = (end - x) as u32;
     let below: f64 = (0..steps).map(|i| (x + f64::from(i)).abs().ln()).sum();
-    let half_log = (2.0 * std::f64::consts::PI).ln() / 2.0;
+    let half_log = (2.0 * PI).ln() / 2.0;
     (end - 0.5) * end.ln() - end + half_log + 1.0 / (12.0 * end)
         - 1.0 / (360.0 * end.powi(3))
         - below
