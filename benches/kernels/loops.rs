@@ -166,6 +166,19 @@ fn channel_sum(bencher: Bencher, (n, c, hw): (i64, i64, i64)) {
     bench(b, bencher, 2);
 }
 
+/// The sums of squares around means, [n, c, h, w] → [c], of the layers of a residual network.
+#[divan::bench(args = [(64, 16, 1024), (64, 32, 256), (64, 64, 64)])]
+fn channel_variance(bencher: Bencher, (n, c, hw): (i64, i64, i64)) {
+    let mut b = Builder::new(&[c, n, hw], 2);
+    let (x, mean) = (b.load(&[hw, c * hw, 1]), b.load(&[1, 0, 0]));
+    let centred = b.op(ScalarOp::Sub, &[x, mean]);
+    let square = b.op(ScalarOp::Mul, &[centred, centred]);
+    let sum = b.reduce(ReduceOp::Sum, square);
+    let out = b.operand(&[1, 0, 0]);
+    b.store(sum, out);
+    bench(b, bencher, 2);
+}
+
 #[divan::bench(args = THREADS)]
 fn transpose(bencher: Bencher, threads: usize) {
     let n = 2048;

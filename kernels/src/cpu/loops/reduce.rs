@@ -4,8 +4,11 @@
 //! tile over the reduced axes; the program may need several passes over them. Where memory runs
 //! along a reduced axis, rows are kept points and columns are reduced (a softmax over the last
 //! axis); where it runs along a kept axis, columns are kept points and rows are reduced (the
-//! gradient of a bias). If there are few groups, one pass suffices and the reduced axes are long,
-//! the tiles of a group are shared by several chunks whose results are merged as a tree.
+//! gradient of a bias). If one pass suffices and the reduced axes are long, the tiles of a group are
+//! shared by several chunks whose results are merged as a tree: where there are few groups, and
+//! where the first reduced axis lies outside of the kept ones, as the batch does in a batch norm.
+//! Chunks are then numbered by its parts first, so that a thread reads the examples that it has
+//! written in the kernels before.
 
 use std::ops::Range;
 
@@ -24,6 +27,10 @@ const WIDE: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
 const PARTS: usize = 64;
 const FEW_GROUPS: usize = 16;
+/// Most parts of the first reduced axis where it lies outside of the kept ones, and the fewest
+/// points of a group in a part.
+const OUTER_PARTS: usize = 8;
+const OUTER_POINTS: usize = 1 << 12;
 /// Lanes that each value kept between passes may take beyond need, so that several points are
 /// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
@@ -145,7 +152,7 @@ impl Reduction {
         let cut = self.cut(bound);
         match self.parts(&cut, bound) {
             1 => 0,
-            parts => cut.groups * parts * self.split_words * WIDE * 4,
+            parts => cut.groups * parts * self.partial_words(&cut) * 4,
         }
     }
 
@@ -191,11 +198,27 @@ impl Reduction {
         })
     }
 
+    /// Words of the results of a part of a group.
+    fn partial_words(&self, cut: &Cut) -> usize {
+        self.split_words * cut.result_lanes()
+    }
+
     /// Into how many parts the tiles of each group are split.
     fn parts(&self, cut: &Cut, bound: &Bound) -> usize {
         let points: usize = bound.dims().iter().product();
-        if self.split_words == 0 || cut.groups >= FEW_GROUPS {
+        if self.split_words == 0 {
             return 1;
+        }
+        if cut.groups >= FEW_GROUPS {
+            let outer = match cut.reduced < cut.reduced_axis && self.along == Along::Columns {
+                true => bound.dims()[cut.reduced],
+                false => 1,
+            };
+            return OUTER_PARTS
+                .min(outer)
+                .min(points / cut.groups / OUTER_POINTS)
+                .min(PARTS * WIDE / (cut.groups * cut.result_lanes()))
+                .max(1);
         }
         cut.tiles
             .min(PARTS / cut.groups.max(1))
@@ -304,6 +327,11 @@ impl Cut {
             .iter()
             .product::<usize>()
             * self.tiles_across;
+    }
+
+    /// Lanes of a group's results of one reduction.
+    fn result_lanes(&self) -> usize {
+        self.group_len.next_multiple_of(VECTOR)
     }
 
     /// Lanes of a group's accumulators of one reduction.
@@ -456,14 +484,14 @@ impl Loop {
             launch.team.run(cut.groups.div_ceil(per_chunk), &work);
             return;
         }
-        let size = reduction.split_words * WIDE;
+        let (size, lanes) = (reduction.partial_words(&cut), cut.result_lanes());
         let partial = |group: usize, part: usize| {
             self.scratch(launch, self.threads)
                 .wrapping_add((group * parts + part) * size * 4)
                 .cast::<u32>()
         };
         let reduce_part = |chunk: usize, worker: usize| {
-            let (group, part) = (chunk / parts, chunk % parts);
+            let (group, part) = (chunk % cut.groups, chunk / cut.groups);
             // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their
             // results.
             unsafe {
@@ -479,7 +507,7 @@ impl Loop {
                     (group, part),
                     part * cut.tiles / parts..(part + 1) * cut.tiles / parts,
                 );
-                machine.exchange(0, &tile, partial(group, part), WIDE, true);
+                machine.exchange(0, &tile, partial(group, part), lanes, true);
             }
         };
         launch.team.run(cut.groups * parts, &reduce_part);
@@ -497,13 +525,13 @@ impl Loop {
                             &tile,
                             partial(group, part),
                             partial(group, part + step),
-                            WIDE,
+                            lanes,
                         );
                     }
                     step *= 2;
                 }
                 machine.compute_per_row(0, &tile);
-                machine.exchange(0, &tile, partial(group, 0), WIDE, false);
+                machine.exchange(0, &tile, partial(group, 0), lanes, false);
                 machine.publish(0, &tile);
                 for level in 1..self.code.levels().len() {
                     machine.compute_per_row(level, &tile);
