@@ -396,10 +396,10 @@ pub(crate) fn gelu_slope<A: Arith>(x: f32) -> f32 {
 }
 
 /// 1/√(2π)
-const INV_SQRT_2_PI: f32 = 0.398_942_28;
+pub(crate) const INV_SQRT_2_PI: f32 = 0.398_942_3;
 
 /// √(8/π) and the factor of x³ in [`gelu_tanh`].
-pub(crate) const SQRT_8_OVER_PI: f32 = 1.595_769_1;
+pub(crate) const SQRT_8_OVER_PI: f32 = 1.595_769;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
 /// x·σ(z) with z = √(8/π)·(x + 0.044715·x³), at most 1.25·2⁻²³·|x| off.

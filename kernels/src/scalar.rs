@@ -471,7 +471,7 @@ scalar_ops! {
     /// x·Φ(x) with the normal distribution function Φ
     Gelu "gelu" Float(x) { f32: math::gelu::<A>(x), "{x} * 0.5f * (erff({x} * 0.70710678f) + 1.0f)"; } grad [call(ScalarOp::GeluSlope, [X])];
     /// The derivative of `gelu`
-    GeluSlope "gelu_slope" Float(x) { f32: math::gelu_slope::<A>(x), "gelu_slope({x})"; } grad [(Expr::from(2.0) - X * X) * call(ScalarOp::Exp, [X * X * -0.5]) * INV_SQRT_2_PI];
+    GeluSlope "gelu_slope" Float(x) { f32: math::gelu_slope::<A>(x), "gelu_slope({x})"; } grad [(Expr::from(2.0) - X * X) * call(ScalarOp::Exp, [X * X * -0.5]) * math::INV_SQRT_2_PI];
     /// x·σ(√(8/π)·(x + 0.044715·x³)) with σ = `sigmoid`, which is ½x·(1 + tanh(√(2/π)·(x +
     /// 0.044715·x³))): an approximation of `gelu`
     GeluTanh "gelu_tanh" Float(x) { f32: math::gelu_tanh::<A>(x), "{x} / (1.0f + expf(-1.5957691f * ({x} * ({x} * {x} * 0.044715f + 1.0f))))"; } grad [call(ScalarOp::GeluTanhSlope, [X])];
@@ -550,9 +550,6 @@ fn share(loses: ScalarOp) -> Expr {
     let equal = call(ScalarOp::Eq, [Expr::X, Expr::Y]);
     when(call(loses, [Expr::X, Expr::Y]), 0.0, when(equal, 0.5, 1.0))
 }
-
-/// 1/√(2π)
-const INV_SQRT_2_PI: f32 = 0.398_942_28;
 
 /// The second derivative of `gelu_tanh`: σ(1 − σ)·(2z′ + x·((1 − 2σ)·z′² + z″)) with σ = σ(z) and
 /// z = √(8/π)·(x + 0.044715·x³).
