@@ -137,18 +137,20 @@ SLABWISE_INLINE void store_result(const To& to, typename T::Result& result, int 
 
 /// The results of the queries of tile `tile`.
 template <class T, class Q, class K, class V, class Y>
-SLABWISE_INLINE void attention(const AttentionShape& shape, int tile, const Q& q, const K& k, const V& v, const Y& y, float* shared) {
+SLABWISE_INLINE void attention(const AttentionShape& shape, int tile, const Q& q, const K& k, const V& v, const Y& y, unsigned char* shared) {
+    using E = typename T::Element;
     constexpr int OWN = T::ROWS * T::LEAD, OTHER = T::COLUMNS * T::LEAD;
-    float *queries = shared, *keys = queries + OWN, *values = keys + OTHER, *scratch = values + OTHER;
+    E *queries = reinterpret_cast<E*>(shared), *keys = queries + OWN, *values = keys + OTHER;
+    float* scratch = reinterpret_cast<float*>(values + OTHER);
     const int row = tile * T::ROWS, from = shape.first_key(row), to = shape.after_keys(min(row + T::ROWS, shape.queries));
     typename T::Result sum;
     clear<T>(sum);
     Softening<T> softening;
     if (from < to) {
-        copy_rows<T::ROWS, T::WIDTH, T::THREADS>(queries, q, row, shape.queries, shape.width);
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(keys, k, from, shape.keys, shape.width);
+        copy_rows<T::ROWS, T>(queries, q, row, shape.queries, shape.width);
+        copy_rows<T::COLUMNS, T>(keys, k, from, shape.keys, shape.width);
         copy_async_commit();
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(values, v, from, shape.keys, shape.columns);
+        copy_rows<T::COLUMNS, T>(values, v, from, shape.keys, shape.columns);
         copy_async_commit();
     }
 #pragma unroll 1
@@ -161,7 +163,7 @@ SLABWISE_INLINE void attention(const AttentionShape& shape, int tile, const Q& q
         typename T::Scores scores;
         T::multiply(scores, queries, keys);
         __syncthreads();
-        if (more) copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(keys, k, at + T::COLUMNS, shape.keys, shape.width);
+        if (more) copy_rows<T::COLUMNS, T>(keys, k, at + T::COLUMNS, shape.keys, shape.width);
         copy_async_commit();
         mask_scores<T, false>(scores, shape, row, at);
         softening.step(scores, sum);
@@ -170,7 +172,7 @@ SLABWISE_INLINE void attention(const AttentionShape& shape, int tile, const Q& q
         __syncthreads();
         T::accumulate(sum, scores, values, scratch);
         __syncthreads();
-        if (more) copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(values, v, at + T::COLUMNS, shape.keys, shape.columns);
+        if (more) copy_rows<T::COLUMNS, T>(values, v, at + T::COLUMNS, shape.keys, shape.columns);
         copy_async_commit();
     }
     copy_async_wait<0>();
@@ -198,7 +200,7 @@ SLABWISE_INLINE void row_sums(float (&sums)[T::HIGH], const Y& y, const D& dy, i
         float sum = 0.0f;
         if (own < rows) {
 #pragma unroll 2
-            for (int c = lane; c < width; c += T::LANES) sum = fmaf(*y.at(own, c), *dy.at(own, c), sum);
+            for (int c = lane; c < width; c += T::LANES) sum = fmaf(widen(*y.at(own, c)), widen(*dy.at(own, c)), sum);
         }
 #pragma unroll
         for (int other = T::LANES / 2; other > 0; other /= 2) sum += from_lane_xor(sum, other);
@@ -209,19 +211,21 @@ SLABWISE_INLINE void row_sums(float (&sums)[T::HIGH], const Y& y, const D& dy, i
 /// The gradients of the queries of tile `tile`, and the statistics of these.
 template <class T, class Q, class K, class V, class Y, class D, class R>
 SLABWISE_INLINE void attention_query_gradients(const AttentionShape& shape, int tile, const Q& q, const K& k, const V& v, const Y& y,
-                                               const D& dy, const R& dq, const AttentionStatistics& statistics, float* shared) {
+                                               const D& dy, const R& dq, const AttentionStatistics& statistics, unsigned char* shared) {
+    using E = typename T::Element;
     constexpr int OWN = T::ROWS * T::LEAD, OTHER = T::COLUMNS * T::LEAD;
-    float *queries = shared, *slopes = queries + OWN, *keys = slopes + OWN, *values = keys + 2 * OTHER, *scratch = values + OTHER;
+    E *queries = reinterpret_cast<E*>(shared), *slopes = queries + OWN, *keys = slopes + OWN, *values = keys + 2 * OTHER;
+    float* scratch = reinterpret_cast<float*>(values + OTHER);
     const int row = tile * T::ROWS, from = shape.first_key(row), to = shape.after_keys(min(row + T::ROWS, shape.queries));
     typename T::Result sum;
     clear<T>(sum);
     Softening<T> softening;
     if (from < to) {
-        copy_rows<T::ROWS, T::WIDTH, T::THREADS>(queries, q, row, shape.queries, shape.width);
-        copy_rows<T::ROWS, T::WIDTH, T::THREADS>(slopes, dy, row, shape.queries, shape.width);
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(keys, k, from, shape.keys, shape.width);
+        copy_rows<T::ROWS, T>(queries, q, row, shape.queries, shape.width);
+        copy_rows<T::ROWS, T>(slopes, dy, row, shape.queries, shape.width);
+        copy_rows<T::COLUMNS, T>(keys, k, from, shape.keys, shape.width);
         copy_async_commit();
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(values, v, from, shape.keys, shape.width);
+        copy_rows<T::COLUMNS, T>(values, v, from, shape.keys, shape.width);
         copy_async_commit();
     }
     float delta[T::HIGH];
@@ -237,7 +241,7 @@ SLABWISE_INLINE void attention_query_gradients(const AttentionShape& shape, int 
         }
         T::template round<T::COLUMNS>(keys + now);
         __syncthreads();
-        if (more) copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(keys + OTHER - now, k, at + T::COLUMNS, shape.keys, shape.width);
+        if (more) copy_rows<T::COLUMNS, T>(keys + OTHER - now, k, at + T::COLUMNS, shape.keys, shape.width);
         copy_async_commit();
         typename T::Scores scores, slope;
         T::multiply(scores, queries, keys + now);
@@ -248,7 +252,7 @@ SLABWISE_INLINE void attention_query_gradients(const AttentionShape& shape, int 
         __syncthreads();
         T::multiply(slope, slopes, values);
         __syncthreads();
-        if (more) copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(values, v, at + T::COLUMNS, shape.keys, shape.width);
+        if (more) copy_rows<T::COLUMNS, T>(values, v, at + T::COLUMNS, shape.keys, shape.width);
         copy_async_commit();
 #pragma unroll
         for (int r = 0; r < T::HIGH; ++r)
@@ -280,14 +284,15 @@ SLABWISE_INLINE void attention_query_gradients(const AttentionShape& shape, int 
 /// The gradients of the keys and values of tile `tile`.
 template <class T, class Q, class K, class V, class D, class R>
 SLABWISE_INLINE void attention_key_gradients(const AttentionShape& shape, int tile, const Q& q, const K& k, const V& v, const D& dy,
-                                             const R& dk, const R& dv, const AttentionStatistics& statistics, float* shared) {
+                                             const R& dk, const R& dv, const AttentionStatistics& statistics, unsigned char* shared) {
+    using E = typename T::Element;
     constexpr int OWN = T::ROWS * T::LEAD, OTHER = T::COLUMNS * T::LEAD;
-    float *keys = shared, *values = keys + OWN, *queries = values + OWN, *slopes = queries + 2 * OTHER;
-    float *known = slopes + OTHER, *scratch = known + 4 * T::COLUMNS;
+    E *keys = reinterpret_cast<E*>(shared), *values = keys + OWN, *queries = values + OWN, *slopes = queries + 2 * OTHER;
+    float *known = reinterpret_cast<float*>(slopes + OTHER), *scratch = known + 4 * T::COLUMNS;
     const int row = tile * T::ROWS, from = shape.first_query(row), to = shape.after_queries(min(row + T::ROWS, shape.keys));
     // Queries, their logarithms and deltas, in one of two places.
     const auto copy_queries = [&](int place, int at) {
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(queries + place * OTHER, q, at, shape.queries, shape.width);
+        copy_rows<T::COLUMNS, T>(queries + place * OTHER, q, at, shape.queries, shape.width);
         for (int i = int(threadIdx.x); i < 2 * T::COLUMNS; i += T::THREADS) {
             const int query = at + i % T::COLUMNS;
             const float* list = i < T::COLUMNS ? statistics.logarithms : statistics.deltas;
@@ -299,11 +304,11 @@ SLABWISE_INLINE void attention_key_gradients(const AttentionShape& shape, int ti
     clear<T>(of_keys);
     clear<T>(of_values);
     if (from < to) {
-        copy_rows<T::ROWS, T::WIDTH, T::THREADS>(keys, k, row, shape.keys, shape.width);
-        copy_rows<T::ROWS, T::WIDTH, T::THREADS>(values, v, row, shape.keys, shape.width);
+        copy_rows<T::ROWS, T>(keys, k, row, shape.keys, shape.width);
+        copy_rows<T::ROWS, T>(values, v, row, shape.keys, shape.width);
         copy_queries(0, from);
         copy_async_commit();
-        copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(slopes, dy, from, shape.queries, shape.width);
+        copy_rows<T::COLUMNS, T>(slopes, dy, from, shape.queries, shape.width);
         copy_async_commit();
     }
     int now = 0;
@@ -335,7 +340,7 @@ SLABWISE_INLINE void attention_key_gradients(const AttentionShape& shape, int ti
         T::accumulate(of_values, scores, slopes, scratch);
         T::multiply(slope, values, slopes);
         __syncthreads();
-        if (more) copy_rows<T::COLUMNS, T::WIDTH, T::THREADS>(slopes, dy, at + T::COLUMNS, shape.queries, shape.width);
+        if (more) copy_rows<T::COLUMNS, T>(slopes, dy, at + T::COLUMNS, shape.queries, shape.width);
         copy_async_commit();
 #pragma unroll
         for (int w = 0; w < T::ACROSS; ++w) {

@@ -14,10 +14,11 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Attention, AttentionGrad, Operand, Scores, Spec, SpecError};
 
 use crate::abi::{Dispatch, Function, Target, Word};
+use crate::code::Storage;
 use crate::lowered::Lowered;
 use crate::source::params::{Number, Params};
 use crate::source::space::points;
-use tiles::{Pass, Tile, WIDEST};
+use tiles::{Pass, Products, Tile, WIDEST};
 
 /// Most queries, keys, preceding keys and keys of a window: their sums are numbers of 32 bits.
 const LONGEST: i64 = 1 << 28;
@@ -31,10 +32,10 @@ pub fn has_attention(target: &Target, scores: &Scores, operands: &[(DType, Size)
     }
     let Scores { window, past, .. } = *scores;
     let narrow = |&(dtype, width): &(DType, Size)| {
-        dtype == DType::F32 && width.as_fixed().is_some_and(|n| n <= WIDEST)
+        dtype.is_float() && width.as_fixed().is_some_and(|n| n <= WIDEST)
     };
     let near = |n: i64| (0..=LONGEST).contains(&n);
-    // A mask and a past of the run are further operands; the past is not of f32.
+    // A mask and a past of the run are further operands; the past is of integers.
     let known = matches!(operands.len(), 3 | 5) && operands.iter().all(narrow);
     known && scores.is_plain() && near(past.into()) && window.is_none_or(|n| near(n.into()))
 }
@@ -61,10 +62,11 @@ struct Shape {
     width: Size,
     columns: Size,
     scores: Scores,
+    products: Products,
 }
 
 impl Shape {
-    fn new(spec: &Spec, of: &Attention, queries: Size, columns: Size) -> Shape {
+    fn new(spec: &Spec, of: &Attention, [queries, columns]: [Size; 2], target: &Target) -> Shape {
         Shape {
             heads: spec.dims[..spec.dims.len() - 2].to_vec(),
             queries,
@@ -72,17 +74,14 @@ impl Shape {
             width: of.width,
             columns,
             scores: of.scores,
+            products: Products::of(of, target),
         }
     }
 
-    fn check(&self, spec: &Spec, bounds: &Env, target: &Target) -> Result<(), SpecError> {
+    fn check(&self, bounds: &Env, target: &Target) -> Result<(), SpecError> {
         let Scores { window, past, .. } = self.scores;
         if !self.scores.is_plain() || past < 0 {
             return Err(SpecError::unsupported("attention of such scores"));
-        }
-        let types = spec.arguments().into_iter().map(|(o, ..)| o.dtype);
-        if let Some(other) = types.into_iter().find(|&dtype| dtype != DType::F32) {
-            return Err(SpecError::unsupported(format!("attention of {other}")));
         }
         let lengths = [self.queries, self.keys].map(|size| size.at(bounds));
         let near = [i64::from(past), i64::from(window.unwrap_or(0))];
@@ -107,7 +106,7 @@ impl Shape {
         let width = self.width.at(bounds).max(self.columns.at(bounds));
         let rows = self.rows(pass).at(bounds);
         let heads = points(&self.heads, bounds);
-        let tile = pass.tile(heads, rows, width, target)?;
+        let tile = pass.tile(self.products, [heads, rows, width], target)?;
         match blocks(heads, rows, tile.rows) <= i64::from(i32::MAX) {
             true => Ok(tile),
             false => Err(SpecError::unsupported(format!(
@@ -153,9 +152,10 @@ fn blocks(heads: i64, rows: i64, tile: i64) -> i64 {
     heads.saturating_mul((rows + tile - 1) / tile)
 }
 
-/// Whether rows of so many elements consist of aligned vectors of four.
+/// Whether rows of so many elements consist of aligned vectors of 16 bytes.
 fn in_vectors(operand: &Operand, width: Size) -> bool {
-    let whole = |size: Size| size.checked_div(4).is_some();
+    let elements = 16 / operand.dtype.bytes() as i64;
+    let whole = |size: Size| size.checked_div(elements).is_some();
     let Some((last, others)) = operand.strides.split_last() else {
         return false;
     };
@@ -223,9 +223,9 @@ impl<'a> Writer<'a> {
             .params
             .number(&number(move |env| every * apart.at(env)));
         let column = self.params.number(&sized(operand.strides[batch + 1]));
-        let vectors = in_vectors(operand, width);
+        let (ty, vectors) = (Storage::of(operand.dtype).ty, in_vectors(operand, width));
         self.body += &format!(
-            "const AttentionRows<idx, {vectors}> {name}{{reinterpret_cast<float*>({address}) + {place}, {row}, {column}}};\n"
+            "const AttentionRows<{ty}, idx, {vectors}> {name}{{reinterpret_cast<{ty}*>({address}) + {place}, {row}, {column}}};\n"
         );
     }
 
@@ -244,12 +244,14 @@ impl<'a> Writer<'a> {
 
     /// The kernel, which takes these declared values.
     fn kernel(mut self, pass: Pass, tile: &Tile, values: &str) -> Kernel {
-        let (source, bounds) = tile.source();
+        let (source, bounds) = tile.source(self.shape.products);
         self.body += &format!(
-            "SHARED_BYTES(float, shared);\n{}<{source}>(shape, tile, {values}, shared);\n",
+            "SHARED_BYTES(unsigned char, shared);\n{}<{source}>(shape, tile, {values}, shared);\n",
             pass.function()
         );
-        let function = self.params.function(&tile.name(pass), bounds, &self.body);
+        let function =
+            self.params
+                .function(&tile.name(pass, self.shape.products), bounds, &self.body);
         let (params, tile) = (self.params, *tile);
         let (heads, rows) = (self.shape.heads.clone(), self.shape.rows(pass));
         let dispatch = move |env: &Env| {
@@ -286,8 +288,8 @@ pub fn lower(
     let [.., queries, columns] = spec.dims[..] else {
         return Err(SpecError::unsupported("attention without rows"));
     };
-    let shape = Shape::new(spec, of, queries, columns);
-    shape.check(spec, bounds, target)?;
+    let shape = Shape::new(spec, of, [queries, columns], target);
+    shape.check(bounds, target)?;
     let pass = Pass::Forward;
     let tile = shape.tile(pass, bounds, target)?;
     let mut writer = Writer::new(&shape, pass, &tile, Params::new(spec, bounds, target));
@@ -343,8 +345,8 @@ pub fn lower_grad(
             "gradients of attention with a mask or a past of the run",
         ));
     }
-    let shape = Shape::new(spec, of, grad.queries, width);
-    shape.check(spec, bounds, target)?;
+    let shape = Shape::new(spec, of, [grad.queries, width], target);
+    shape.check(bounds, target)?;
     let mut functions = Vec::new();
     let mut dispatches = Vec::new();
     for (pass, values) in [
