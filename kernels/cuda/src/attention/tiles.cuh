@@ -10,26 +10,6 @@ SLABWISE_INLINE float narrow(float x, float) { return x; }
 SLABWISE_INLINE f16 narrow(float x, f16) { return narrow_f16(x); }
 SLABWISE_INLINE bf16 narrow(float x, bf16) { return narrow_bf16(x); }
 
-/// Two numbers as neighbouring halves, the first one in the lower bits.
-SLABWISE_INLINE unsigned narrow_pair(float first, float second, f16) {
-#ifdef SLABWISE_EMULATED
-    return narrow_f16(first).bits | unsigned(narrow_f16(second).bits) << 16;
-#else
-    unsigned y;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-    return y;
-#endif
-}
-SLABWISE_INLINE unsigned narrow_pair(float first, float second, bf16) {
-#ifdef SLABWISE_EMULATED
-    return narrow_bf16(first).bits | unsigned(narrow_bf16(second).bits) << 16;
-#else
-    unsigned y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-    return y;
-#endif
-}
-
 template <class A, class B>
 struct IsSame {
     static constexpr bool VALUE = false;
@@ -38,6 +18,19 @@ template <class A>
 struct IsSame<A, A> {
     static constexpr bool VALUE = true;
 };
+
+/// Two numbers as neighbouring halves of type E, the first one in the lower bits.
+template <class E>
+SLABWISE_INLINE unsigned narrow_pair(float first, float second) {
+    unsigned pair;
+#ifdef SLABWISE_EMULATED
+    pair = narrow(first, E{}).bits | unsigned(narrow(second, E{}).bits) << 16;
+#else
+    if constexpr (IsSame<E, f16>::VALUE) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#endif
+    return pair;
+}
 
 /// Rows of an operand, or of the result, of elements of type E; VECTORS: they consist of aligned
 /// vectors of 16 bytes.
@@ -72,7 +65,8 @@ SLABWISE_INLINE void copy_rows(typename T::Element* tile, const AttentionRows<E,
     constexpr bool STRAIGHT = IsSame<E, To>::VALUE;
     constexpr int CHUNK = 16 / sizeof(To), CHUNKS = T::WIDTH / CHUNK;
     static_assert(COUNT * CHUNKS % T::THREADS == 0, "every thread copies as much");
-#pragma unroll(VECTORS ? 4 : 1)
+// (Asynchronous copies need no others beside them, loads do.)
+#pragma unroll(!VECTORS ? 1 : STRAIGHT ? 2 : 4)
     for (int at = int(threadIdx.x); at < COUNT * CHUNKS; at += T::THREADS) {
         const int row = at / CHUNKS, column = at % CHUNKS * CHUNK;
         To* to = tile + row * T::LEAD + column;
@@ -271,7 +265,7 @@ struct AttentionMma {
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         const float* pair = s[i][2 * k + e / 2] + e % 2 * 2;
-                        down[i][e] = narrow_pair(pair[0], pair[1], E{});
+                        down[i][e] = narrow_pair<E>(pair[0], pair[1]);
                     }
 #pragma unroll
                 for (int j = 0; j < WIDTH / 16; ++j) {

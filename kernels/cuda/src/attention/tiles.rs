@@ -15,7 +15,10 @@ pub enum Pass {
     /// The gradients of tiles of queries, and the statistics of their softmax.
     Queries,
     /// The gradients of tiles of keys and values.
+    KeysAndValues,
+    /// Those of keys alone, and of values alone.
     Keys,
+    Values,
 }
 
 /// The operands of products.
@@ -30,15 +33,27 @@ pub enum Products {
 }
 
 impl Products {
-    /// Those of attention: of halves if queries, keys and values are of one type of halves, and else
-    /// of f32, which holds every operand.
+    /// Those of attention: of halves if queries, keys and values are of one type of halves, and
+    /// else of f32, which holds every operand.
     pub fn of(attention: &Attention, target: &Target) -> Products {
-        let dtype = attention.q.dtype;
-        let others = [&attention.k, &attention.v];
-        match dtype.is_half() && others.iter().all(|other| other.dtype == dtype) {
+        let operands = [&attention.q, &attention.k, &attention.v];
+        Products::of_types(operands.map(|operand| operand.dtype), target)
+    }
+
+    /// Those of queries, keys and values of these types.
+    pub fn of_types([dtype, k, v]: [DType; 3], target: &Target) -> Products {
+        match dtype.is_half() && [k, v] == [dtype; 2] {
             true => Products::Halves(dtype),
             false if target.tf32 => Products::Tf32,
             false => Products::Single,
+        }
+    }
+
+    /// The widest rows that there are tiles for: shared memory has too little room for wider ones.
+    pub fn widest(self) -> i64 {
+        match self {
+            Products::Halves(_) => 256,
+            Products::Single | Products::Tf32 => 128,
         }
     }
 
@@ -93,6 +108,8 @@ pub struct Tile {
     width: i64,
     /// Blocks that a multiprocessor's registers must hold.
     blocks: i64,
+    /// Whether its registers suffice for scores with a limit or a mask.
+    adjusts: bool,
 }
 
 const fn tile(unit: Unit, [rows, columns, width, _]: [i64; 4], blocks: i64) -> Tile {
@@ -102,6 +119,15 @@ const fn tile(unit: Unit, [rows, columns, width, _]: [i64; 4], blocks: i64) -> T
         columns,
         width,
         blocks,
+        adjusts: true,
+    }
+}
+
+/// A tile for scores without a limit or a mask, whose derivatives and terms need registers as well.
+const fn plain(tile: Tile) -> Tile {
+    Tile {
+        adjusts: false,
+        ..tile
     }
 }
 
@@ -117,12 +143,9 @@ const fn half(sizes: [i64; 4], blocks: i64) -> Tile {
     tile(Unit::Half(sizes[3]), sizes, blocks)
 }
 
-/// The widest rows that there are tiles for.
-pub const WIDEST: i64 = 128;
-
 /// The tiles of forward passes: rows, rows of the other side, width, and threads of a row, or 16
 /// rows of a warp.
-const FORWARD: [Tile; 24] = [
+const FORWARD: [Tile; 26] = [
     fma([128, 64, 32, 8], 2),
     fma([64, 64, 32, 8], 4),
     fma([32, 64, 32, 8], 4),
@@ -147,13 +170,15 @@ const FORWARD: [Tile; 24] = [
     half([128, 64, 128, 1], 1),
     half([64, 64, 128, 1], 2),
     half([32, 64, 128, 1], 4),
+    half([64, 32, 256, 1], 2),
+    half([32, 32, 256, 1], 2),
 ];
 
 /// The tiles of gradients of queries.
-const QUERIES: [Tile; 18] = [
-    fma([128, 32, 32, 8], 2),
+const QUERIES: [Tile; 20] = [
+    plain(fma([128, 32, 32, 8], 2)),
     fma([32, 32, 32, 8], 4),
-    fma([64, 64, 64, 16], 2),
+    plain(fma([64, 64, 64, 16], 2)),
     fma([64, 32, 64, 16], 3),
     fma([32, 32, 64, 16], 4),
     fma([32, 32, 128, 16], 2),
@@ -162,21 +187,23 @@ const QUERIES: [Tile; 18] = [
     tf32([128, 32, 64, 2], 2),
     tf32([64, 32, 64, 1], 3),
     tf32([64, 16, 128, 1], 2),
-    half([128, 64, 32, 2], 2),
+    plain(half([128, 64, 32, 2], 2)),
     half([64, 64, 32, 1], 3),
     half([128, 32, 64, 2], 2),
     half([64, 64, 64, 1], 3),
     half([32, 64, 64, 1], 4),
     half([64, 32, 128, 1], 2),
     half([32, 32, 128, 1], 4),
+    half([64, 16, 256, 1], 1),
+    half([32, 16, 256, 1], 2),
 ];
 
 /// The tiles of gradients of keys and values.
 const KEYS: [Tile; 18] = [
     fma([64, 32, 32, 8], 3),
     fma([32, 32, 32, 8], 4),
-    fma([64, 64, 64, 16], 2),
-    fma([64, 32, 64, 16], 2),
+    plain(fma([64, 64, 64, 16], 2)),
+    plain(fma([64, 32, 64, 16], 2)),
     fma([32, 32, 64, 16], 4),
     fma([32, 32, 128, 16], 2),
     tf32([128, 32, 32, 2], 2),
@@ -185,20 +212,33 @@ const KEYS: [Tile; 18] = [
     tf32([64, 32, 64, 1], 2),
     tf32([64, 16, 128, 1], 2),
     half([128, 32, 32, 2], 2),
-    half([64, 64, 32, 1], 3),
-    half([64, 64, 64, 1], 2),
-    half([64, 32, 64, 1], 3),
+    half([64, 64, 32, 1], 2),
+    plain(half([64, 64, 64, 1], 2)),
+    half([64, 32, 64, 1], 2),
     half([32, 32, 64, 1], 4),
     half([64, 32, 128, 1], 2),
     half([32, 32, 128, 1], 4),
 ];
 
+/// The tiles of gradients of keys alone or values alone, as wide as neither leaves registers for
+/// the other.
+const PARTS: [Tile; 2] = [half([64, 16, 256, 1], 1), half([32, 16, 256, 1], 2)];
+
 impl Pass {
+    /// The kernels of the gradients of heads of so many elements.
+    pub fn of_gradients(width: i64) -> &'static [Pass] {
+        match width <= 128 {
+            true => &[Pass::Queries, Pass::KeysAndValues],
+            false => &[Pass::Queries, Pass::Keys, Pass::Values],
+        }
+    }
+
     fn tiles(self) -> &'static [Tile] {
         match self {
             Pass::Forward => &FORWARD,
             Pass::Queries => &QUERIES,
-            Pass::Keys => &KEYS,
+            Pass::KeysAndValues => &KEYS,
+            Pass::Keys | Pass::Values => &PARTS,
         }
     }
 
@@ -207,8 +247,8 @@ impl Pass {
         match self {
             Pass::Forward => [1, 2, 0],
             Pass::Queries => [2, 3, 0],
-            // Two numbers for each query, in two places.
-            Pass::Keys => [2, 3, 4 * tile.columns],
+            // Three numbers for each query, in two places.
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => [2, 3, 6 * tile.columns],
         }
     }
 
@@ -217,28 +257,47 @@ impl Pass {
         match self {
             Pass::Forward => "attention",
             Pass::Queries => "attention_query_gradients",
-            Pass::Keys => "attention_key_gradients",
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => "attention_key_gradients",
+        }
+    }
+
+    /// The arguments of its template behind the tile.
+    pub fn arguments(self) -> &'static str {
+        match self {
+            Pass::Forward | Pass::Queries => "",
+            Pass::KeysAndValues => ", true, true",
+            Pass::Keys => ", true, false",
+            Pass::Values => ", false, true",
         }
     }
 
     /// The tile with the smallest estimated time for heads of so many rows of at most `width`
-    /// elements.
+    /// elements, and for scores that are limited or have a mask if they are adjusted.
     pub fn tile(
         self,
         products: Products,
+        is_adjusted: bool,
         [heads, rows, width]: [i64; 3],
         target: &Target,
     ) -> Result<Tile, SpecError> {
-        let padded = [32, 64, WIDEST].into_iter().find(|&all| width <= all);
+        let padded = [32, 64, 128, 256].into_iter().find(|&all| width <= all);
         let fits = |tile: &&Tile| {
             Some(tile.width) == padded
                 && tile.unit.multiplies(products)
+                && (tile.adjusts || !is_adjusted)
                 && tile.shared_bytes(self) <= i64::from(target.shared_bytes_max)
         };
         let cost = |tile: &Tile| tile.cost(self, heads, rows, target);
         let best = self.tiles().iter().filter(fits);
         best.min_by(|a, b| cost(a).total_cmp(&cost(b)))
-            .copied()
+            .map(|&tile| match is_adjusted {
+                // More blocks leave a thread too few registers.
+                true => Tile {
+                    blocks: tile.blocks.min(2),
+                    ..tile
+                },
+                false => tile,
+            })
             .ok_or_else(|| {
                 SpecError::unsupported(format!("attention of heads of {width} elements"))
             })
