@@ -17,7 +17,7 @@ use slabwise_compiler::passes::{
 use slabwise_cuda::{Description, Target, candidates};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::{Attention, Body, Spec};
 use slabwise_models::Model;
 
 use crate::items::{MODELS, PRECISIONS, matches};
@@ -157,6 +157,11 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     Ok(all)
 }
 
+/// Whether the operands of attention's products are halves.
+fn of_halves(of: &Attention) -> bool {
+    [&of.q, &of.k, &of.v].iter().all(|x| x.dtype.is_half())
+}
+
 /// The family of a kernel, its launches, and its seconds.
 fn kernel(
     spec: &Spec,
@@ -178,9 +183,11 @@ fn kernel(
     let Some((family, dtype)) = dtype else {
         let lowered = slabwise_cuda::lower(spec, bounds, target)?;
         let launches = lowered.launches(bounds);
-        let rate = match target.tf32 {
-            true => device.rates.tf32,
-            false => device.rates.f32,
+        let rate = match &spec.body {
+            Body::Attention(of) if of_halves(of) => device.rates.half,
+            Body::AttentionGrad(grad) if of_halves(&grad.of) => device.rates.half,
+            _ if target.tf32 => device.rates.tf32,
+            _ => device.rates.f32,
         };
         // Attention; other kernels of this family have no products.
         let products = product as f64 / (2.0 * rate * multiprocessors * hertz * ATTENTION_SHARE);

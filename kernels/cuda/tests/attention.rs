@@ -1,190 +1,32 @@
-//! Attention and its gradients: generated source against the CPU's kernels, which are compared with
-//! double precision, over shapes, layouts of rows and pairs that see each other.
+//! Attention and its gradients: generated source against the CPU's kernels and double precision,
+//! over shapes, types, layouts of rows and pairs that see each other; and the code that NVRTC
+//! makes of it.
 
+mod attended;
 mod common;
 
-use common::gpu::Gpu;
-use common::layouts::sizes;
-use common::{Case, Choices, NO_FAULT, TARGET, available, compile_for_gpu, emulate};
-use slabwise_cuda::emulator::{Order, gpu_required};
+use attended::oracle::check;
+use attended::{Layout, MaskLayout, Sizes, Types, cases, plain, spec, specs};
+use common::{Case, Choices, TARGET, compile_for_gpu};
+use slabwise_cuda::emulator::gpu_required;
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, Lowered, PRELUDE, Target, has_attention, lower};
+use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Access, Attention, AttentionGrad, Body, Dims, Operand, Scores, Spec};
-
-/// How rows of heads lie in memory, of a space `[batch, heads, rows, width]`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Layout {
-    /// `[batch, heads, rows, width]`.
-    Contiguous,
-    /// `[batch, rows, heads, width]`, with vectors of four aligned.
-    Joined,
-    /// The same with other elements before and between the rows, so that none is aligned.
-    Apart,
-    /// `[batch, heads, width, rows]`.
-    Transposed,
-    /// `[rows, width]`, the same for every head.
-    Shared,
-}
-
-const LAYOUTS: [Layout; 5] = [
-    Layout::Joined,
-    Layout::Contiguous,
-    Layout::Apart,
-    Layout::Transposed,
-    Layout::Shared,
-];
-
-impl Layout {
-    fn operand(self, [b, h, r, w]: [i64; 4]) -> Operand {
-        let _ = b;
-        let (offset, strides) = match self {
-            Layout::Contiguous => (0, [h * r * w, r * w, w, 1]),
-            Layout::Joined => (8, [r * (h * w + 4), w, h * w + 4, 1]),
-            Layout::Apart => (3, [r * (h * w + 5), w, h * w + 5, 1]),
-            Layout::Transposed => (0, [h * r * w, r * w, 1, r]),
-            Layout::Shared => (1, [0, 0, w, 1]),
-        };
-        Operand {
-            dtype: DType::F32,
-            offset: Size::fixed(offset),
-            strides: sizes(&strides),
-        }
-    }
-}
-
-/// The sizes of a case.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    batch: i64,
-    heads: i64,
-    queries: i64,
-    keys: i64,
-    width: i64,
-    columns: i64,
-    scores: Scores,
-}
-
-fn plain(queries: i64, keys: i64, width: i64) -> Sizes {
-    Sizes {
-        batch: 1,
-        heads: 2,
-        queries,
-        keys,
-        width,
-        columns: width,
-        scores: Scores {
-            scale: 1.0 / (width as f32).sqrt(),
-            soft_cap: None,
-            causal: true,
-            window: None,
-            past: 0,
-            step: 1,
-        },
-    }
-}
-
-impl Sizes {
-    /// Whether the rows of gradients take turns: those of as many keys as queries do.
-    fn in_turns(&self) -> bool {
-        self.queries == self.keys
-    }
-
-    /// The row of the gradient of a query (part 0), a key or a value.
-    fn row(&self, part: usize, row: usize) -> usize {
-        let before = [0, self.queries, self.queries + self.keys].map(|rows| rows as usize);
-        match self.in_turns() {
-            true => 3 * row + part,
-            false => before[part] + row,
-        }
-    }
-}
-
-fn spec(body: Body, dims: Dims) -> Spec {
-    Spec {
-        body,
-        dims,
-        reduced: 0,
-        operands: vec![],
-        indices: vec![],
-        code: vec![],
-        stores: vec![],
-    }
-}
-
-/// The specs of attention and of its gradient, with layouts of queries, keys, values, result, its
-/// gradient, and the gradient of the operands.
-fn specs(s: &Sizes, layouts: [Layout; 6]) -> [Spec; 2] {
-    let of = |layout: Layout, rows, width| layout.operand([s.batch, s.heads, rows, width]);
-    let attention = |columns| Attention {
-        scores: s.scores,
-        width: Size::fixed(s.width),
-        keys: Size::fixed(s.keys),
-        q: of(layouts[0], s.queries, s.width),
-        k: of(layouts[1], s.keys, s.width),
-        v: of(layouts[2], s.keys, columns),
-        mask: None,
-        past: None,
-        result: of(layouts[3], s.queries, columns),
-    };
-    let rows = s.queries + 2 * s.keys;
-    let grad = AttentionGrad {
-        of: attention(s.width),
-        queries: Size::fixed(s.queries),
-        dy: of(layouts[4], s.queries, s.width),
-        in_turns: s.in_turns(),
-        gradients: of(layouts[5], rows, s.width),
-    };
-    let dims = |rows, width| sizes(&[s.batch, s.heads, rows, width]);
-    [
-        spec(
-            Body::Attention(Box::new(attention(s.columns))),
-            dims(s.queries, s.columns),
-        ),
-        spec(Body::AttentionGrad(Box::new(grad)), dims(rows, s.width)),
-    ]
-}
-
-fn cases(list: &[Sizes], target: Target) -> Vec<Case> {
-    let mut choices = Choices::new(17);
-    let mut all = Vec::new();
-    for (at, s) in list.iter().enumerate() {
-        // Each layout is that of each operand once.
-        let input = |i: usize| LAYOUTS[(at + i) % 5];
-        let output = |i: usize| LAYOUTS[(at + i) % 4];
-        let layouts = [input(0), input(1), input(2), output(3), input(4), output(0)];
-        for spec in specs(s, layouts) {
-            let name = format!("{s:?} {layouts:?}");
-            let mut case = Case::new(name, spec, &mut choices);
-            case.target = target;
-            all.push(case);
-        }
-    }
-    all
-}
+use slabwise_kernels::spec::{Attention, AttentionGrad, Body, Dims, Operand, Scores};
 
 /// Lengths around those of tiles, every kind of pair, queries that see no key.
 fn list() -> Vec<Sizes> {
-    let with = |s: Sizes, causal, window, past| Sizes {
-        scores: Scores {
-            causal,
-            window,
-            past,
-            ..s.scores
-        },
-        ..s
-    };
     vec![
         plain(70, 70, 32),
-        with(plain(70, 70, 64), false, None, 0),
-        with(plain(33, 100, 20), true, Some(9), 60),
-        with(plain(200, 150, 8), false, Some(20), 3),
-        with(plain(65, 33, 64), true, None, 0),
+        plain(70, 70, 64).with(false, None, 0),
+        plain(33, 100, 20).with(true, Some(9), 60),
+        plain(140, 100, 8).with(false, Some(20), 3),
+        plain(65, 33, 64).with(true, None, 0),
         // (The last queries see no key.)
-        with(plain(90, 40, 16), true, Some(4), 0),
-        with(plain(10, 5, 32), true, Some(2), 20),
-        with(plain(1, 130, 64), true, None, 129),
+        plain(90, 40, 16).with(true, Some(4), 0),
+        plain(10, 5, 32).with(true, Some(2), 20),
+        plain(1, 130, 64).with(true, None, 129),
         Sizes {
             scores: Scores {
                 scale: -0.25,
@@ -192,15 +34,15 @@ fn list() -> Vec<Sizes> {
             },
             ..plain(40, 40, 3)
         },
-        with(plain(37, 70, 128), true, None, 33),
+        plain(37, 70, 128).with(true, None, 33),
         Sizes {
             columns: 48,
-            ..with(plain(30, 30, 12), false, None, 0)
+            ..plain(30, 30, 12).with(false, None, 0)
         },
         Sizes {
             batch: 3,
             heads: 1,
-            ..plain(130, 130, 64)
+            ..plain(66, 66, 64)
         },
         Sizes {
             scores: Scores {
@@ -212,179 +54,9 @@ fn list() -> Vec<Sizes> {
     ]
 }
 
-/// The elements of an argument, and the operand.
-struct Rows {
-    values: Vec<f32>,
-    operand: Operand,
-}
-
-impl Rows {
-    fn at(&self, head: [usize; 2], row: usize, column: usize) -> f64 {
-        let env = Env::default();
-        let at = [head[0], head[1], row, column];
-        let steps = self.operand.strides.iter().zip(at);
-        let steps = steps.map(|(s, c)| s.usize_at(&env) * c).sum::<usize>();
-        f64::from(self.values[self.operand.offset.usize_at(&env) + steps])
-    }
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    let each = bytes.chunks(4).map(|x| x.try_into().expect("4 bytes"));
-    each.map(f32::from_le_bytes).collect()
-}
-
-/// The elements of a result, and the sums of the magnitudes that they are sums of.
-type Sums = Vec<Vec<[f64; 2]>>;
-
-/// A result or a gradient of a head in double precision. The magnitudes are those of the terms of
-/// the last product, and `single` times those that the errors of its factors, computed in single
-/// precision, are relative to: a power has a relative error of its score's error.
-fn oracle(s: &Sizes, args: &[Rows], head: [usize; 2], is_grad: bool, single: f64) -> Sums {
-    let [queries, keys, width] = [s.queries, s.keys, s.width].map(|n| n as usize);
-    let columns = if is_grad { width } else { s.columns as usize };
-    let at = |i: usize, row, column| args[i].at(head, row, column);
-    let scale = f64::from(s.scores.scale);
-    let rows = if is_grad { queries + 2 * keys } else { queries };
-    let mut sums = vec![vec![[0.0; 2]; columns]; rows];
-    for query in 0..queries {
-        let seen = s.scores.visible(query, keys);
-        let score = |key| {
-            (0..width)
-                .map(|c| at(0, query, c) * at(1, key, c))
-                .sum::<f64>()
-                * scale
-        };
-        let magnitude = |key| {
-            (0..width)
-                .map(|c| (at(0, query, c) * at(1, key, c)).abs())
-                .sum::<f64>()
-        };
-        let powerful = seen.clone().map(magnitude).fold(0.0, f64::max) * scale.abs();
-        let single = single * (1.0 + powerful);
-        let scores: Vec<f64> = seen.clone().map(score).collect();
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let powers: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
-        let sum: f64 = powers.iter().sum();
-        let mut add = |row: usize, column: usize, term: f64, magnitude: f64| {
-            let [sum, all] = &mut sums[row][column];
-            *sum += term;
-            *all += term.abs() + single * magnitude;
-        };
-        if !is_grad {
-            for column in 0..columns {
-                if seen.is_empty() {
-                    add(query, column, f64::NAN, 0.0);
-                }
-                for (key, power) in seen.clone().zip(&powers) {
-                    let term = power / sum * at(2, key, column);
-                    add(query, column, term, term.abs());
-                }
-            }
-            continue;
-        }
-        let deltas = (0..width).map(|c| at(3, query, c) * at(4, query, c));
-        let (delta, all) = deltas.fold((0.0, 0.0), |(a, b), x: f64| (a + x, b + x.abs()));
-        for (key, power) in seen.zip(&powers) {
-            let p = power / sum;
-            let slopes = (0..width).map(|c| at(4, query, c) * at(2, key, c));
-            let (slope, more) = slopes.fold((0.0, all), |(a, b), x: f64| (a + x, b + x.abs()));
-            let (ds, large) = (p * (slope - delta) * scale, p * more * scale.abs());
-            for c in 0..width {
-                let (q, k, dy) = (at(0, query, c), at(1, key, c), at(4, query, c));
-                add(s.row(0, query), c, ds * k, large * k.abs());
-                add(s.row(1, key), c, ds * q, large * q.abs());
-                add(s.row(2, key), c, p * dy, p * dy.abs());
-            }
-        }
-    }
-    sums
-}
-
-/// Fails unless emulated kernels give the results of double precision within `unit` of the
-/// magnitudes that the oracle sums with `single`, and the same bits in every order of threads; and a
-/// GPU, where there is one.
-fn check(list: &[Sizes], mut cases: Vec<Case>, unit: f64, single: f64) {
-    if !available() {
-        return;
-    }
-    let tf32 = cases[0].target.tf32;
-    if tf32 {
-        // Operands that tf32 holds exactly, but for the result, which is in no product.
-        for bytes in cases.iter_mut().flat_map(|case| &mut case.args) {
-            let exact = floats(bytes).into_iter().map(|x| (8.0 * x).round() / 8.0);
-            *bytes = exact.flat_map(f32::to_le_bytes).collect();
-        }
-    }
-    let lowered: Vec<Lowered> = cases
-        .iter()
-        .map(|c| lower(&c.spec, &c.bounds, &c.target).expect("source"))
-        .collect();
-    let functions: Vec<Function> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
-    let has_mma = |f: &Function| f.source.contains("AttentionMma");
-    assert!(functions.iter().all(|f| has_mma(f) == tf32));
-    let emulator = emulate(&functions);
-    let mut gpu = Gpu::load(&lowered.iter().collect::<Vec<_>>());
-    for (at, (case, lowered)) in cases.iter().zip(&lowered).enumerate() {
-        let emulated: Vec<_> = emulator
-            .iter()
-            .flat_map(|emulator| {
-                Order::ALL.map(|order| case.emulated(lowered, emulator, order, NO_FAULT))
-            })
-            .map(|got| got.unwrap_or_else(|e| panic!("{}: {e}", case.name)).0)
-            .collect();
-        for got in emulated.windows(2) {
-            assert!(
-                got[0] == got[1],
-                "{}: other bits in another order",
-                case.name
-            );
-        }
-        let on_gpu = gpu.iter_mut().map(|gpu| gpu.run(at, case, lowered));
-        let on_gpu = on_gpu.map(|got| got.unwrap_or_else(|e| panic!("{}: {e}", case.name)).0);
-        for got in emulated.into_iter().take(1).chain(on_gpu) {
-            compare(&list[at / 2], case, &got, unit, single);
-        }
-    }
-}
-
-fn compare(s: &Sizes, case: &Case, got: &[Vec<u8>], unit: f64, single: f64) {
-    let arguments = case.spec.arguments();
-    let rows = |(bytes, (operand, ..)): (&Vec<u8>, &(Operand, Dims, Access))| Rows {
-        values: floats(bytes),
-        operand: Operand {
-            dtype: operand.dtype,
-            offset: Size::fixed(operand.offset.at(&case.env)),
-            strides: operand
-                .strides
-                .iter()
-                .map(|s| Size::fixed(s.at(&case.env)))
-                .collect(),
-        },
-    };
-    let args: Vec<Rows> = case.args.iter().zip(&arguments).map(rows).collect();
-    let result = args.len() - 1;
-    assert!(got[..result] == case.args[..result], "{}", case.name);
-    let got = rows((&got[result], &arguments[result]));
-    let is_grad = result == 5;
-    let heads = (0..s.batch as usize).flat_map(|b| (0..s.heads as usize).map(move |h| [b, h]));
-    for head in heads {
-        for (row, sums) in oracle(s, &args, head, is_grad, single).iter().enumerate() {
-            for (column, [sum, all]) in sums.iter().enumerate() {
-                let x = got.at(head, row, column);
-                let near = (x - sum).abs() <= unit * all || x.is_nan() && sum.is_nan();
-                assert!(
-                    near,
-                    "{} {head:?}: {row}, {column} is {x} instead of {sum} ± {unit} · {all}",
-                    case.name
-                );
-            }
-        }
-    }
-}
-
 #[test]
 fn attention_and_its_gradients_match_double_precision() {
-    check(&list(), cases(&list(), TARGET), 2f64.powi(-22), 1.0);
+    check(&list(), cases(&list(), TARGET));
 }
 
 /// On tensor cores, of operands that tf32 holds exactly, only weights and gradients of scores are
@@ -395,8 +67,98 @@ fn tensor_cores_round_weights_only() {
         tf32: true,
         ..TARGET
     };
-    let unit = 2f64.powi(-11);
-    check(&list(), cases(&list(), target), unit, unit);
+    check(&list(), cases(&list(), target));
+}
+
+/// Of halves, weights and gradients of scores are rounded to their type, by 2⁻¹¹ or 2⁻⁸ of each,
+/// and a gradient of f32, which is one of halves here. Other mixtures are computed in f32.
+#[test]
+fn halves_round_weights_only() {
+    let [f16, bf16] = [DType::F16, DType::BF16].map(Types::of);
+    // Results and their gradients may have other types.
+    let wide = |types: Types| Types {
+        dy: DType::F32,
+        result: DType::F32,
+        ..types
+    };
+    let all = [
+        plain(70, 70, 64).of(bf16),
+        plain(33, 100, 20).with(true, Some(9), 60).of(f16),
+        plain(100, 75, 8).with(false, Some(20), 3).of(wide(bf16)),
+        plain(45, 20, 16).with(true, Some(4), 0).of(wide(f16)),
+        plain(37, 70, 128).with(true, None, 33).of(bf16),
+        Sizes {
+            columns: 48,
+            ..plain(30, 30, 12).with(false, None, 0).of(f16)
+        },
+        plain(1, 40, 32).with(false, None, 0).of(f16),
+        plain(20, 40, 256).with(true, None, 20).of(bf16),
+        plain(20, 35, 24).of(Types {
+            queries: DType::F32,
+            ..bf16
+        }),
+        plain(20, 35, 24).of(Types {
+            keys: DType::BF16,
+            dy: DType::BF16,
+            ..f16
+        }),
+    ];
+    let cases = cases(&all, TARGET);
+    check(&all, cases);
+}
+
+/// Masks of every type, limits, pasts of the run and queries of one position.
+#[test]
+fn scores_may_be_masked_and_limited_and_begin_in_a_run() {
+    let [f16, bf16] = [DType::F16, DType::BF16].map(Types::of);
+    let heads_of_one_position = plain(6, 40, 16).of(bf16).with_past();
+    let list = [
+        plain(40, 70, 32)
+            .with(true, None, 33)
+            .masked(DType::F32, MaskLayout::Pairs),
+        plain(30, 30, 24)
+            .of(bf16)
+            .with(false, None, 0)
+            .masked(DType::BF16, MaskLayout::OfKeys),
+        plain(33, 50, 12)
+            .with(true, Some(20), 20)
+            .masked(DType::Bool, MaskLayout::Transposed)
+            .capped(0.8),
+        Sizes {
+            batch: 2,
+            ..plain(20, 45, 140)
+                .of(f16)
+                .masked(DType::Bool, MaskLayout::Shared)
+                .with_past()
+                .capped(2.0)
+        },
+        plain(70, 35, 64)
+            .of(bf16)
+            .with(false, Some(30), -5)
+            .masked(DType::F16, MaskLayout::Pairs)
+            .capped(1.5),
+        Sizes {
+            heads: 4,
+            ..plain(25, 60, 8).with_past()
+        },
+        Sizes {
+            scores: Scores {
+                step: 0,
+                ..heads_of_one_position.scores
+            },
+            ..heads_of_one_position
+        },
+    ];
+    check(&list, cases(&list, TARGET));
+    let tf32 = Target {
+        tf32: true,
+        ..TARGET
+    };
+    let list = [plain(20, 40, 32)
+        .with(true, None, 20)
+        .masked(DType::F32, MaskLayout::OfKeys)
+        .capped(3.0)];
+    check(&list, cases(&list, tf32));
 }
 
 /// Lengths that a run decides, below those that the kernels were prepared for.
@@ -452,7 +214,7 @@ fn lengths_may_be_those_of_a_run() {
             ));
         }
     }
-    check(&list, cases, 2f64.powi(-22), 1.0);
+    check(&list, cases);
 }
 
 /// Widths, lengths and pairs without kernels are refused, and said to be.
@@ -465,19 +227,39 @@ fn other_attention_is_refused() {
     assert!(refused(&[rows(129), rows(129), rows(8)]));
     assert!(refused(&[rows(8), rows(8), rows(129)]));
     assert!(refused(&[(DType::F32, Size::symbol(Symbol(0))); 3]));
-    // Of halves, or with a further operand.
-    assert!(refused(&[(DType::BF16, Size::fixed(8)); 3]));
-    assert!(refused(&[rows(8); 4]) && refused(&[rows(8); 6]));
+    // Halves have half the bytes in shared memory.
+    let halves = |width: i64| (DType::BF16, Size::fixed(width));
+    assert!(!refused(&[halves(256); 3]) && refused(&[halves(257); 3]));
+    assert!(!refused(&[
+        halves(256),
+        halves(256),
+        halves(256),
+        rows(256),
+        rows(256)
+    ]));
+    assert!(refused(&[
+        halves(256),
+        halves(256),
+        (DType::F16, Size::fixed(256))
+    ]));
+    // With a mask of any length, and a past of the run.
+    let (mask, past) = (rows(1000), (DType::I32, Size::fixed(1000)));
+    let [r, wide] = [rows(8), rows(129)];
+    assert!(!refused(&[r, r, r, mask]) && !refused(&[r, r, r, past]));
+    assert!(!refused(&[r, r, r, mask, past]) && !refused(&[r, r, r, mask, past, r, r]));
+    assert!(!refused(&[r, r, r, past, r, r]));
+    assert!(refused(&[r, r, r, past, r, wide]) && refused(&[r, r, wide, mask, past]));
+    assert!(refused(&[r; 2]) && refused(&[r, r, past]));
     let far = Scores {
         past: i32::MAX,
         ..s.scores
     };
     assert!(!has_attention(&TARGET, &far, &[rows(8); 3]));
-    let capped = Scores {
-        soft_cap: Some(30.0),
+    let stepping = Scores {
+        step: 2,
         ..s.scores
     };
-    assert!(!has_attention(&TARGET, &capped, &[rows(8); 3]));
+    assert!(!has_attention(&TARGET, &stepping, &[rows(8); 3]));
     for target in [
         Target { sm: 75, ..TARGET },
         Target {
@@ -490,50 +272,88 @@ fn other_attention_is_refused() {
             assert!(lower(&spec, &Env::default(), &target).is_err());
         }
     }
-    for s in [plain(4, 4, 129), Sizes { scores: far, ..s }] {
+    for s in [
+        plain(4, 4, 129),
+        Sizes { scores: far, ..s },
+        Sizes {
+            scores: stepping,
+            ..s
+        },
+    ] {
         for spec in specs(&s, [Layout::Contiguous; 6]) {
             assert!(lower(&spec, &Env::default(), &TARGET).is_err());
         }
     }
 }
 
-/// The products of the kernels for tf32 are those of tensor cores.
+/// The products of the kernels for tf32 and halves are those of tensor cores.
 #[test]
-fn tf32_multiplies_on_tensor_cores() {
-    // A generation that the compiler does not know gets PTX, which is text.
-    let target = Target {
-        sm: 990,
-        tf32: true,
-        ..TARGET
-    };
+fn products_are_those_of_tensor_cores() {
     if gpu_required() || nvrtc::version().is_err() {
         return;
     }
-    for (spec, kernels) in specs(&plain(128, 128, 64), [Layout::Joined; 6])
-        .iter()
-        .zip([1, 2])
-    {
-        let lowered = lower(spec, &Env::default(), &target).expect("source");
-        assert_eq!(lowered.functions.len(), kernels);
-        for function in &lowered.functions {
-            let made = nvrtc::compile(&Program::new(PRELUDE, [function], target.sm));
-            let text = String::from_utf8(made.expect("PTX").image).expect("a text");
-            let products = text.matches("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32");
-            // Each product of two tiles is unrolled in part.
-            assert!(products.count() >= 32, "{}", function.name);
-            for instruction in [
-                "cp.async.cg.shared.global",
-                "ldmatrix.sync",
-                "griddepcontrol.wait",
-            ] {
-                assert!(
-                    text.contains(instruction),
-                    "{}: {instruction}",
-                    function.name
-                );
+    for (dtype, tf32, types) in [
+        (DType::F32, false, None),
+        (DType::F32, true, Some("m16n8k8.row.col.f32.tf32.tf32.f32")),
+        (DType::F16, false, Some("m16n8k16.row.col.f32.f16.f16.f32")),
+        (
+            DType::BF16,
+            false,
+            Some("m16n8k16.row.col.f32.bf16.bf16.f32"),
+        ),
+    ] {
+        let target = Target {
+            sm: 90,
+            tf32,
+            ..TARGET
+        };
+        let s = plain(128, 128, 64).of(Types::of(dtype));
+        for (spec, kernels) in specs(&s, [Layout::Joined; 6]).iter().zip([1, 2]) {
+            let lowered = lower(spec, &Env::default(), &target).expect("source");
+            assert_eq!(lowered.functions.len(), kernels);
+            for function in &lowered.functions {
+                let program = Program::new(PRELUDE, [function], target.sm);
+                let text = nvrtc::ptx(&program).expect("PTX");
+                let products = match types {
+                    Some(types) => text.matches(&format!("mma.sync.aligned.{types}")).count(),
+                    None => 0,
+                };
+                // Each product of two tiles is unrolled in part.
+                assert_eq!(products >= 16, types.is_some(), "{}", function.name);
+                let moves = [types.map(|_| "ldmatrix.sync"), Some("griddepcontrol.wait")];
+                let moves = moves.into_iter().flatten();
+                for instruction in moves.chain(["cp.async.cg.shared.global"]) {
+                    let found = text.contains(instruction);
+                    assert!(found, "{}: {instruction}", function.name);
+                }
+                let image = nvrtc::compile(&program).expect("a cubin").image;
+                let on_cores = instructions(&image, HMMA);
+                assert_eq!(on_cores, products, "{}: HMMA", function.name);
             }
         }
     }
+}
+
+/// The lowest 12 bits of the instruction HMMA, a product on tensor cores, from Volta on.
+const HMMA: u64 = 0x23c;
+
+/// The instructions of 16 bytes with these lowest bits in the code of an ELF file of 64 bits,
+/// little endian.
+fn instructions(image: &[u8], bits: u64) -> usize {
+    let number = |at: usize, bytes: usize| {
+        let all = image[at..at + bytes].iter().rev();
+        all.fold(0u64, |n, &byte| n << 8 | u64::from(byte))
+    };
+    assert!(image.starts_with(b"\x7fELF"), "an ELF file");
+    let [first, each, count] = [(0x28, 8), (0x3a, 2), (0x3c, 2)].map(|(at, n)| number(at, n));
+    let headers = (0..count).map(|i| (first + i * each) as usize);
+    // Sections of a program's bits that are executed.
+    let code = headers.filter(|&at| number(at + 4, 4) == 1 && number(at + 8, 8) & 4 != 0);
+    let all = code.flat_map(|at| {
+        let [start, length] = [number(at + 0x18, 8), number(at + 0x20, 8)].map(|n| n as usize);
+        (start..start + length).step_by(16)
+    });
+    all.filter(|&at| number(at, 8) & 0xfff == bits).count()
 }
 
 /// Every tile on every architecture: registers suffice, shared memory too.
@@ -541,20 +361,36 @@ fn tf32_multiplies_on_tensor_cores() {
 fn no_tile_spills() {
     // Few and many blocks, and much and little shared memory, choose different tiles.
     let mut names = std::collections::BTreeSet::new();
-    for sm in [80, 86, 89, 90, 100, 120] {
+    for (at, sm) in [80, 86, 89, 90, 100, 120].into_iter().enumerate() {
         let device = Description::nearest(sm).target();
+        // (Both types of halves need the same registers.)
+        let half = [DType::F16, DType::BF16][at % 2];
         let mut functions: Vec<Function> = Vec::new();
-        for (width, tf32, heads, length) in [32, 64, 128]
-            .into_iter()
-            .flat_map(|w| [false, true].map(|t| (w, t)))
-            .flat_map(|(w, t)| [(1, 64), (48, 256), (384, 256)].map(|(h, l)| (w, t, h, l)))
+        let products = [(DType::F32, false), (DType::F32, true), (half, false)];
+        let widths = [32, 64, 128, 256].into_iter().enumerate();
+        let kinds = widths.flat_map(|(i, w)| {
+            let products = products.into_iter().enumerate();
+            // Each kind with a mask and a limit on one architecture.
+            products.map(move |(j, p)| (w, p, (3 * i + j) % 6 == at))
+        });
+        for ((width, (dtype, tf32), is_adjusted), heads, length) in
+            kinds.flat_map(|kind| [(1, 64), (48, 256), (384, 256)].map(|(h, l)| (kind, h, l)))
         {
             let target = Target { tf32, ..device };
+            if width > 128 && dtype == DType::F32 {
+                continue;
+            }
             let s = Sizes {
                 heads,
-                ..plain(length, length, width)
+                ..plain(length, length, width).of(Types::of(dtype))
             };
-            for spec in specs(&s, [Layout::Contiguous; 6]) {
+            let masked = s.masked(DType::Bool, MaskLayout::Pairs);
+            let masked = masked.with_past().capped(30.0);
+            let all = [Some(s), is_adjusted.then_some(masked)]
+                .into_iter()
+                .flatten();
+            let all = all.map(|s| specs(&s, [Layout::Contiguous; 6]));
+            for spec in all.flatten() {
                 let lowered = lower(&spec, &Env::default(), &target).expect("source");
                 let launches = lowered.launches(&Env::default());
                 assert!(
@@ -570,5 +406,5 @@ fn no_tile_spills() {
         names.extend(functions.iter().map(|f| f.name.clone()));
         compile_for_gpu(&functions, sm, 0);
     }
-    assert!(names.len() > 18, "{names:?}");
+    assert!(names.len() > 40, "{names:?}");
 }

@@ -1,9 +1,10 @@
 //! Attention whose scores are never in memory, and its gradients, as in Dao, "FlashAttention-2"
 //! (2023): tiles of scores are computed in registers, their softmax tile by tile.
 //!
-//! The backward pass is two launches. The first computes the gradients of queries, and with them the
-//! statistics of each query's softmax, which lie in the workspace; the second computes the gradients
-//! of keys and values. No block adds to the sums of another, so that every run gives the same bits.
+//! The backward pass is two launches. The first computes the gradients of queries, and with them
+//! the statistics of each query's softmax, which lie in the workspace; the second computes the
+//! gradients of keys and values, or two do, where heads are wide. No block adds to the sums of
+//! another, so that every run gives the same bits.
 
 mod tiles;
 
@@ -14,29 +15,38 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Attention, AttentionGrad, Operand, Scores, Spec, SpecError};
 
 use crate::abi::{Dispatch, Function, Target, Word};
+use crate::code::Storage;
 use crate::lowered::Lowered;
 use crate::source::params::{Number, Params};
 use crate::source::space::points;
-use tiles::{Pass, Tile, WIDEST};
+use tiles::{Pass, Products, Tile};
 
 /// Most queries, keys, preceding keys and keys of a window: their sums are numbers of 32 bits.
-const LONGEST: i64 = 1 << 28;
+const LONGEST: i64 = 1 << 27;
 
-/// Whether a device has kernels for attention of these scores, or for its gradient. Each operand has
-/// a type and rows of so many elements; they are queries, keys and values, and for the gradient the
-/// result and its gradient.
+/// Whether a device has kernels for attention of these scores, or for its gradient. Each operand
+/// has a type and rows of so many elements; they are queries, keys and values, a mask and a past
+/// of the run if there are any, and for the gradient the result and its gradient.
 pub fn has_attention(target: &Target, scores: &Scores, operands: &[(DType, Size)]) -> bool {
-    if !is_able(target) {
+    let Some((rows, more)) = operands.split_first_chunk::<3>() else {
         return false;
-    }
-    let Scores { window, past, .. } = *scores;
-    let narrow = |&(dtype, width): &(DType, Size)| {
-        dtype == DType::F32 && width.as_fixed().is_some_and(|n| n <= WIDEST)
     };
-    let near = |n: i64| (0..=LONGEST).contains(&n);
-    // A mask and a past of the run are further operands; the past is not of f32.
-    let known = matches!(operands.len(), 3 | 5) && operands.iter().all(narrow);
-    known && scores.is_plain() && near(past.into()) && window.is_none_or(|n| near(n.into()))
+    let widest = Products::of_types(rows.map(|(dtype, _)| dtype), target).widest();
+    let narrow = |&(dtype, width): &(DType, Size)| {
+        dtype.is_float() && width.as_fixed().is_some_and(|n| n <= widest)
+    };
+    // The past, which alone is of integers, is the last operand of attention, and none is that of a
+    // gradient.
+    let is_grad = more.len() >= 2 && more.last().is_some_and(|&(dtype, _)| dtype.is_float());
+    let results = &more[if is_grad { more.len() - 2 } else { more.len() }..];
+    let known = rows.iter().chain(results).all(narrow);
+    is_able(target) && known && more.len() <= 4 && is_near(scores)
+}
+
+/// Whether positions of these scores are numbers of 32 bits.
+fn is_near(scores: &Scores) -> bool {
+    let far = [scores.past.unsigned_abs(), scores.window.unwrap_or(0)];
+    scores.step <= 1 && far.iter().all(|&n| i64::from(n) <= LONGEST)
 }
 
 /// Whether the kernels run on a device: they copy asynchronously, and share rows among 32 lanes.
@@ -61,10 +71,13 @@ struct Shape {
     width: Size,
     columns: Size,
     scores: Scores,
+    products: Products,
+    /// Whether scores are more than products and a factor.
+    is_adjusted: bool,
 }
 
 impl Shape {
-    fn new(spec: &Spec, of: &Attention, queries: Size, columns: Size) -> Shape {
+    fn new(spec: &Spec, of: &Attention, [queries, columns]: [Size; 2], target: &Target) -> Shape {
         Shape {
             heads: spec.dims[..spec.dims.len() - 2].to_vec(),
             queries,
@@ -72,21 +85,19 @@ impl Shape {
             width: of.width,
             columns,
             scores: of.scores,
+            products: Products::of(of, target),
+            is_adjusted: of.mask.is_some() || of.scores.soft_cap.is_some(),
         }
     }
 
-    fn check(&self, spec: &Spec, bounds: &Env, target: &Target) -> Result<(), SpecError> {
-        let Scores { window, past, .. } = self.scores;
-        if !self.scores.is_plain() || past < 0 {
-            return Err(SpecError::unsupported("attention of such scores"));
-        }
-        let types = spec.arguments().into_iter().map(|(o, ..)| o.dtype);
-        if let Some(other) = types.into_iter().find(|&dtype| dtype != DType::F32) {
-            return Err(SpecError::unsupported(format!("attention of {other}")));
+    fn check(&self, bounds: &Env, target: &Target) -> Result<(), SpecError> {
+        if !is_near(&self.scores) {
+            return Err(SpecError::unsupported(
+                "attention over so many positions, or with steps between queries",
+            ));
         }
         let lengths = [self.queries, self.keys].map(|size| size.at(bounds));
-        let near = [i64::from(past), i64::from(window.unwrap_or(0))];
-        if let Some(long) = lengths.iter().chain(&near).find(|n| **n > LONGEST) {
+        if let Some(long) = lengths.iter().find(|n| **n > LONGEST) {
             return Err(SpecError::unsupported(format!(
                 "attention over {long} positions"
             )));
@@ -107,7 +118,12 @@ impl Shape {
         let width = self.width.at(bounds).max(self.columns.at(bounds));
         let rows = self.rows(pass).at(bounds);
         let heads = points(&self.heads, bounds);
-        let tile = pass.tile(heads, rows, width, target)?;
+        let tile = pass.tile(
+            self.products,
+            self.is_adjusted,
+            [heads, rows, width],
+            target,
+        )?;
         match blocks(heads, rows, tile.rows) <= i64::from(i32::MAX) {
             true => Ok(tile),
             false => Err(SpecError::unsupported(format!(
@@ -120,7 +136,7 @@ impl Shape {
     fn rows(&self, pass: Pass) -> Size {
         match pass {
             Pass::Forward | Pass::Queries => self.queries,
-            Pass::Keys => self.keys,
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => self.keys,
         }
     }
 
@@ -133,7 +149,7 @@ impl Shape {
             past,
             ..
         } = self.scores;
-        let behind = window.map_or(2 * LONGEST, i64::from);
+        let behind = window.map_or(8 * LONGEST, i64::from);
         let ahead = if causal { 1 } else { behind };
         let fixed = |n: i64| number(move |_| n);
         [
@@ -153,9 +169,10 @@ fn blocks(heads: i64, rows: i64, tile: i64) -> i64 {
     heads.saturating_mul((rows + tile - 1) / tile)
 }
 
-/// Whether rows of so many elements consist of aligned vectors of four.
+/// Whether rows of so many elements consist of aligned vectors of 16 bytes.
 fn in_vectors(operand: &Operand, width: Size) -> bool {
-    let whole = |size: Size| size.checked_div(4).is_some();
+    let elements = 16 / operand.dtype.bytes() as i64;
+    let whole = |size: Size| size.checked_div(elements).is_some();
     let Some((last, others)) = operand.strides.split_last() else {
         return false;
     };
@@ -171,18 +188,22 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Declares the lengths, and the head and the tile of the block.
-    fn new(shape: &'a Shape, pass: Pass, tile: &Tile, mut params: Params) -> Writer<'a> {
-        let at = params.block(shape.words());
+    fn new(
+        shape: &'a Shape,
+        of: &Attention,
+        pass: Pass,
+        tile: &Tile,
+        mut params: Params,
+    ) -> Writer<'a> {
         let (rows, high) = (shape.rows(pass), tile.rows);
         let tiles = params.block([number(move |env| (rows.at(env) + high - 1) / high)]);
         // Of causal attention, the last queries and the first keys have the most to do.
         let order = match pass {
             Pass::Forward | Pass::Queries => "tiles - 1 - int(blockIdx.x) % tiles",
-            Pass::Keys => "int(blockIdx.x) % tiles",
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => "int(blockIdx.x) % tiles",
         };
         let mut body = format!(
-            "const AttentionShape shape(p.w + {at});\n\
-             const int tiles = int(p.w[{tiles}]), head = int(blockIdx.x) / tiles, tile = {order};\n"
+            "const int tiles = int(p.w[{tiles}]), head = int(blockIdx.x) / tiles, tile = {order};\n"
         );
         let heads: Vec<String> = shape
             .heads
@@ -190,11 +211,71 @@ impl<'a> Writer<'a> {
             .map(|&d| params.number(&sized(d)))
             .collect();
         body += &Params::split("head", &heads, "h").0;
-        Writer {
+        let mut writer = Writer {
             shape,
             params,
             body,
+        };
+        let past = match &of.past {
+            Some(past) => {
+                let first = 3 + u16::from(of.mask.is_some());
+                let place = writer.place(first, past, sized(past.offset));
+                format!("*({place})")
+            }
+            None => "0".into(),
+        };
+        let (at, step) = (writer.params.block(shape.words()), shape.scores.step);
+        writer.body += &format!("const AttentionShape<{step}> shape(p.w + {at}, {past});\n");
+        writer.terms(of);
+        writer
+    }
+
+    /// The address of an operand's element, in this head, from which on its others lie.
+    fn place(&mut self, argument: u16, operand: &Operand, first: Number) -> String {
+        let mut place = self.params.number(&first);
+        let strides = &operand.strides[..self.shape.heads.len()];
+        for (axis, &stride) in strides.iter().enumerate() {
+            place += &format!(" + h{axis} * {}", self.params.number(&sized(stride)));
         }
+        let address = self.params.address(Word::Argument(argument));
+        let ty = Storage::of(operand.dtype).ty;
+        format!("reinterpret_cast<{ty}*>({address}) + {place}")
+    }
+
+    /// Declares the work on products that makes them scores.
+    fn terms(&mut self, of: &Attention) {
+        let cap = of.scores.soft_cap;
+        if !self.shape.is_adjusted {
+            self.body += "const ScaledScores terms{};\n";
+            return;
+        }
+        let batch = self.shape.heads.len();
+        let (ty, mask) = match &of.mask {
+            Some(mask) => {
+                let alike = mask.strides[batch].is(0);
+                let place = self.place(3, mask, sized(mask.offset));
+                let [row, key] = [0, 1].map(|axis| {
+                    let stride = mask.strides[batch + axis];
+                    self.params.number(&sized(stride))
+                });
+                let ty = match mask.dtype {
+                    DType::Bool => "TruthValue",
+                    dtype => Storage::of(dtype).ty,
+                };
+                let place = format!("reinterpret_cast<const {ty}*>({place})");
+                (
+                    format!("AttentionMask<{ty}, idx, {alike}>"),
+                    format!("{place}, {row}, {key}"),
+                )
+            }
+            None => ("NoMask".into(), String::new()),
+        };
+        let bits = i64::from(cap.unwrap_or(0.0).to_bits());
+        let bits = self.params.block([number(move |_| bits)]);
+        self.body += &format!(
+            "const AdjustedScores<{}, {ty}> terms{{__uint_as_float(unsigned(p.w[{bits}])), {{{mask}}}}};\n",
+            cap.is_some()
+        );
     }
 
     /// Declares the rows of an operand, those of this head.
@@ -214,18 +295,14 @@ impl<'a> Writer<'a> {
         let batch = self.shape.heads.len();
         let (offset, apart) = (operand.offset, operand.strides[batch]);
         let first = number(move |env| offset.at(env) + first(env) * apart.at(env));
-        let mut place = self.params.number(&first);
-        for (axis, &stride) in operand.strides[..batch].iter().enumerate() {
-            place += &format!(" + h{axis} * {}", self.params.number(&sized(stride)));
-        }
-        let address = self.params.address(Word::Argument(argument));
+        let place = self.place(argument, operand, first);
         let row = self
             .params
             .number(&number(move |env| every * apart.at(env)));
         let column = self.params.number(&sized(operand.strides[batch + 1]));
-        let vectors = in_vectors(operand, width);
+        let (ty, vectors) = (Storage::of(operand.dtype).ty, in_vectors(operand, width));
         self.body += &format!(
-            "const AttentionRows<idx, {vectors}> {name}{{reinterpret_cast<float*>({address}) + {place}, {row}, {column}}};\n"
+            "const AttentionRows<{ty}, idx, {vectors}> {name}{{{place}, {row}, {column}}};\n"
         );
     }
 
@@ -237,19 +314,22 @@ impl<'a> Writer<'a> {
             .params
             .block([number(move |env| points(&heads, env) * queries.at(env))]);
         self.body += &format!(
-            "float* const logarithms = reinterpret_cast<float*>({address}) + u64(head) * unsigned(shape.queries);\n\
-             const AttentionStatistics statistics{{logarithms, logarithms + p.w[{all}]}};\n"
+            "float* const largest = reinterpret_cast<float*>({address}) + u64(head) * unsigned(shape.queries);\n\
+             const AttentionStatistics statistics{{largest, p.w[{all}]}};\n"
         );
     }
 
     /// The kernel, which takes these declared values.
     fn kernel(mut self, pass: Pass, tile: &Tile, values: &str) -> Kernel {
-        let (source, bounds) = tile.source();
+        let (source, bounds) = tile.source(self.shape.products);
         self.body += &format!(
-            "SHARED_BYTES(float, shared);\n{}<{source}>(shape, tile, {values}, shared);\n",
-            pass.function()
+            "SHARED_BYTES(unsigned char, shared);\n{}<{source}{}>(shape, tile, terms, {values}, shared);\n",
+            pass.function(),
+            pass.arguments()
         );
-        let function = self.params.function(&tile.name(pass), bounds, &self.body);
+        let function =
+            self.params
+                .function(&tile.name(pass, self.shape.products), bounds, &self.body);
         let (params, tile) = (self.params, *tile);
         let (heads, rows) = (self.shape.heads.clone(), self.shape.rows(pass));
         let dispatch = move |env: &Env| {
@@ -276,6 +356,11 @@ struct Kernel {
     dispatch: Box<dyn Fn(&Env) -> Dispatch + Send + Sync>,
 }
 
+/// The argument behind queries, keys, values, a mask and a past.
+fn first_result(of: &Attention) -> u16 {
+    3 + u16::from(of.mask.is_some()) + u16::from(of.past.is_some())
+}
+
 /// The kernel of [`Body::Attention`](slabwise_kernels::spec::Body::Attention).
 pub fn lower(
     spec: &Spec,
@@ -286,31 +371,16 @@ pub fn lower(
     let [.., queries, columns] = spec.dims[..] else {
         return Err(SpecError::unsupported("attention without rows"));
     };
-    let shape = Shape::new(spec, of, queries, columns);
-    shape.check(spec, bounds, target)?;
+    let shape = Shape::new(spec, of, [queries, columns], target);
+    shape.check(bounds, target)?;
     let pass = Pass::Forward;
     let tile = shape.tile(pass, bounds, target)?;
-    let mut writer = Writer::new(&shape, pass, &tile, Params::new(spec, bounds, target));
-    let Attention {
-        scores: _,
-        keys: _,
-        width,
-        q,
-        k,
-        v,
-        mask: None,
-        past: None,
-        result,
-    } = of
-    else {
-        return Err(SpecError::unsupported(
-            "attention with a mask or a past of the run",
-        ));
-    };
-    writer.rows("q", 0, q, *width);
-    writer.rows("k", 1, k, *width);
-    writer.rows("v", 2, v, columns);
-    writer.rows("y", 3, result, columns);
+    let mut writer = Writer::new(&shape, of, pass, &tile, Params::new(spec, bounds, target));
+    let result = first_result(of);
+    writer.rows("q", 0, &of.q, of.width);
+    writer.rows("k", 1, &of.k, of.width);
+    writer.rows("v", 2, &of.v, columns);
+    writer.rows("y", result, &of.result, columns);
     let kernel = writer.kernel(pass, &tile, "q, k, v, y");
     let launches = move |env: &Env| vec![(kernel.dispatch)(env)];
     Ok(Lowered::new(vec![kernel.function], 0, launches))
@@ -338,35 +408,31 @@ pub fn lower_grad(
     target: &Target,
 ) -> Result<Lowered, SpecError> {
     let (of, width) = (&grad.of, grad.of.width);
-    if of.mask.is_some() || of.past.is_some() {
-        return Err(SpecError::unsupported(
-            "gradients of attention with a mask or a past of the run",
-        ));
-    }
-    let shape = Shape::new(spec, of, grad.queries, width);
-    shape.check(spec, bounds, target)?;
+    let result = first_result(of);
+    let shape = Shape::new(spec, of, [grad.queries, width], target);
+    shape.check(bounds, target)?;
     let mut functions = Vec::new();
     let mut dispatches = Vec::new();
-    for (pass, values) in [
-        (Pass::Queries, "q, k, v, y, dy, dq, statistics"),
-        (Pass::Keys, "q, k, v, dy, dk, dv, statistics"),
-    ] {
+    for &pass in Pass::of_gradients(width.at(bounds)) {
         let tile = shape.tile(pass, bounds, target)?;
-        let mut writer = Writer::new(&shape, pass, &tile, Params::new(spec, bounds, target));
+        let mut writer = Writer::new(&shape, of, pass, &tile, Params::new(spec, bounds, target));
         writer.rows("q", 0, &of.q, width);
         writer.rows("k", 1, &of.k, width);
         writer.rows("v", 2, &of.v, width);
         if pass == Pass::Queries {
-            writer.rows("y", 3, &of.result, width);
+            writer.rows("y", result, &of.result, width);
         }
-        writer.rows("dy", 4, &grad.dy, width);
-        let parts = match pass {
-            Pass::Queries => &[("dq", 0)][..],
-            _ => &[("dk", 1), ("dv", 2)],
+        writer.rows("dy", result + 1, &grad.dy, width);
+        let (parts, values) = match pass {
+            Pass::Queries => (&[("dq", 0)][..], "q, k, v, y, dy, dq, statistics"),
+            _ => (
+                &[("dk", 1), ("dv", 2)][..],
+                "q, k, v, dy, dk, dv, statistics",
+            ),
         };
         for &(name, part) in parts {
             let rows = gradient_rows(grad, part);
-            writer.some_rows(name, 5, &grad.gradients, width, rows);
+            writer.some_rows(name, result + 2, &grad.gradients, width, rows);
         }
         writer.statistics();
         let kernel = writer.kernel(pass, &tile, values);
@@ -374,7 +440,7 @@ pub fn lower_grad(
         dispatches.push(kernel.dispatch);
     }
     let queries = points(&shape.heads, bounds).saturating_mul(grad.queries.at(bounds));
-    let workspace = 2 * size_of::<f32>() as u64 * queries.max(0) as u64;
+    let workspace = 3 * size_of::<f32>() as u64 * queries.max(0) as u64;
     Ok(Lowered::new(functions, workspace, move |env| {
         let each = dispatches.iter().enumerate();
         each.map(|(function, dispatch)| Dispatch {

@@ -1,9 +1,11 @@
 //! The tiles of attention: their shapes, their use of threads and shared memory, and the choice
 //! among them.
 
-use slabwise_kernels::spec::SpecError;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::{Attention, SpecError};
 
 use crate::abi::Target;
+use crate::code::Storage;
 
 /// The kernels of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +15,63 @@ pub enum Pass {
     /// The gradients of tiles of queries, and the statistics of their softmax.
     Queries,
     /// The gradients of tiles of keys and values.
+    KeysAndValues,
+    /// Those of keys alone, and of values alone.
     Keys,
+    Values,
+}
+
+/// The operands of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// f32, in single precision.
+    Single,
+    /// f32 rounded to tf32, on tensor cores.
+    Tf32,
+    /// Halves of this type, on tensor cores.
+    Halves(DType),
+}
+
+impl Products {
+    /// Those of attention: of halves if queries, keys and values are of one type of halves, and
+    /// else of f32, which holds every operand.
+    pub fn of(attention: &Attention, target: &Target) -> Products {
+        let operands = [&attention.q, &attention.k, &attention.v];
+        Products::of_types(operands.map(|operand| operand.dtype), target)
+    }
+
+    /// Those of queries, keys and values of these types.
+    pub fn of_types([dtype, k, v]: [DType; 3], target: &Target) -> Products {
+        match dtype.is_half() && [k, v] == [dtype; 2] {
+            true => Products::Halves(dtype),
+            false if target.tf32 => Products::Tf32,
+            false => Products::Single,
+        }
+    }
+
+    /// The widest rows that there are tiles for: shared memory has too little room for wider ones.
+    pub fn widest(self) -> i64 {
+        match self {
+            Products::Halves(_) => 256,
+            Products::Single | Products::Tf32 => 128,
+        }
+    }
+
+    /// The type of operands in shared memory.
+    fn dtype(self) -> DType {
+        match self {
+            Products::Halves(dtype) => dtype,
+            Products::Single | Products::Tf32 => DType::F32,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Products::Single => "f32",
+            Products::Tf32 => "tf32",
+            Products::Halves(dtype) => dtype.name(),
+        }
+    }
 }
 
 /// The units that multiply.
@@ -22,7 +80,20 @@ enum Unit {
     /// Single precision; so many threads share a row (`AttentionFma` in `tiles.cuh`).
     Fma(i64),
     /// Tensor cores, operands rounded to tf32; a warp has so many times 16 rows (`AttentionMma`).
-    Mma(i64),
+    Tf32(i64),
+    /// Tensor cores, operands of halves; the same.
+    Half(i64),
+}
+
+impl Unit {
+    fn multiplies(self, products: Products) -> bool {
+        matches!(
+            (self, products),
+            (Unit::Fma(_), Products::Single)
+                | (Unit::Tf32(_), Products::Tf32)
+                | (Unit::Half(_), Products::Halves(_))
+        )
+    }
 }
 
 /// The tile of a block: its own rows, against rows of the other side.
@@ -37,6 +108,8 @@ pub struct Tile {
     width: i64,
     /// Blocks that a multiprocessor's registers must hold.
     blocks: i64,
+    /// Whether its registers suffice for scores with a limit or a mask.
+    adjusts: bool,
 }
 
 const fn tile(unit: Unit, [rows, columns, width, _]: [i64; 4], blocks: i64) -> Tile {
@@ -46,6 +119,15 @@ const fn tile(unit: Unit, [rows, columns, width, _]: [i64; 4], blocks: i64) -> T
         columns,
         width,
         blocks,
+        adjusts: true,
+    }
+}
+
+/// A tile for scores without a limit or a mask, whose derivatives and terms need registers as well.
+const fn plain(tile: Tile) -> Tile {
+    Tile {
+        adjusts: false,
+        ..tile
     }
 }
 
@@ -53,16 +135,17 @@ const fn fma(sizes: [i64; 4], blocks: i64) -> Tile {
     tile(Unit::Fma(sizes[3]), sizes, blocks)
 }
 
-const fn mma(sizes: [i64; 4], blocks: i64) -> Tile {
-    tile(Unit::Mma(sizes[3]), sizes, blocks)
+const fn tf32(sizes: [i64; 4], blocks: i64) -> Tile {
+    tile(Unit::Tf32(sizes[3]), sizes, blocks)
 }
 
-/// The widest rows that there are tiles for.
-pub const WIDEST: i64 = 128;
+const fn half(sizes: [i64; 4], blocks: i64) -> Tile {
+    tile(Unit::Half(sizes[3]), sizes, blocks)
+}
 
 /// The tiles of forward passes: rows, rows of the other side, width, and threads of a row, or 16
 /// rows of a warp.
-const FORWARD: [Tile; 16] = [
+const FORWARD: [Tile; 26] = [
     fma([128, 64, 32, 8], 2),
     fma([64, 64, 32, 8], 4),
     fma([32, 64, 32, 8], 4),
@@ -72,51 +155,90 @@ const FORWARD: [Tile; 16] = [
     fma([32, 32, 64, 16], 4),
     fma([64, 32, 128, 16], 2),
     fma([32, 32, 128, 16], 4),
-    mma([128, 64, 32, 2], 2),
-    mma([64, 64, 32, 1], 3),
-    mma([128, 64, 64, 2], 2),
-    mma([64, 64, 64, 1], 3),
-    mma([128, 32, 128, 2], 2),
-    mma([64, 32, 128, 1], 3),
-    mma([32, 32, 128, 1], 4),
+    tf32([128, 64, 32, 2], 2),
+    tf32([64, 64, 32, 1], 3),
+    tf32([128, 64, 64, 2], 2),
+    tf32([64, 64, 64, 1], 3),
+    tf32([128, 32, 128, 2], 2),
+    tf32([64, 32, 128, 1], 3),
+    tf32([32, 32, 128, 1], 4),
+    half([128, 64, 32, 2], 2),
+    half([64, 64, 32, 1], 4),
+    half([128, 64, 64, 2], 2),
+    half([64, 64, 64, 1], 3),
+    half([32, 64, 64, 1], 4),
+    half([128, 64, 128, 1], 1),
+    half([64, 64, 128, 1], 2),
+    half([32, 64, 128, 1], 4),
+    half([64, 32, 256, 1], 2),
+    half([32, 32, 256, 1], 2),
 ];
 
 /// The tiles of gradients of queries.
-const QUERIES: [Tile; 11] = [
-    fma([128, 32, 32, 8], 2),
+const QUERIES: [Tile; 20] = [
+    plain(fma([128, 32, 32, 8], 2)),
     fma([32, 32, 32, 8], 4),
-    fma([64, 64, 64, 16], 2),
+    plain(fma([64, 64, 64, 16], 2)),
     fma([64, 32, 64, 16], 3),
     fma([32, 32, 64, 16], 4),
     fma([32, 32, 128, 16], 2),
-    mma([128, 32, 32, 2], 2),
-    mma([64, 32, 32, 1], 3),
-    mma([128, 32, 64, 2], 2),
-    mma([64, 32, 64, 1], 3),
-    mma([64, 16, 128, 1], 2),
+    tf32([128, 32, 32, 2], 2),
+    tf32([64, 32, 32, 1], 3),
+    tf32([128, 32, 64, 2], 2),
+    tf32([64, 32, 64, 1], 3),
+    tf32([64, 16, 128, 1], 2),
+    plain(half([128, 64, 32, 2], 2)),
+    half([64, 64, 32, 1], 3),
+    half([128, 32, 64, 2], 2),
+    half([64, 64, 64, 1], 3),
+    half([32, 64, 64, 1], 4),
+    half([64, 32, 128, 1], 2),
+    half([32, 32, 128, 1], 4),
+    half([64, 16, 256, 1], 1),
+    half([32, 16, 256, 1], 2),
 ];
 
 /// The tiles of gradients of keys and values.
-const KEYS: [Tile; 11] = [
+const KEYS: [Tile; 18] = [
     fma([64, 32, 32, 8], 3),
     fma([32, 32, 32, 8], 4),
-    fma([64, 64, 64, 16], 2),
-    fma([64, 32, 64, 16], 2),
+    plain(fma([64, 64, 64, 16], 2)),
+    plain(fma([64, 32, 64, 16], 2)),
     fma([32, 32, 64, 16], 4),
     fma([32, 32, 128, 16], 2),
-    mma([128, 32, 32, 2], 2),
-    mma([64, 32, 32, 1], 3),
-    mma([64, 64, 64, 1], 2),
-    mma([64, 32, 64, 1], 2),
-    mma([64, 16, 128, 1], 2),
+    tf32([128, 32, 32, 2], 2),
+    tf32([64, 32, 32, 1], 3),
+    tf32([64, 64, 64, 1], 2),
+    tf32([64, 32, 64, 1], 2),
+    tf32([64, 16, 128, 1], 2),
+    half([128, 32, 32, 2], 2),
+    half([64, 64, 32, 1], 2),
+    plain(half([64, 64, 64, 1], 2)),
+    half([64, 32, 64, 1], 2),
+    half([32, 32, 64, 1], 4),
+    half([64, 32, 128, 1], 2),
+    half([32, 32, 128, 1], 4),
 ];
 
+/// The tiles of gradients of keys alone or values alone, as wide as neither leaves registers for
+/// the other.
+const PARTS: [Tile; 2] = [half([64, 16, 256, 1], 1), half([32, 16, 256, 1], 2)];
+
 impl Pass {
+    /// The kernels of the gradients of heads of so many elements.
+    pub fn of_gradients(width: i64) -> &'static [Pass] {
+        match width <= 128 {
+            true => &[Pass::Queries, Pass::KeysAndValues],
+            false => &[Pass::Queries, Pass::Keys, Pass::Values],
+        }
+    }
+
     fn tiles(self) -> &'static [Tile] {
         match self {
             Pass::Forward => &FORWARD,
             Pass::Queries => &QUERIES,
-            Pass::Keys => &KEYS,
+            Pass::KeysAndValues => &KEYS,
+            Pass::Keys | Pass::Values => &PARTS,
         }
     }
 
@@ -125,8 +247,8 @@ impl Pass {
         match self {
             Pass::Forward => [1, 2, 0],
             Pass::Queries => [2, 3, 0],
-            // Two numbers for each query, in two places.
-            Pass::Keys => [2, 3, 4 * tile.columns],
+            // Three numbers for each query, in two places.
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => [2, 3, 6 * tile.columns],
         }
     }
 
@@ -135,29 +257,47 @@ impl Pass {
         match self {
             Pass::Forward => "attention",
             Pass::Queries => "attention_query_gradients",
-            Pass::Keys => "attention_key_gradients",
+            Pass::KeysAndValues | Pass::Keys | Pass::Values => "attention_key_gradients",
+        }
+    }
+
+    /// The arguments of its template behind the tile.
+    pub fn arguments(self) -> &'static str {
+        match self {
+            Pass::Forward | Pass::Queries => "",
+            Pass::KeysAndValues => ", true, true",
+            Pass::Keys => ", true, false",
+            Pass::Values => ", false, true",
         }
     }
 
     /// The tile with the smallest estimated time for heads of so many rows of at most `width`
-    /// elements.
+    /// elements, and for scores that are limited or have a mask if they are adjusted.
     pub fn tile(
         self,
-        heads: i64,
-        rows: i64,
-        width: i64,
+        products: Products,
+        is_adjusted: bool,
+        [heads, rows, width]: [i64; 3],
         target: &Target,
     ) -> Result<Tile, SpecError> {
-        let padded = [32, 64, WIDEST].into_iter().find(|&all| width <= all);
+        let padded = [32, 64, 128, 256].into_iter().find(|&all| width <= all);
         let fits = |tile: &&Tile| {
             Some(tile.width) == padded
-                && matches!(tile.unit, Unit::Mma(_)) == target.tf32
+                && tile.unit.multiplies(products)
+                && (tile.adjusts || !is_adjusted)
                 && tile.shared_bytes(self) <= i64::from(target.shared_bytes_max)
         };
         let cost = |tile: &Tile| tile.cost(self, heads, rows, target);
         let best = self.tiles().iter().filter(fits);
         best.min_by(|a, b| cost(a).total_cmp(&cost(b)))
-            .copied()
+            .map(|&tile| match is_adjusted {
+                // More blocks leave a thread too few registers.
+                true => Tile {
+                    blocks: tile.blocks.min(2),
+                    ..tile
+                },
+                false => tile,
+            })
             .ok_or_else(|| {
                 SpecError::unsupported(format!("attention of heads of {width} elements"))
             })
@@ -169,7 +309,7 @@ impl Tile {
     pub fn threads(&self) -> i64 {
         match self.unit {
             Unit::Fma(across) => self.rows / 8 * across,
-            Unit::Mma(down) => self.rows / (16 * down) * 32,
+            Unit::Tf32(down) | Unit::Half(down) => self.rows / (16 * down) * 32,
         }
     }
 
@@ -178,20 +318,24 @@ impl Tile {
         let [own, other, more] = pass.buffers(self);
         let scratch = match self.unit {
             Unit::Fma(across) => self.threads() / 32 * self.columns.min(32) * (32 / across * 8 + 4),
-            Unit::Mma(_) => 0,
+            Unit::Tf32(_) | Unit::Half(_) => 0,
         };
-        4 * ((own * self.rows + other * self.columns) * (self.width + 4) + more + scratch)
+        let row = 16 + self.width * if let Unit::Half(_) = self.unit { 2 } else { 4 };
+        (own * self.rows + other * self.columns) * row + 4 * (more + scratch)
     }
 
-    /// Its type, and the bounds of its launches.
-    pub fn source(&self) -> (String, String) {
+    /// Its type for operands that its unit multiplies, and the bounds of its launches.
+    pub fn source(&self, products: Products) -> (String, String) {
         let (name, last) = match self.unit {
-            Unit::Fma(across) => ("AttentionFma", across),
-            Unit::Mma(down) => ("AttentionMma", down),
+            Unit::Fma(across) => ("AttentionFma<".into(), across),
+            Unit::Tf32(down) | Unit::Half(down) => {
+                let element = Storage::of(products.dtype()).ty;
+                (format!("AttentionMma<{element}, "), down)
+            }
         };
         (
             format!(
-                "{name}<{}, {}, {}, {last}>",
+                "{name}{}, {}, {}, {last}>",
                 self.rows, self.columns, self.width
             ),
             format!("{}, {}", self.threads(), self.blocks),
@@ -199,12 +343,9 @@ impl Tile {
     }
 
     /// The prefix of the names of its functions.
-    pub fn name(&self, pass: Pass) -> String {
-        let unit = match self.unit {
-            Unit::Fma(_) => "",
-            Unit::Mma(_) => "tf32_",
-        };
-        format!("{}_{unit}{}x{}", pass.function(), self.rows, self.columns)
+    pub fn name(&self, pass: Pass, products: Products) -> String {
+        let [pass, products] = [pass.function(), products.name()];
+        format!("{pass}_{products}_{}x{}", self.rows, self.columns)
     }
 
     /// An estimate of the time, only for comparing tiles of one unit.
@@ -227,7 +368,9 @@ impl Tile {
                 let (scores, result) = (self.columns / across, self.width / across);
                 1.0 + 1.0 / scores as f64 + 1.0 / result as f64
             }
-            Unit::Mma(down) => 1.0 + 1.0 / down as f64 + 4.0 / self.columns as f64,
+            Unit::Tf32(down) | Unit::Half(down) => {
+                1.0 + 1.0 / down as f64 + 4.0 / self.columns as f64
+            }
         };
         (waves * of(held) + of(rest)) * reads
     }

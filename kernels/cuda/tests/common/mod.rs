@@ -331,7 +331,7 @@ impl Fixed {
 }
 
 /// A stored float as a number.
-fn float(dtype: DType, x: &[u8]) -> f32 {
+pub fn float(dtype: DType, x: &[u8]) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes(x.try_into().expect("4 bytes")),
         DType::F16 => half::f16::from_le_bytes(x.try_into().expect("2 bytes")).to_f32(),
