@@ -98,6 +98,8 @@ pub struct Bandwidth {
     pub cache: f64,
     /// The bytes of the L2 cache.
     pub cache_bytes: u64,
+    /// The bytes of a sector, which memory moves at once.
+    pub sector_bytes: u32,
 }
 
 /// The attributes that a driver reports of a device; 0 where it does not.
@@ -204,6 +206,7 @@ impl Description {
             shared_bytes_max: self.block.shared_bytes_max,
             wave_width: self.wave_width,
             speeds: self.speeds(),
+            sector_bytes: self.bandwidth.sector_bytes,
             tf32: false,
             guarded: false,
         }
@@ -285,6 +288,8 @@ mod tests {
             assert!(rates.f32 <= rates.tf32 && rates.tf32 < rates.half, "{file}");
             assert!(rates.mma_share > 0.0 && rates.mma_share <= 1.0, "{file}");
             assert!(bandwidth.memory < bandwidth.cache, "{file}");
+            let sector = bandwidth.sector_bytes;
+            assert!(sector.is_power_of_two() && sector >= 16, "{file}");
         }
         for sm in [80, 86, 89, 90, 100, 120] {
             let found = Description::named(&format!("sm_{sm}")).expect("a description");

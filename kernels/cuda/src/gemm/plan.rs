@@ -21,6 +21,31 @@ pub struct Plan {
     pub cycles: f64,
 }
 
+/// The order in which a plan computes the sums of a product: those of equal orders have the same
+/// bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SumOrder {
+    /// The order within a part of the contracted axis, which no size of a tile changes.
+    pub method: Method,
+    /// The parts of the contracted axis, if there are several: how many, and their length.
+    pub part: Option<(i64, i64)>,
+}
+
+/// The order in which a kernel adds the products of a part of the contracted axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Method {
+    /// One after the other.
+    Registers,
+    /// As tensor cores do, from step to step.
+    Tensor,
+    /// By the lanes of a warp, each of which takes so many neighbours at once.
+    Dots(i64),
+    /// By the warps of a block.
+    Columns,
+    /// Over the window.
+    Window,
+}
+
 /// The sizes of a product: rows, columns, length of the contracted axis, products; for several
 /// problems the largest of each.
 pub type Sizes = [i64; 4];

@@ -43,10 +43,12 @@ struct Side {
 
 /// An operand of a product. FREE is the side shared with the result, DEEP the contracted one, BATCH
 /// distinguishes the products. The address is word ADDRESS. Words from AT on: the offset of the
-/// first element; whether neighbours along the contiguous side form whole, aligned vectors of 16
-/// bytes (WHOLE: they do for all sizes); for a window the image's height and width.
-template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE>
+/// first element; whether neighbours along the contiguous side form aligned vectors (WHOLE: they do
+/// for all sizes; PARTIAL: but for the last of a row, which is shorter than the others); for a
+/// window the image's height and width.
+template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_>
 struct Matrix {
+    static constexpr bool PARTIAL = PARTIAL_;
     using Element = E;
     using Free = FREE;
     using Deep = DEEP;
@@ -58,7 +60,8 @@ struct Matrix {
     SLABWISE_METHOD Matrix(const u64* words, int batch) : w(words) {
         first = reinterpret_cast<const E*>(w[ADDRESS]) + (long long)(w[AT]) + BATCH::at(w, batch).offset;
     }
-    /// Whether vectors of 16 bytes are aligned and never cross the end of an axis.
+    /// Whether vectors are aligned and never cross the end of an axis, but for the last of a row if
+    /// PARTIAL.
     SLABWISE_METHOD bool whole() const { return WHOLE || w[AT + 1] != 0; }
     /// Whether the element lies in the image.
     SLABWISE_METHOD bool inside(const Spot& free, const Spot& deep) const {

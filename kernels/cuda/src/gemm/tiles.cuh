@@ -92,7 +92,11 @@ struct Loader {
                 const int f = BY_DEEP ? j : i, d = BY_DEEP ? i : j;
                 const bool wanted = free_at(f) < room && deep + deep_at(d) < end && m.inside(free[f], steps[d]);
                 const E* place = wanted ? m.address(free[f], steps[d]) : m.first;
-                if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(tile + Layout::at(free_at(f), deep_at(d)), place, wanted);
+                S* to = tile + Layout::at(free_at(f), deep_at(d));
+                if constexpr (V > 1 && M::PARTIAL) {
+                    const int left = BY_DEEP ? end - deep - deep_at(d) : room - free_at(f);
+                    copy_async_part(to, place, wanted ? min(left, V) * int(sizeof(E)) : 0);
+                } else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, place, wanted);
                 else held[i * TURNS_ACROSS + j] = wanted ? S(convert(*place)) : S{};
             }
         }

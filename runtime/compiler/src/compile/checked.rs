@@ -22,7 +22,7 @@ use super::front::{Front, FrontOptions};
 use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::ir::{KernelCall, Program};
-use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare};
+use crate::passes::{OverlapCollectives, PadRows, PassError, Pipeline, Prepare, RowPadding};
 use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
@@ -43,9 +43,19 @@ impl Planned {
         front: &Front<'_>,
         prepare: &Prepare<'_>,
         planner: &Options,
+        padding: RowPadding,
         mut ended: impl FnMut(&'static str, usize),
     ) -> Result<Planned> {
-        let program = front.run(FrontOptions::default(), &mut ended)?;
+        let mut program = front.run(FrontOptions::default(), &mut ended)?;
+        if let (false, Some(sectors)) = (padding == RowPadding::Off, prepare.target.sectors()) {
+            let pad = PadRows {
+                padding,
+                target: prepare.target,
+                sectors,
+            };
+            program = front.passes.run(&pad, &program)?;
+            ended("pad", program.kernels.len());
+        }
         let program = front.passes.run(prepare, &program)?;
         ended("schedule", program.kernels.len());
         let dag = program.to_dag();
@@ -313,7 +323,13 @@ mod tests {
             guard: 0,
             kernels: &kernels,
         };
-        let planned = Planned::new(&front, &prepare, &options.planner, |_, _| ())?;
+        let planned = Planned::new(
+            &front,
+            &prepare,
+            &options.planner,
+            RowPadding::Off,
+            |_, _| (),
+        )?;
         planned.rewrite(&passes, &target, rewrite)?.0.check()
     }
 

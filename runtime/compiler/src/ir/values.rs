@@ -3,7 +3,7 @@
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
-use slabwise_planner::{Kind, Space};
+use slabwise_planner::{BufferId, Kind, Space};
 
 use super::{Piece, Program, Source, Value};
 use crate::graph::{Graph, Phase};
@@ -45,12 +45,29 @@ impl Program {
             piece: Piece::Whole,
             dtype: node.dtype,
             dims: node.dims.clone(),
+            row_padding: 0,
             bytes,
             data_dependent,
             kind,
             space: Space::Device,
             output,
         })
+    }
+
+    /// The padded values, with the bytes of their padding.
+    pub(crate) fn padding(&self) -> Vec<(BufferId, u64)> {
+        let bounds = self.graph.symbols.bounds();
+        let padded = self
+            .values
+            .iter()
+            .zip(0..)
+            .filter(|(value, _)| value.row_padding > 0);
+        padded
+            .map(|(value, at)| {
+                let bytes = value.padding_bytes(value.row_padding, &bounds);
+                (BufferId(at), bytes.unwrap_or(0))
+            })
+            .collect()
     }
 
     /// The value of a variable.
@@ -63,6 +80,7 @@ impl Program {
             piece: Piece::Whole,
             dtype: info.dtype,
             dims: info.dims.clone(),
+            row_padding: 0,
             bytes: 0,
             data_dependent: false,
             kind: if info.is_param {
@@ -85,6 +103,7 @@ impl Program {
             piece: Piece::Whole,
             dtype: DType::I32,
             dims: Dims::from_slice(&[Size::fixed(symbols)]),
+            row_padding: 0,
             bytes: 0,
             data_dependent: false,
             kind: Kind::State,
