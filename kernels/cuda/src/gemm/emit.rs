@@ -231,11 +231,12 @@ impl Writer<'_> {
             .iter()
             .map(|&k| format!("{} l{k};\n", code.storage(k).ty))
             .collect();
+        let count = loads.len();
         let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
         point.ahead = true;
         let program = code.point(&point);
         format!(
-            "struct Loaded {{\n{fields}}};\n\
+            "struct Loaded {{\nenum {{ COUNT = {count} }};\n{fields}}};\n\
              const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
              const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n",
             values.join(", ")
