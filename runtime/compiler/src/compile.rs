@@ -219,41 +219,25 @@ fn compile_simplified(
         guard: if options.check_memory { GUARD } else { 0 },
         kernels,
     };
-    let mut plan = |padding: RowPadding| {
-        Planned::new(
-            &front,
-            &prepare,
-            &options.planner,
-            padding,
-            |stage, count| clock.ended(stage, count),
-        )
-    };
     let beside = memory.persistent;
     let room_for = |planned: &Planned| {
-        let height = planned.offsets().height;
-        let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, planned.dag());
+        let (height, dag) = (planned.offsets().height, planned.dag());
+        let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, dag);
         let room = memory.budget.room(beside, height.saturating_add(prefetch));
-        (height, prefetch, room)
+        let slab = room.map(|room| room.saturating_sub(prefetch));
+        (height, prefetch, room, slab.filter(|&slab| slab < height))
     };
-    let mut planned = plan(options.row_padding)?;
-    let (mut height, mut prefetch, mut room) = room_for(&planned);
-    let is_short = |room: Option<u64>, height: u64, prefetch: u64| {
-        room.is_some_and(|room| room.saturating_sub(prefetch) < height)
-    };
-    // Padding is the first thing that a budget saves, and the passes that follow find none.
-    if is_short(room, height, prefetch) && !planned.program().padding().is_empty() {
-        planned = plan(RowPadding::Off)?;
-        (height, prefetch, room) = room_for(&planned);
-    }
+    let fits = |planned: &Planned| room_for(planned).3.is_none();
+    let mut planned = Planned::new((&front, &prepare), fits, |stage, count| {
+        clock.ended(stage, count)
+    })?;
+    let (height, prefetch, room, short) = room_for(&planned);
     let mut budget_report = BudgetReport {
         once: height,
         floor: planned.offsets().lower_bound,
         ..BudgetReport::default()
     };
-    if let Some(room) = room
-        .map(|room| room.saturating_sub(prefetch))
-        .filter(|&room| room < height)
-    {
+    if let Some(room) = short {
         (planned, budget_report) = planned.rewrite(passes, &target, |program, offsets| {
             let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
             Ok((fitted.program, fitted.offsets, fitted.budget_report))

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::micro_batch::MicroBatch;
-use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::size::Symbol;
 use slabwise_kernels::spec::{Access, Dims, Spec};
 use slabwise_planner::{
     ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Rerun, Space, Task, TaskId, Work,
@@ -31,7 +31,6 @@ use slabwise_planner::{
 use crate::backend::Kernel;
 use crate::graph::{Graph, Origin};
 use crate::ops::NodeId;
-use crate::shape::elements;
 
 pub use rewrite::Rewriter;
 pub use transfers::{HostCopy, Transfer, TransferStep};
@@ -127,32 +126,6 @@ impl Value {
     /// Whether the planner places it. The session places variables and sizes.
     pub fn is_planned(&self) -> bool {
         !matches!(self.source, Source::Variable(_) | Source::Sizes)
-    }
-
-    /// The dimensions that it has in memory: those of its shape, with padded rows.
-    pub fn stored_dims(&self) -> Dims {
-        let mut dims = self.dims.clone();
-        if let Some(last) = dims.last_mut().filter(|_| self.row_padding > 0) {
-            let padded = last.checked_add(Size::fixed(self.row_padding));
-            *last = padded.unwrap_or(*last);
-        }
-        dims
-    }
-
-    /// The bytes of all its rows' padding at these sizes, were it so many elements a row.
-    pub(crate) fn padding_bytes(&self, row_padding: i64, sizes: &Env) -> Option<u64> {
-        let (_, outer) = self.dims.split_last()?;
-        let rows = u64::try_from(elements(outer)?.checked_at(sizes)?).ok()?;
-        let row = u64::try_from(row_padding).ok()? * self.dtype.bytes() as u64;
-        rows.checked_mul(row)
-    }
-
-    /// Pads its rows.
-    pub(crate) fn pad(&mut self, row_padding: i64, bounds: &Env) {
-        if let Some(bytes) = self.padding_bytes(row_padding, bounds) {
-            self.row_padding = row_padding;
-            self.bytes += bytes;
-        }
     }
 
     /// Whether it holds data before the first call.

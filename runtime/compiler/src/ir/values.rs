@@ -1,7 +1,7 @@
 //! The values of nodes, of variables, and of the sizes of a run.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use slabwise_planner::{BufferId, Kind, Space};
 
@@ -9,6 +9,34 @@ use super::{Piece, Program, Source, Value};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
+
+impl Value {
+    /// The dimensions that it has in memory: those of its shape, with padded rows.
+    pub fn stored_dims(&self) -> Dims {
+        let mut dims = self.dims.clone();
+        if let Some(last) = dims.last_mut().filter(|_| self.row_padding > 0) {
+            let padded = last.checked_add(Size::fixed(self.row_padding));
+            *last = padded.unwrap_or(*last);
+        }
+        dims
+    }
+
+    /// The bytes of all its rows' padding at these sizes, were it so many elements a row.
+    pub(crate) fn padding_bytes(&self, row_padding: i64, sizes: &Env) -> Option<u64> {
+        let (_, outer) = self.dims.split_last()?;
+        let rows = u64::try_from(elements(outer)?.checked_at(sizes)?).ok()?;
+        let row = u64::try_from(row_padding).ok()? * self.dtype.bytes() as u64;
+        rows.checked_mul(row)
+    }
+
+    /// Pads its rows.
+    pub(crate) fn pad(&mut self, row_padding: i64, bounds: &Env) {
+        if let Some(bytes) = self.padding_bytes(row_padding, bounds) {
+            self.row_padding = row_padding;
+            self.bytes += bytes;
+        }
+    }
+}
 
 impl Program {
     /// The value that holds all of a node's value.

@@ -41,11 +41,11 @@ pub enum RowPadding {
 /// The pass.
 pub struct PadRows<'a> {
     /// Which rows.
-    pub padding: RowPadding,
+    padding: RowPadding,
     /// The device.
-    pub target: &'a Target,
+    target: &'a Target,
     /// The sectors of its memory.
-    pub sectors: Sectors,
+    sectors: Sectors,
 }
 
 impl Pass for PadRows<'_> {
@@ -58,15 +58,16 @@ impl Pass for PadRows<'_> {
     }
 }
 
-/// The program with padded rows, on a device that gains by them.
-pub fn pad(program: &Program, padding: RowPadding, target: &Target) -> Option<Program> {
-    let sectors = target.sectors().filter(|_| padding != RowPadding::Off)?;
-    let pass = PadRows {
-        padding,
-        target,
-        sectors,
-    };
-    Some(Padder::new(&pass, program).padded())
+impl<'a> PadRows<'a> {
+    /// The pass for a device; `None` if that gains nothing, or if nothing is to be padded.
+    pub fn on(target: &'a Target, padding: RowPadding) -> Option<PadRows<'a>> {
+        let sectors = target.sectors().filter(|_| padding != RowPadding::Off)?;
+        Some(PadRows {
+            padding,
+            target,
+            sectors,
+        })
+    }
 }
 
 /// The rows of a padded value, in elements.
