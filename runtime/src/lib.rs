@@ -33,10 +33,10 @@ pub use fit::Fit;
 pub use memory::budget::Budget;
 pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
-pub use passes::{Fuse, Simplify};
+pub use passes::{Fuse, RowPadding, Simplify};
 pub use plan::{
     BudgetReport, Communication, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue,
-    Persistent, Plan,
+    PaddingReport, Persistent, Plan,
 };
 pub use program::Program;
 pub use program::shapes::PlanCounts;

@@ -150,6 +150,8 @@ pub(crate) struct PlannedBuffer {
     pub used: u64,
     pub dtype: DType,
     pub dims: Dims,
+    /// Its dimensions in memory, where its rows may be padded.
+    pub stored: Dims,
     /// Its size is data-dependent: it has no place in the slab.
     pub data_dependent: bool,
     /// Where its value comes from, if it is one of the graph.
@@ -352,6 +354,6 @@ impl Step {
 impl PlannedBuffer {
     /// The bytes of its value under the sizes of a run.
     pub fn bytes_at(&self, env: &Env) -> u64 {
-        lengths(&self.dims, env).iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+        lengths(&self.stored, env).iter().product::<usize>() as u64 * self.dtype.bytes() as u64
     }
 }

@@ -142,6 +142,41 @@ fn products_of_models_spill_nothing() {
     assert!(checked > 50, "{checked} products");
 }
 
+/// Of the split products by each kernel, the one with the most work on its sums is tested, for the
+/// oldest and the newest architecture: it adds the sums of other blocks, and may then update several
+/// weights with their states, which are loaded to registers.
+#[test]
+fn split_products_with_long_epilogues_spill_nothing() {
+    if !compiler() {
+        return;
+    }
+    let mut most_loads = 0;
+    for device in [80, 120] {
+        let all = functions(device);
+        let mut longest: BTreeMap<&str, &Function> = BTreeMap::new();
+        for function in all.values().filter(|f| f.source.contains("const Parts<")) {
+            let known = longest.entry(kind(function)).or_insert(function);
+            if function.source.len() > known.source.len() {
+                *known = function;
+            }
+        }
+        let longest: Vec<&Function> = longest.into_values().collect();
+        most_loads = longest
+            .iter()
+            .map(|f| loads(f))
+            .fold(most_loads, usize::max);
+        check(&longest, device);
+    }
+    assert!(most_loads > 16, "{most_loads}");
+}
+
+/// The number of operands that a product's epilogue loads.
+fn loads(function: &Function) -> usize {
+    let (_, count) = function.source.split_once("COUNT = ").unwrap_or_default();
+    let digits = count.split(' ').next().unwrap_or_default();
+    digits.parse().unwrap_or_default()
+}
+
 /// All functions for all architectures.
 #[test]
 #[ignore = "compiles for an hour"]

@@ -9,10 +9,10 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 use slabwise::{Dim, Params, Precision, Trace};
-use slabwise_compiler::backend::HalfProducts;
+use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    Fuse, HasAttention, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, moved,
-    operations, rematerialize, simplify,
+    Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS, RowPadding, Simplify, expand, fuse,
+    legalize, lower, moved, operations, rematerialize, simplify,
 };
 use slabwise_cuda::{Description, Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -138,6 +138,11 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     );
     let bounds = graph.symbols.bounds();
     let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| text(&e))?;
+    let described = backend::Target::described(target);
+    let program = match PadRows::on(&described, RowPadding::default()) {
+        Some(pass) => pass.run(&program).map_err(|e| text(&e))?,
+        None => program,
+    };
     let mut all = Step {
         launches: 0,
         flops: [0; 2],

@@ -53,7 +53,8 @@ struct Copy {
     void* to;
     const void* from;
     int bytes;
-    bool wanted;
+    /// The bytes that are copied; the others become zero.
+    int present;
     int group;
 };
 
@@ -355,10 +356,10 @@ HIDDEN int slabwise_barrier(int kind, int predicate) {
     return barrier.result;
 }
 
-HIDDEN void slabwise_copy_begin(void* to, const void* from, int bytes, bool wanted) {
+HIDDEN void slabwise_copy_begin(void* to, const void* from, int bytes, int present) {
     if (current->copies == COPIES) slabwise_fail("has too many copies under way");
     memset(to, POISON, bytes);
-    copies[current->number][current->copies++] = {to, from, bytes, wanted, current->group};
+    copies[current->number][current->copies++] = {to, from, bytes, present, current->group};
 }
 
 HIDDEN void slabwise_copy_commit() { ++current->group; }
@@ -368,12 +369,12 @@ HIDDEN void slabwise_copy_wait(int pending) {
     unsigned kept = 0;
     for (unsigned i = 0; i < current->copies; ++i) {
         const Copy& copy = list[i];
-        if (copy.group >= current->group - pending)
+        if (copy.group >= current->group - pending) {
             list[kept++] = copy;
-        else if (copy.wanted)
-            memcpy(copy.to, copy.from, copy.bytes);
-        else
-            memset(copy.to, 0, copy.bytes);
+            continue;
+        }
+        memcpy(copy.to, copy.from, copy.present);
+        memset(static_cast<char*>(copy.to) + copy.present, 0, copy.bytes - copy.present);
     }
     current->copies = kept;
 }

@@ -51,7 +51,7 @@ typedef void (*SlabwiseTogether)(void** arguments, unsigned long long mask);
 SLABWISE_HIDDEN void slabwise_together(unsigned long long mask, SlabwiseTogether what, void* argument);
 enum SlabwiseBarrier { SLABWISE_PLAIN, SLABWISE_COUNT, SLABWISE_AND, SLABWISE_OR };
 SLABWISE_HIDDEN int slabwise_barrier(int kind, int predicate);
-SLABWISE_HIDDEN void slabwise_copy_begin(void* to, const void* from, int bytes, bool wanted);
+SLABWISE_HIDDEN void slabwise_copy_begin(void* to, const void* from, int bytes, int present);
 SLABWISE_HIDDEN void slabwise_copy_commit();
 SLABWISE_HIDDEN void slabwise_copy_wait(int pending);
 SLABWISE_HIDDEN void slabwise_fail(const char* what) __attribute__((noreturn));
@@ -312,7 +312,12 @@ EMULATED unsigned round_tf32(float x) {
 template <int BYTES>
 EMULATED void copy_async(void* to, const void* from, bool wanted) {
     if (size_t(to) % BYTES || (wanted && size_t(from) % BYTES)) slabwise_fail("misaligned asynchronous copy");
-    slabwise_copy_begin(to, from, BYTES, wanted);
+    slabwise_copy_begin(to, from, BYTES, wanted ? BYTES : 0);
+}
+EMULATED void copy_async_part(void* to, const void* from, int present) {
+    if (size_t(to) % 16 || (present && size_t(from) % 16)) slabwise_fail("misaligned asynchronous copy");
+    if (present < 0 || present > 16) slabwise_fail("an asynchronous copy of more bytes than it has");
+    slabwise_copy_begin(to, from, 16, present);
 }
 EMULATED void copy_async_commit() { slabwise_copy_commit(); }
 template <int PENDING>

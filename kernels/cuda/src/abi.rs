@@ -23,6 +23,8 @@ pub struct Target {
     pub wave_width: u32,
     /// The rates by which products are ranked.
     pub speeds: Speeds,
+    /// Bytes that memory moves at once: padded rows are a multiple of them.
+    pub sector_bytes: u32,
     /// Whether products of f32 may be rounded to tf32.
     pub tf32: bool,
     /// Whether the kernel first reads the fault record, and does nothing if an earlier kernel found

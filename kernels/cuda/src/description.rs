@@ -98,6 +98,8 @@ pub struct Bandwidth {
     pub cache: f64,
     /// The bytes of the L2 cache.
     pub cache_bytes: u64,
+    /// The bytes of a sector, which memory moves at once.
+    pub sector_bytes: u32,
 }
 
 /// The attributes that a driver reports of a device; 0 where it does not.
@@ -204,6 +206,7 @@ impl Description {
             shared_bytes_max: self.block.shared_bytes_max,
             wave_width: self.wave_width,
             speeds: self.speeds(),
+            sector_bytes: self.bandwidth.sector_bytes,
             tf32: false,
             guarded: false,
         }
@@ -242,11 +245,21 @@ impl Description {
     }
 }
 
+/// The source of the numbers, and the peaks that follow from them.
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The driver reports no rates: they are those of the nearest architecture with a file.
+        let (own, described) = (
+            self.capability,
+            Description::nearest(self.capability).capability,
+        );
+        let rates = match own == described {
+            true => String::new(),
+            false => format!(" and, as those of sm_{own} are unknown, the rates of sm_{described}"),
+        };
         write!(
             f,
-            "by the device's attributes: {} multiprocessors at {:.2} GHz, f32 {:.1}, tf32 {:.1}, halves {:.1} Tflop/s, memory {:.0} GB/s",
+            "by the device's attributes{rates}: {} multiprocessors at {:.2} GHz, f32 {:.1}, tf32 {:.1}, halves {:.1} Tflop/s, memory {:.0} GB/s",
             self.multiprocessors,
             self.clock_mhz / 1e3,
             self.f32_peak() / 1e12,
@@ -285,6 +298,8 @@ mod tests {
             assert!(rates.f32 <= rates.tf32 && rates.tf32 < rates.half, "{file}");
             assert!(rates.mma_share > 0.0 && rates.mma_share <= 1.0, "{file}");
             assert!(bandwidth.memory < bandwidth.cache, "{file}");
+            let sector = bandwidth.sector_bytes;
+            assert!(sector.is_power_of_two() && sector >= 16, "{file}");
         }
         for sm in [80, 86, 89, 90, 100, 120] {
             let found = Description::named(&format!("sm_{sm}")).expect("a description");
@@ -326,6 +341,25 @@ mod tests {
         assert_eq!((found.name.as_str(), found.multiprocessors), ("half", 66));
         assert_eq!(found.bandwidth.memory, h100.bandwidth.memory / 2.0);
         assert_eq!(found.target().speeds, h100.target().speeds);
+        // Newer than all descriptions: the attributes with the rates of the newest.
+        let newer = Attributes {
+            capability: 999,
+            multiprocessors: 100,
+            clock_mhz: 1000.0,
+            ..Attributes::default()
+        };
+        let newer = Description::of("newer", &newer);
+        let newest = Description::nearest(999);
+        assert_eq!(newer.rates, newest.rates);
+        assert_eq!(newer.f32_peak(), 2e9 * newest.rates.f32 * 100.0);
+        assert!(newer.to_string().starts_with(
+            "by the device's attributes and, as those of sm_999 are unknown, the rates of sm_120: 100 multiprocessors at 1.00 GHz, "
+        ));
+        assert!(
+            newest
+                .to_string()
+                .starts_with("by the device's attributes: ")
+        );
         // A device with everything reported.
         let whole = Attributes {
             capability: 87,

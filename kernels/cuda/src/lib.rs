@@ -43,7 +43,7 @@ pub use description::{Attributes, Bandwidth, Block, Description, Multiprocessor,
 pub use device::{Device, Fault, usable};
 pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};
 pub use lower::lower;
-pub use lower::products::{Candidate, candidates};
+pub use lower::products::{Candidate, candidates, cycles_saved};
 pub use lowered::Lowered;
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
 pub use reservation::{Limits, Usage as MemoryUsage};

@@ -378,6 +378,40 @@ fn vectors_are_stored_whole() {
     }
 }
 
+/// Rows that are further apart than they are long are moved in vectors, of which the last is
+/// shorter: the elements between rows are neither read nor written.
+#[test]
+fn padded_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(7);
+    let mut cases = Vec::new();
+    for (dtype, [rows, length, stride]) in [
+        (DType::F32, [5, 75, 80]),
+        (DType::F32, [9, 1023, 1024]),
+        (DType::F16, [7, 250, 256]),
+        (DType::BF16, [3, 65, 80]),
+    ] {
+        let mut b = Builder::new(&[rows, length], 0);
+        let (x, bias) = (b.typed(dtype, &[stride, 1]), b.load(&[0, 1]));
+        let x = b.inst(Inst::Load(x));
+        let scale = b.load(&[1, 0]);
+        let y = b.op(ScalarOp::Add, &[x, bias]);
+        let y = b.op(ScalarOp::Mul, &[y, scale]);
+        let out = b.typed(dtype, &[stride, 1]);
+        b.store(y, out);
+        let lowered = lower(&b.spec, &Env::default(), &TARGET).expect("source");
+        assert!(lowered.functions[0].source.contains("store_vec"));
+        cases.push(Case::new(
+            format!("{dtype} {rows} × {length}"),
+            b.spec,
+            &mut choices,
+        ));
+    }
+    check(&cases, 0.0);
+}
+
 /// Optimizer updates: several results in place of the arguments, with a length that is no multiple
 /// of a vector.
 #[test]

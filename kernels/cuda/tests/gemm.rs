@@ -640,3 +640,68 @@ fn choices_are_sane_and_repeatable() {
     .expect_err("too old");
     assert!(old.to_string().contains("7.5"), "{old}");
 }
+
+/// Rows that are further apart than they are long are loaded in vectors, of which the last is
+/// shorter: nothing between rows enters a sum, and nothing behind the last row is read.
+#[test]
+fn padded_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(13);
+    let mut cases = Vec::new();
+    for (dtype, [m, n, k], at) in [
+        (DType::F32, [67, 70, 45], 0),
+        (DType::F32, [66, 67, 37], 2),
+        (DType::F16, [67, 61, 45], 0),
+        (DType::F16, [131, 67, 75], 1),
+        (DType::BF16, [66, 70, 53], 3),
+        (DType::F32, [3, 301, 203], 1),
+        (DType::F32, [301, 2, 263], 2),
+    ] {
+        let each = 16 / dtype.bytes();
+        let [padded_m, padded_n, padded_k] =
+            [m, n, k].map(|length: usize| length.next_multiple_of(each));
+        let (a, b) = layouts(padded_m, padded_n, padded_k)[at];
+        for tf32 in [false, true] {
+            let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
+            let name = format!("{dtype} {m}×{n}×{k} {a:?} {b:?}, tf32 {tf32}");
+            let mut case = Case::new(name, spec, &mut choices);
+            case.target = Target {
+                tf32,
+                multiprocessors: 4,
+                shared_bytes_max: 164 << 10,
+                ..TARGET
+            };
+            small_integers(&mut case, &mut choices);
+            cases.push(case);
+        }
+    }
+    for case in &cases {
+        let list = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
+        let is_partial = |lowered: &Lowered| {
+            let sources = lowered.functions.iter().map(|f| &f.source);
+            // The last parameters of `Matrix`: whole for all sizes, but for the last vector; no window.
+            sources
+                .filter(|text| text.contains("true, true, 0, 0>;"))
+                .count()
+                > 0
+        };
+        let partial = list.iter().filter(|c| is_partial(&c.lowered)).count();
+        assert!(partial > 0, "{}: {list:?}", case.name);
+    }
+    let ran = check_exact(&cases, Pick::All);
+    for name in [
+        "gemm_f16_",
+        "gemm_bf16_",
+        "gemm_tf32_",
+        "gemm_64x64",
+        "gemv_dots_",
+        "gemv_columns_",
+    ] {
+        assert!(
+            ran.iter().any(|ran| ran.starts_with(name)),
+            "{name}: {ran:?}"
+        );
+    }
+}

@@ -258,6 +258,14 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         report["offloaded"] = offloaded.collect();
         report["overhead_pct"] = json!(100.0 * plan.budget_report().overhead);
     }
+    let padding = plan.padding();
+    if padding.values > 0 {
+        report["padding"] = json!({
+            "values": padding.values,
+            "bytes": padding.bytes,
+            "at_peak_bytes": padding.at_peak,
+        });
+    }
     if let Some(communication) = plan.communication() {
         report["ranks"] = json!({
             "ranks": communication.ranks,

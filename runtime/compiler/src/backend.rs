@@ -59,6 +59,15 @@ pub struct Capabilities {
     pub asynchronous: bool,
 }
 
+/// The sectors of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sectors {
+    /// The bytes of a sector, which memory moves at once.
+    pub bytes: u64,
+    /// Bytes that memory moves in a cycle, of those that products are modelled in.
+    pub bytes_per_cycle: f64,
+}
+
 /// The products of a device that take f16 and bf16 operands as they are; operands of others are
 /// converted to f32 first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::Op;
-use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, Simplify, count_prologues};
+use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, RowPadding, Simplify, count_prologues};
 use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
@@ -50,6 +50,8 @@ pub struct CompileOptions {
     pub shapes: DynamicShapes,
     /// The rewrites of kernels that a budget may use.
     pub measures: Measures,
+    /// Which rows of values begin at whole sectors of a CUDA device's memory.
+    pub row_padding: RowPadding,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
     /// round sums differently.
     pub tuning: Tuning,
@@ -217,22 +219,25 @@ fn compile_simplified(
         guard: if options.check_memory { GUARD } else { 0 },
         kernels,
     };
-    let mut planned = Planned::new(&front, &prepare, &options.planner, |stage, count| {
+    let beside = memory.persistent;
+    let room_for = |planned: &Planned| {
+        let (height, dag) = (planned.offsets().height, planned.dag());
+        let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, dag);
+        let room = memory.budget.room(beside, height.saturating_add(prefetch));
+        let slab = room.map(|room| room.saturating_sub(prefetch));
+        (height, prefetch, room, slab.filter(|&slab| slab < height))
+    };
+    let fits = |planned: &Planned| room_for(planned).3.is_none();
+    let mut planned = Planned::new((&front, &prepare), fits, |stage, count| {
         clock.ended(stage, count)
     })?;
-    let height = planned.offsets().height;
+    let (height, prefetch, room, short) = room_for(&planned);
     let mut budget_report = BudgetReport {
         once: height,
         floor: planned.offsets().lower_bound,
         ..BudgetReport::default()
     };
-    let beside = memory.persistent;
-    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, planned.dag());
-    let room = memory.budget.room(beside, height.saturating_add(prefetch));
-    if let Some(room) = room
-        .map(|room| room.saturating_sub(prefetch))
-        .filter(|&room| room < height)
-    {
+    if let Some(room) = short {
         (planned, budget_report) = planned.rewrite(passes, &target, |program, offsets| {
             let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
             Ok((fitted.program, fitted.offsets, fitted.budget_report))
@@ -266,6 +271,7 @@ fn compile_simplified(
         budget_report,
         clock,
         data_dependent: data_dependent_buffers(checked.program()),
+        padding: checked.program().padding(),
         communication: checked.communication(),
     };
     let compiled = checked.compiled(details, room);

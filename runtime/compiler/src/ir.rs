@@ -108,7 +108,9 @@ pub struct Value {
     pub dtype: DType,
     /// Its shape.
     pub dims: Dims,
-    /// Its bytes at the bounds of the symbols; 0 if its shape is data-dependent.
+    /// Elements behind each row, which runs along the last axis, that no kernel touches.
+    pub row_padding: i64,
+    /// Its bytes at the bounds of the symbols, with all padding; 0 if its shape is data-dependent.
     pub bytes: u64,
     /// Whether a run computes its size, so that it has no bytes in the plan.
     pub data_dependent: bool,

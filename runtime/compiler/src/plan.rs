@@ -10,12 +10,13 @@ use serde_json::json;
 use slabwise_planner::files;
 use slabwise_planner::report::Run;
 use slabwise_planner::{
-    Buffer, Bytes, Checked, Dag, Holder, Lifetime, Options, OrderPolicy, Plan as Offsets, Space,
-    Task, TaskId,
+    Buffer, BufferId, Bytes, Checked, Dag, Holder, Lifetime, Options, OrderPolicy, Plan as Offsets,
+    Space, Task, TaskId,
 };
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::words::count;
 
 pub use transfers::Communication;
 
@@ -167,7 +168,20 @@ pub(crate) struct PlanDetails {
     pub budget_report: BudgetReport,
     pub clock: Clock,
     pub data_dependent: Vec<DataDependentBuffer>,
+    /// The padded values, with the bytes of their padding.
+    pub padding: Vec<(BufferId, u64)>,
     pub communication: Option<Communication>,
+}
+
+/// The bytes between the rows of values that begin at whole sectors of a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PaddingReport {
+    /// The number of values with such rows.
+    pub values: usize,
+    /// The bytes of their padding, of all of them together.
+    pub bytes: u64,
+    /// The bytes of padding that are live at the peak.
+    pub at_peak: u64,
 }
 
 impl Plan {
@@ -182,6 +196,23 @@ impl Plan {
     /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
     pub fn data_dependent(&self) -> &[DataDependentBuffer] {
         &self.details.data_dependent
+    }
+
+    /// The bytes of padding between rows.
+    pub fn padding(&self) -> PaddingReport {
+        let padding = &self.details.padding;
+        let at_peak = slabwise_planner::holders_at_peak(&self.dag, &self.offsets);
+        let is_live = |id: BufferId| {
+            at_peak
+                .iter()
+                .any(|(holder, _)| matches!(holder, Holder::Buffer(b) if *b == id))
+        };
+        let live = padding.iter().filter(|(id, _)| is_live(*id));
+        PaddingReport {
+            values: padding.len(),
+            bytes: padding.iter().map(|(_, bytes)| bytes).sum(),
+            at_peak: live.map(|(_, bytes)| bytes).sum(),
+        }
     }
 
     /// The error for a plan that needs more than there may be, together with so many bytes of
@@ -523,6 +554,16 @@ impl fmt::Display for Plan {
             )?;
         }
         writeln!(f)?;
+        let padding = self.padding();
+        if padding.values > 0 {
+            writeln!(
+                f,
+                "  padded       rows of {} by {} in all, {} at the peak",
+                count(padding.values, "value"),
+                Bytes(padding.bytes),
+                Bytes(padding.at_peak)
+            )?;
+        }
         if !self.details.data_dependent.is_empty() {
             writeln!(
                 f,

@@ -85,6 +85,7 @@ fn planned_buffers(program: &ir::Program, plan: &Plan) -> Vec<PlannedBuffer> {
         used: value.bytes,
         dtype: value.dtype,
         dims: value.dims.clone(),
+        stored: value.stored_dims(),
         data_dependent: value.data_dependent,
         origin: value.node.map(|node| program.graph.origin(node).clone()),
     };

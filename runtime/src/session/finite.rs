@@ -11,6 +11,7 @@ use slabwise_kernels::spec::{Access, Dims, Operand};
 use super::{Run, Session, fixed};
 use crate::backend::Kernel;
 use crate::error::{Error, Mistake, Result};
+use crate::feed::Lengths;
 use crate::program::{Place, Step, lengths};
 use crate::settings::NanCheck;
 
@@ -168,23 +169,25 @@ impl Search {
     ) -> Result<Error> {
         let inner = run.inner;
         let step = &inner.steps[at];
-        let (name, shape, whole, origin, dtype) = match step.places[k] {
+        let (name, shape, stored, whole, origin, dtype) = match step.places[k] {
             Place::Planned(b) | Place::MicroBatch(b, _) => {
                 let buffer = &inner.buffers[b];
-                let shape = lengths(&buffer.dims, env);
+                let [shape, stored] = [&buffer.dims, &buffer.stored].map(|dims| lengths(dims, env));
                 let name = inner.plan.dag().buffers[b].name.clone();
                 let whole = session.region_of(run, b)?;
-                (name, shape, whole, buffer.origin.as_ref(), buffer.dtype)
+                let origin = buffer.origin.as_ref();
+                (name, shape, stored, whole, origin, buffer.dtype)
             }
             Place::Variable(v) => {
                 let info = &session.variables.list[v].info;
-                let shape = fixed(&info.dims).into_iter().map(|n| n as usize).collect();
-                (info.name.to_string(), shape, arguments[k], None, info.dtype)
+                let shape: Lengths = fixed(&info.dims).into_iter().map(|n| n as usize).collect();
+                let name = info.name.to_string();
+                (name, shape.clone(), shape, arguments[k], None, info.dtype)
             }
             Place::Sizes => return Err(Error::Internal("a kernel writes sizes".into())),
         };
         let before = (arguments[k].offset - whole.offset) as usize / dtype.bytes();
-        let index = position(before + element, &shape);
+        let index = position(before + element, &stored);
         let slice = step.slice.map_or(String::new(), |slice| {
             format!(" on examples {} to {}", slice.from, slice.to - 1)
         });

@@ -164,8 +164,10 @@ fn holds(compiled: &CompiledPlan, least: &Env, most: &Env) -> bool {
                 continue;
             };
             let node = program.graph.node(node);
-            let bytes = bytes_at(&node.dims, node.dtype.bytes(), &env)
-                .and_then(|b| b.checked_add(program.guard));
+            let padded = (value.row_padding > 0).then(|| value.stored_dims());
+            let dims = padded.as_ref().unwrap_or(&node.dims);
+            let bytes =
+                bytes_at(dims, node.dtype.bytes(), &env).and_then(|b| b.checked_add(program.guard));
             match bytes {
                 Some(bytes) if bytes <= buffer.bytes => buffer.bytes = bytes,
                 _ => return false,

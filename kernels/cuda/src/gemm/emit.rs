@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
-use super::plan::Plan;
+use super::plan::{Method, Plan, SumOrder};
 use super::problem::{Axis, Count, Matrix, Problem, Reach, StridedAxes, View};
 use super::tiles::{Elem, Kernel};
 use crate::abi::{Dispatch, Function, Target, Word};
@@ -146,8 +146,10 @@ impl Writer<'_> {
         let deep = self.side(&view.deep, view.window.map(|w| w.deep));
         let (elem, window) = (elem.name(), view.window.is_some());
         let whole = view.is_known() && view.is_whole(vector, &Env::default());
+        let partial = view.ends_partial(vector);
+        let [high, wide] = view.taps().unwrap_or_default();
         format!(
-            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}>;\n"
+            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}>;\n"
         )
     }
 
@@ -230,11 +232,12 @@ impl Writer<'_> {
             .iter()
             .map(|&k| format!("{} l{k};\n", code.storage(k).ty))
             .collect();
+        let count = loads.len();
         let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
         point.ahead = true;
         let program = code.point(&point);
         format!(
-            "struct Loaded {{\n{fields}}};\n\
+            "struct Loaded {{\nenum {{ COUNT = {count} }};\n{fields}}};\n\
              const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
              const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n",
             values.join(", ")
@@ -293,6 +296,40 @@ fn blocks(problem: &Problem, plan: &Plan, env: &Env) -> [i64; 2] {
     let tiles = ((rows + high - 1) / high).saturating_mul((columns + wide - 1) / wide);
     let parts = cut(length, plan.parts, plan.kernel.deep()).1;
     [tiles.saturating_mul(products).max(0), parts]
+}
+
+/// The order in which a product computes its sums by a plan for operands with these views.
+pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env) -> SumOrder {
+    let (deep, known) = (problem.sizes(bounds)[2], problem.deep.iter());
+    let unit = plan.kernel.deep();
+    let part = (plan.parts > 1).then(|| {
+        let known = known.clone().all(|count| count.known().is_some());
+        // Of a length that a run decides, the parts follow from their granularity.
+        (
+            plan.parts,
+            if known {
+                cut(deep, plan.parts, unit).0
+            } else {
+                unit
+            },
+        )
+    });
+    let method = match plan.kernel {
+        Kernel::Registers(_) => Method::Registers,
+        Kernel::Tensor(..) => Method::Tensor,
+        Kernel::Dots { transposed, .. } => {
+            Method::Dots(large_vector(&views[usize::from(!transposed)]))
+        }
+        Kernel::Columns { .. } => Method::Columns,
+        Kernel::Window { .. } => Method::Window,
+    };
+    SumOrder { method, part }
+}
+
+/// The number of neighbours along the contracted side that a lane of [`Kernel::Dots`] multiplies at
+/// once.
+fn large_vector(large: &View) -> i64 {
+    if large.by_deep { large.vector } else { 1 }
 }
 
 /// The workspace for the partial sums of a product, bytes, and the number of its counters.
@@ -393,7 +430,7 @@ pub fn product(
     }
     let shape = Shape {
         block: kernel.threads(),
-        shared_bytes: kernel.shared_bytes(),
+        shared_bytes: kernel.shared_bytes() + table_bytes([&views[0], &views[1]]),
     };
     Ok(launchable(function, writer.params, shape, blocks))
 }
@@ -509,6 +546,13 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
     ]
 }
 
+/// Bytes of shared memory for the steps along a contracted axis with a window: of two tiles, at most
+/// 64 steps of 16 bytes each.
+pub fn table_bytes(views: [&View; 2]) -> i64 {
+    let has_table = |view: &&View| view.taps().is_some() && !view.by_deep;
+    if views.iter().any(has_table) { 2048 } else { 0 }
+}
+
 /// The statements that compute a block's part of the product and pass every `sum` to `take`, with
 /// the values that `load` reads.
 fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
@@ -561,7 +605,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
             let view = &views[usize::from(!transposed)];
             let take = format!("[&]({parameters}) {{\n{TAKE}}}");
             if let Kernel::Dots { .. } = kernel {
-                let vector = if view.by_deep { view.vector } else { 1 };
+                let vector = large_vector(view);
                 format!(
                     "const int first = {first} + int(threadIdx.x) / 32 * {large};\n\
                      dot_products<{few}, {large}, {vector}>({operands}, first, {counts}, share.deep, share.end, parts, {take});\n"

@@ -6,6 +6,7 @@
 //! their proportions matter, to an order of the choices that is right more often than not. Where a
 //! device is available, the tuner times the first few.
 
+use super::emit::table_bytes;
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
 use crate::abi::Target;
@@ -19,6 +20,31 @@ pub struct Plan {
     pub parts: i64,
     /// The estimate, cycles.
     pub cycles: f64,
+}
+
+/// The order in which a plan computes the sums of a product: those of equal orders have the same
+/// bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SumOrder {
+    /// The order within a part of the contracted axis, which no size of a tile changes.
+    pub method: Method,
+    /// The parts of the contracted axis, if there are several: how many, and their length.
+    pub part: Option<(i64, i64)>,
+}
+
+/// The order in which a kernel adds the products of a part of the contracted axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Method {
+    /// One after the other.
+    Registers,
+    /// As tensor cores do, from step to step.
+    Tensor,
+    /// By the lanes of a warp, each of which takes so many neighbours at once.
+    Dots(i64),
+    /// By the warps of a block.
+    Columns,
+    /// Over the window.
+    Window,
 }
 
 /// The sizes of a product: rows, columns, length of the contracted axis, products; for several
@@ -53,7 +79,8 @@ impl ProductInfo<'_> {
     pub fn plans(&self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
         for kernel in self.kernels() {
-            if kernel.shared_bytes() > i64::from(self.target.shared_bytes_max) {
+            let shared_bytes = kernel.shared_bytes() + table_bytes(self.views);
+            if shared_bytes > i64::from(self.target.shared_bytes_max) {
                 continue;
             }
             let mut of_kernel: Vec<Plan> = self

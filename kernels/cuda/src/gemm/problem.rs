@@ -277,7 +277,7 @@ pub struct View {
     pub window: Option<Window>,
     /// Whether neighbouring threads should take neighbours along the contracted side.
     pub by_deep: bool,
-    /// The number of neighbours in whole, aligned vectors of 16 bytes; 1 if there are none.
+    /// The number of neighbours in aligned vectors of 16 bytes; 1 if there are none.
     pub vector: i64,
     offset: Vec<Size>,
 }
@@ -350,13 +350,38 @@ impl View {
         view
     }
 
-    /// Whether the elements form aligned vectors of so many.
-    pub fn is_whole(&self, vector: i64, env: &Env) -> bool {
-        let (inner, outer) = if self.by_deep {
-            (&self.deep, &self.free)
+    /// The axes along which neighbours lie, and those of the other side.
+    fn inner_and_outer(&self) -> [&StridedAxes; 2] {
+        if self.by_deep {
+            [&self.deep, &self.free]
         } else {
-            (&self.free, &self.deep)
+            [&self.free, &self.deep]
+        }
+    }
+
+    /// Whether the last vector of so many elements of each row is shorter than the others: rows of
+    /// one axis, whose known length is no multiple of a vector's.
+    pub fn ends_partial(&self, vector: i64) -> bool {
+        match self.inner_and_outer()[0][..] {
+            [(count, _)] => count.known().is_some_and(|n| n % vector != 0),
+            _ => false,
+        }
+    }
+
+    /// Height and width of the window on the contracted side, if a bit of 32 is enough for each of
+    /// its elements.
+    pub fn taps(&self) -> Option<[i64; 2]> {
+        let ([_, (high, _), (wide, _)], Some(_)) = (&self.deep[..], self.window) else {
+            return None;
         };
+        let (high, wide) = (high.known()?, wide.known()?);
+        (high > 0 && wide > 0 && high * wide <= 32).then_some([high, wide])
+    }
+
+    /// Whether the elements form aligned vectors of so many, of which the last of each row may be
+    /// [partial](View::ends_partial).
+    pub fn is_whole(&self, vector: i64, env: &Env) -> bool {
+        let [inner, outer] = self.inner_and_outer();
         let Some(((count, stride), rest)) = inner.split_last() else {
             return false;
         };
@@ -364,7 +389,7 @@ impl View {
         let others = rest.iter().chain(outer).chain(&self.batch);
         self.window.is_none()
             && stride.at(env) == 1
-            && whole(count.at(env))
+            && (whole(count.at(env)) || self.ends_partial(vector))
             && self
                 .offset
                 .iter()

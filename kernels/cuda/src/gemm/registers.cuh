@@ -8,14 +8,16 @@ struct Given {
 
 /// Passes COUNT elements of a tile to `take`; `element` computes each from its number. The `load`
 /// results of several of a thread's elements are in flight at once: the compiler could not batch
-/// them itself, because it cannot know that the stores of one element are not read by another.
+/// them itself, because it cannot know that the stores of one element are not read by another. Those
+/// of one element are enough where they are many, and more would not fit in registers.
 template <int COUNT, int THREADS, class Element, class Share, class Load, class Take>
 SLABWISE_INLINE void give_slice(Element element, const Share& share, Load load, Take take) {
-    constexpr int AHEAD = 4;
+    using Loaded = decltype(load(0, 0));
+    constexpr int AHEAD = int(Loaded::COUNT) > 16 ? 1 : 4;
     static_assert(COUNT % (AHEAD * THREADS) == 0, "every thread has as many elements");
 #pragma unroll 1
     for (int at = int(threadIdx.x); at < COUNT; at += AHEAD * THREADS) {
-        decltype(load(0, 0)) loaded[AHEAD];
+        Loaded loaded[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             const Given given = element(at + i * THREADS);
@@ -47,8 +49,10 @@ struct RegisterTile {
     SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
         using LeftTile = Steps<ROWS, DEEP>;
         using RightTile = Steps<COLUMNS, DEEP>;
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
+        // At most one operand has a window, and a table.
+        float* table = shared + STAGES * (LeftTile::SIZE + RightTile::SIZE);
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows, table);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns, table);
         const int row = first_row(int(threadIdx.x)), column = first_column(int(threadIdx.x));
 #pragma unroll
         for (int i = 0; i < HIGH; ++i)

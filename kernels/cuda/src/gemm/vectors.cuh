@@ -30,7 +30,7 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
         for (int v = 0; v < V; ++v) steps[v] = Large::Deep::at(large.w, k + v);
 #pragma unroll
         for (int i = 0; i < LARGE; ++i) {
-            if (whole) {
+            if (whole && (!Large::PARTIAL || k + V <= end)) {
                 values[i] = first + i < count ? load_vec<Vec<E, V>>(large.address(vectors[i], steps[0])) : Vec<E, V>{};
             } else {
 #pragma unroll
@@ -94,7 +94,7 @@ SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int fir
         const typename Large::Spot down = Large::Deep::at(large.w, k);
         const typename Small::Spot step = Small::Deep::at(small.w, k);
         Vec<E, V> values;
-        if (whole) {
+        if (whole && (!Large::PARTIAL || mine + V <= count)) {
             values = mine < count ? load_vec<Vec<E, V>>(large.address(vectors[0], down)) : Vec<E, V>{};
         } else {
 #pragma unroll

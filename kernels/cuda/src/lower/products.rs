@@ -7,8 +7,8 @@ use crate::abi::{Dispatch, Function, Target};
 use crate::conv;
 use crate::gemm::emit;
 use crate::gemm::library::{Form, Product};
-use crate::gemm::plan::{Plan, ProductInfo};
-use crate::gemm::problem::Problem;
+use crate::gemm::plan::{Plan, ProductInfo, SumOrder};
+use crate::gemm::problem::{Problem, View};
 use crate::gemm::tiles::Elem;
 use crate::lowered::Lowered;
 
@@ -29,7 +29,9 @@ pub struct Candidate {
 /// target. With a device, the tuner may time the first few together with a library's kernels for
 /// the same spec, and keep the fastest: all compute the same sums, in different orders.
 pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Candidate>, SpecError> {
-    let (problems, plans) = ranked(spec, bounds, target)?;
+    let Ranked {
+        problems, plans, ..
+    } = ranked(spec, bounds, target)?;
     plans
         .iter()
         .map(|plans| candidate(spec, &problems, plans, bounds, target))
@@ -38,7 +40,7 @@ pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Cand
 
 /// The names of the candidates, the best first, without their source.
 pub(crate) fn names(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<String>, SpecError> {
-    let (_, plans) = ranked(spec, bounds, target)?;
+    let Ranked { plans, .. } = ranked(spec, bounds, target)?;
     Ok(plans.iter().map(|plans| name(&plans[0])).collect())
 }
 
@@ -49,7 +51,9 @@ pub(crate) fn named(
     target: &Target,
     wanted: &str,
 ) -> Result<Candidate, SpecError> {
-    let (problems, plans) = ranked(spec, bounds, target)?;
+    let Ranked {
+        problems, plans, ..
+    } = ranked(spec, bounds, target)?;
     let found = plans
         .iter()
         .find(|plans| name(&plans[0]) == wanted)
@@ -61,6 +65,25 @@ pub(crate) fn named(
         bounds,
         target,
     )
+}
+
+/// The cycles that the model's first choice for a product saves over its first choice for the same
+/// product with other strides. `None` if the two compute their sums in different orders, whose
+/// results differ in rounding, or if one of the specs is no product.
+pub fn cycles_saved(before: &Spec, after: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
+    let first = |spec: &Spec| {
+        let Ranked {
+            problems,
+            plans,
+            views,
+        } = ranked(spec, bounds, target).ok()?;
+        let plan = *plans.first()?.first()?;
+        let of = |problem: &Problem| emit::sum_order(problem, &plan, &views, bounds);
+        let orders: Vec<SumOrder> = problems.iter().map(of).collect();
+        Some((plan.cycles, orders))
+    };
+    let ((before, order), (after, new_order)) = (first(before)?, first(after)?);
+    (order == new_order).then_some(before - after)
 }
 
 /// The number of multiplications of a product, at the bounds.
@@ -94,18 +117,25 @@ fn name(plan: &Plan) -> String {
 
 /// The source for a matrix product or a convolution: the first candidate.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
-    let (problems, plans) = ranked(spec, bounds, target)?;
+    let Ranked {
+        problems, plans, ..
+    } = ranked(spec, bounds, target)?;
     let best = plans.first().ok_or_else(none_fits)?;
     Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
 }
 
-/// The problems that together compute the result, and the plans for them (one for each problem),
-/// the best first.
-fn ranked(
-    spec: &Spec,
-    bounds: &Env,
-    target: &Target,
-) -> Result<(Vec<Problem>, Vec<Vec<Plan>>), SpecError> {
+/// The choice among the kernels for a spec.
+struct Ranked {
+    /// The problems that together compute the result.
+    problems: Vec<Problem>,
+    /// The plans for them (one for each problem), the best first.
+    plans: Vec<Vec<Plan>>,
+    /// Both operands of the largest problem.
+    views: [View; 2],
+}
+
+/// The kernels for a matrix product or a convolution, ranked by their estimated times.
+fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecError> {
     let (problems, direct) = match &spec.body {
         Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
         Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
@@ -164,7 +194,11 @@ fn ranked(
                 .collect()
         }),
     );
-    Ok((problems, plans))
+    Ok(Ranked {
+        problems,
+        plans,
+        views,
+    })
 }
 
 fn candidate(

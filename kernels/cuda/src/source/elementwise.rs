@@ -4,12 +4,12 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::size::Env;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::SharedLoop;
 use super::params::{Number, Params};
-use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
+use super::space::{Point, Space, Via, memory_order, pointers, points, touched, vector_width};
 use super::{THREADS, transpose};
 use crate::abi::{Dispatch, Function, Target};
 use crate::code::Code;
@@ -17,6 +17,9 @@ use crate::lowered::Lowered;
 
 /// Blocks per multiprocessor: remaining points are processed in further iterations of the loops.
 const BLOCKS_EACH: u32 = 16;
+
+/// The most elements of a vector: 16 bytes of a type of one byte.
+const VECTOR_MAX: i64 = 16;
 
 /// The number of blocks of `threads` for `items`, no more than are useful.
 pub fn blocks(items: i64, threads: u32, target: &Target) -> u32 {
@@ -185,7 +188,14 @@ pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
         return 1;
     };
     used.extend(touched(code));
-    vector_width(space, &used, last, last == 0)
+    let rows_end_partial = last == 0 || ends_partial(space.dims[last]);
+    vector_width(space, &used, last, rows_end_partial)
+}
+
+/// Whether the last vector of a row of this length may be shorter than the others: the length is
+/// known, and the row has several whole vectors of any width.
+fn ends_partial(length: Size) -> bool {
+    length.as_fixed().is_some_and(|n| n >= 4 * VECTOR_MAX)
 }
 
 /// The kernel.
@@ -200,9 +210,17 @@ pub fn all_points(
     let last = space.dims.len() - 1;
     let mut body = pointers(code, params);
     body += &anchor.declare(params);
+    // Rows whose last vector is shorter are counted in vectors.
+    let in_vectors = (space.dims[last].as_fixed())
+        .filter(|n| last > 0 && n % width != 0)
+        .map(|n| {
+            let mut dims = space.dims.clone();
+            dims[last] = Size::fixed((n + width - 1) / width);
+            dims
+        });
     // The number of points is a word, so that arrays of different lengths share a function.
-    let all = space.clone();
-    let count: Number = Arc::new(move |env| all.points(env));
+    let all = in_vectors.clone().unwrap_or_else(|| space.dims.clone());
+    let count: Number = Arc::new(move |env| points(&all, env));
     let _ = writeln!(body, "const idx count = {};", params.number(&count));
     let _ = writeln!(
         body,
@@ -222,14 +240,39 @@ pub fn all_points(
         );
         return params.function(kind, THREADS, &body);
     }
-    let (text, mut coordinates) = params.coordinates("first", &space.dims, "c");
+    let (mut text, mut coordinates);
+    let vectors = match &in_vectors {
+        Some(dims) => {
+            (text, coordinates) = params.coordinates("i", dims, "c");
+            text += &format!("const idx first = c{last} * {width};\n");
+            coordinates[last] = "first".into();
+            "count".to_string()
+        }
+        None => {
+            (text, coordinates) = params.coordinates("first", &space.dims, "c");
+            text = format!("const idx first = i * {width};\n{text}");
+            format!("count / {width}")
+        }
+    };
     let ahead = Point::new(space, params, &coordinates, "");
     let moved = |k: u16| space.stride(k, last).is(1);
     let vector = |k: u16| format!("Vec<{}, {width}>", code.storage(k).ty);
     let _ = writeln!(
         body,
-        "for (idx i = thread; i < count / {width}; i += threads) {{\nconst idx first = i * {width};\n{text}"
+        "for (idx i = thread; i < {vectors}; i += threads) {{\n{text}"
     );
+    if in_vectors.is_some() {
+        let mut each = coordinates.clone();
+        each[last] = "c".into();
+        let value = anchor.at(space, params, &each);
+        let point = Point::new(space, params, &each, "acc");
+        let length = params.size(space.dims[last]);
+        let _ = writeln!(
+            body,
+            "if (first + {width} > {length}) {{\nfor (idx c = first; c < {length}; ++c) {{\n{value}{}}}\ncontinue;\n}}",
+            code.point(&point)
+        );
+    }
     body += &anchor.vector(space, params, &coordinates, width);
     for k in code.loads().into_iter().filter(|&k| moved(k)) {
         let _ = writeln!(

@@ -308,6 +308,10 @@ SLABWISE_INLINE void copy_async(void* to, const void* from, bool wanted) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(wanted ? BYTES : 0)
                      : "memory");
 }
+/// The same of 16 bytes, of which the first `present` exist; zeros behind those.
+SLABWISE_INLINE void copy_async_part(void* to, const void* from, int present) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(present) : "memory");
+}
 SLABWISE_INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most PENDING groups of this thread are in flight.
 template <int PENDING>

@@ -30,6 +30,7 @@ pub const TARGET: Target = Target {
         memory: 13_400,
         cache: 31_500,
     },
+    sector_bytes: 32,
     tf32: false,
     guarded: false,
 };

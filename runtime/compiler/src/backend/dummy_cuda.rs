@@ -6,7 +6,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Scores, Spec};
 
-use super::{Backend, Capabilities, Resources};
+use super::{Backend, Capabilities, Resources, Sectors};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -64,6 +64,14 @@ impl Target {
     }
 
     pub(super) fn has_same_sums(&self, _: &Spec, _: &Spec, _: &Env) -> Option<bool> {
+        match *self {}
+    }
+
+    pub(super) fn sectors(&self) -> Option<Sectors> {
+        match *self {}
+    }
+
+    pub(super) fn cycles_saved(&self, _: &Spec, _: &Spec, _: &Env) -> Option<f64> {
         match *self {}
     }
 

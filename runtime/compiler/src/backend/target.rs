@@ -8,7 +8,7 @@ use slabwise_kernels::micro_batch::MicroBatching;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Scores, Spec};
 
-use super::{Capabilities, Choice, KernelCache, cuda};
+use super::{Capabilities, Choice, KernelCache, Sectors, cuda};
 
 /// A device that kernels are prepared for.
 #[derive(Clone, Debug)]
@@ -20,6 +20,15 @@ pub enum Target {
 }
 
 impl Target {
+    /// A described CUDA device, whose products are not timed.
+    #[cfg(feature = "cuda")]
+    pub fn described(target: slabwise_cuda::Target) -> Target {
+        Target::Cuda(cuda::Target {
+            target,
+            tuner: None,
+        })
+    }
+
     /// The properties of the device that passes depend on.
     pub fn capabilities(&self) -> Capabilities {
         match self {
@@ -51,6 +60,24 @@ impl Target {
         match self {
             Target::Cpu(target) => target.has_same_sums(a, b, bounds),
             Target::Cuda(target) => target.has_same_sums(a, b, bounds),
+        }
+    }
+
+    /// The sectors at which rows of values begin where kernels gain by it; `None` on the CPU, whose
+    /// kernels pack the operands of products.
+    pub(crate) fn sectors(&self) -> Option<Sectors> {
+        match self {
+            Target::Cpu(_) => None,
+            Target::Cuda(target) => target.sectors(),
+        }
+    }
+
+    /// The modelled cycles that a product takes less with the strides of `after`. `None` if its sums
+    /// would be computed in another order.
+    pub(crate) fn cycles_saved(&self, before: &Spec, after: &Spec, bounds: &Env) -> Option<f64> {
+        match self {
+            Target::Cpu(_) => None,
+            Target::Cuda(target) => target.cycles_saved(before, after, bounds),
         }
     }
 

@@ -22,7 +22,7 @@ use super::front::{Front, FrontOptions};
 use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::ir::{KernelCall, Program};
-use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare};
+use crate::passes::{OverlapCollectives, PadRows, PassError, Pipeline, Prepare, RowPadding};
 use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
@@ -38,17 +38,35 @@ pub(super) struct Planned {
 
 impl Planned {
     /// The program of the front half with its baseline plan. `ended` is called behind each stage,
-    /// with its name and the number of nodes or kernels.
+    /// with its name and the number of nodes or kernels. Padding is the first thing that a budget
+    /// saves: a plan with padded rows that does not fit is made without them.
     pub fn new(
-        front: &Front<'_>,
-        prepare: &Prepare<'_>,
-        planner: &Options,
+        made_by: (&Front<'_>, &Prepare<'_>),
+        fits: impl Fn(&Planned) -> bool,
         mut ended: impl FnMut(&'static str, usize),
     ) -> Result<Planned> {
-        let program = front.run(FrontOptions::default(), &mut ended)?;
+        let padding = made_by.0.options.row_padding;
+        let planned = Planned::with_padding(made_by, padding, &mut ended)?;
+        if fits(&planned) || planned.program.padding().is_empty() {
+            return Ok(planned);
+        }
+        Planned::with_padding(made_by, RowPadding::Off, &mut ended)
+    }
+
+    fn with_padding(
+        (front, prepare): (&Front<'_>, &Prepare<'_>),
+        padding: RowPadding,
+        mut ended: impl FnMut(&'static str, usize),
+    ) -> Result<Planned> {
+        let mut program = front.run(FrontOptions::default(), &mut ended)?;
+        if let Some(pass) = PadRows::on(prepare.target, padding) {
+            program = front.passes.run(&pass, &program)?;
+            ended("pad", program.kernels.len());
+        }
         let program = front.passes.run(prepare, &program)?;
         ended("schedule", program.kernels.len());
         let dag = program.to_dag();
+        let planner = &front.options.planner;
         let offsets = slabwise_planner::plan(&dag, planner).map_err(PassError::from)?;
         ended("plan", program.kernels.len());
         Ok(Planned {
@@ -313,7 +331,7 @@ mod tests {
             guard: 0,
             kernels: &kernels,
         };
-        let planned = Planned::new(&front, &prepare, &options.planner, |_, _| ())?;
+        let planned = Planned::new((&front, &prepare), |_| true, |_, _| ())?;
         planned.rewrite(&passes, &target, rewrite)?.0.check()
     }
 

@@ -1,14 +1,42 @@
 //! The values of nodes, of variables, and of the sizes of a run.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
-use slabwise_planner::{Kind, Space};
+use slabwise_planner::{BufferId, Kind, Space};
 
 use super::{Piece, Program, Source, Value};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
+
+impl Value {
+    /// The dimensions that it has in memory: those of its shape, with padded rows.
+    pub fn stored_dims(&self) -> Dims {
+        let mut dims = self.dims.clone();
+        if let Some(last) = dims.last_mut().filter(|_| self.row_padding > 0) {
+            let padded = last.checked_add(Size::fixed(self.row_padding));
+            *last = padded.unwrap_or(*last);
+        }
+        dims
+    }
+
+    /// The bytes of all its rows' padding at these sizes, were it so many elements a row.
+    pub(crate) fn padding_bytes(&self, row_padding: i64, sizes: &Env) -> Option<u64> {
+        let (_, outer) = self.dims.split_last()?;
+        let rows = u64::try_from(elements(outer)?.checked_at(sizes)?).ok()?;
+        let row = u64::try_from(row_padding).ok()? * self.dtype.bytes() as u64;
+        rows.checked_mul(row)
+    }
+
+    /// Pads its rows.
+    pub(crate) fn pad(&mut self, row_padding: i64, bounds: &Env) {
+        if let Some(bytes) = self.padding_bytes(row_padding, bounds) {
+            self.row_padding = row_padding;
+            self.bytes += bytes;
+        }
+    }
+}
 
 impl Program {
     /// The value that holds all of a node's value.
@@ -45,12 +73,29 @@ impl Program {
             piece: Piece::Whole,
             dtype: node.dtype,
             dims: node.dims.clone(),
+            row_padding: 0,
             bytes,
             data_dependent,
             kind,
             space: Space::Device,
             output,
         })
+    }
+
+    /// The padded values, with the bytes of their padding.
+    pub(crate) fn padding(&self) -> Vec<(BufferId, u64)> {
+        let bounds = self.graph.symbols.bounds();
+        let padded = self
+            .values
+            .iter()
+            .zip(0..)
+            .filter(|(value, _)| value.row_padding > 0);
+        padded
+            .map(|(value, at)| {
+                let bytes = value.padding_bytes(value.row_padding, &bounds);
+                (BufferId(at), bytes.unwrap_or(0))
+            })
+            .collect()
     }
 
     /// The value of a variable.
@@ -63,6 +108,7 @@ impl Program {
             piece: Piece::Whole,
             dtype: info.dtype,
             dims: info.dims.clone(),
+            row_padding: 0,
             bytes: 0,
             data_dependent: false,
             kind: if info.is_param {
@@ -85,6 +131,7 @@ impl Program {
             piece: Piece::Whole,
             dtype: DType::I32,
             dims: Dims::from_slice(&[Size::fixed(symbols)]),
+            row_padding: 0,
             bytes: 0,
             data_dependent: false,
             kind: Kind::State,

@@ -373,6 +373,7 @@ impl<'a> Splitting<'a> {
                 piece: Piece::PartialSums,
                 dtype: DType::F32,
                 dims: Dims::from_slice(&[Size::fixed((bytes / 4) as i64)]),
+                row_padding: 0,
                 bytes,
                 data_dependent: false,
                 kind: Kind::Gradient,

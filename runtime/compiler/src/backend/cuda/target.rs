@@ -7,14 +7,14 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Scores, Spec};
 
 use super::CAPABILITIES;
-use crate::backend::Capabilities;
+use crate::backend::{Capabilities, Sectors};
 
 /// A CUDA device that kernels are prepared for.
 #[derive(Clone, Debug)]
 pub struct Target {
-    pub(super) target: slabwise_cuda::Target,
+    pub(in crate::backend) target: slabwise_cuda::Target,
     /// The tuner of products, if they are timed.
-    pub(super) tuner: Option<Tuner>,
+    pub(in crate::backend) tuner: Option<Tuner>,
 }
 
 /// A kernel for a CUDA device.
@@ -84,6 +84,24 @@ impl Target {
         bounds: &Env,
     ) -> Option<bool> {
         slabwise_cuda::has_same_sums(a, b, bounds, &self.target).ok()
+    }
+
+    pub(in crate::backend) fn sectors(&self) -> Option<Sectors> {
+        let target = &self.target;
+        let moved = f64::from(target.multiprocessors) * f64::from(target.speeds.memory) / 1e3;
+        Some(Sectors {
+            bytes: u64::from(target.sector_bytes),
+            bytes_per_cycle: moved,
+        })
+    }
+
+    pub(in crate::backend) fn cycles_saved(
+        &self,
+        before: &Spec,
+        after: &Spec,
+        bounds: &Env,
+    ) -> Option<f64> {
+        slabwise_cuda::cycles_saved(before, after, bounds, &self.target)
     }
 
     pub(in crate::backend) fn set_tf32(&mut self, tf32: bool) {
