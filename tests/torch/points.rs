@@ -112,6 +112,13 @@ const OTHERWISE: &[Difference] = &[
     ("abs", "d0", &[&[NAN]], &[NAN]),
     // NaN passes through, as through relu6.
     ("clamp", "d0", &[&[NAN]], &[1.0]),
+    // The slopes far out, also where the cube of x or its product with 0 is no number.
+    ("gelu", "d0", &[&[-INF]], &[0.0]),
+    ("gelu", "d0", &[&[INF]], &[1.0]),
+    ("gelu_tanh", "d0", &[&[-INF]], &[0.0]),
+    ("gelu_tanh", "d0", &[&[-3.4e38]], &[0.0]),
+    ("gelu_tanh", "d0", &[&[3.4e38]], &[1.0]),
+    ("gelu_tanh", "d0", &[&[INF]], &[1.0]),
     // The slope at a pole has the sign of the zero.
     ("rsqrt", "d0", &[&[-0.0]], &[-INF]),
     // IEEE 754's pow, which is not its square root.

@@ -81,7 +81,7 @@ fn results(seed: u64, padding: RowPadding) -> (Vec<Vec<u32>>, PaddingReport) {
     let precision = Precision::ALL[seed as usize % Precision::ALL.len()];
     let trace = Trace::training().with_precision(precision);
     let (inputs, outputs) = network(&trace, seed);
-    let mut session = session(padding, seed % 2 == 0);
+    let mut session = session(padding, seed.is_multiple_of(2));
     let program = session.compile(&trace, outputs).expect("it compiles");
     let [x, w] = inputs.map(|input| numbers(input.shape));
     let results = session.run(&program, (&x, &w)).expect("a run");

@@ -72,10 +72,12 @@ struct TensorTile {
         using LeftTile = typename TensorLayout<LEFT_BY_DEEP, E, ROWS, DEEP>::Type;
         using RightTile = typename TensorLayout<RIGHT_BY_DEEP, E, COLUMNS, DEEP>::Type;
         E* tiles = reinterpret_cast<E*>(shared);
-        // At most one operand has a window, and a table.
+        // At most one operand has a window, and a table. Large tiles leave registers for few of its
+        // steps.
         E* table = tiles + STAGES * (LeftTile::SIZE + RightTile::SIZE);
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows, table);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns, table);
+        constexpr int STEPS_AT_ONCE = HIGH * WIDE > 2048 ? 2 : 8;
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V, STEPS_AT_ONCE> left(a, share.row, share.rows, table);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V, STEPS_AT_ONCE> right(b, share.column, share.columns, table);
         const int row = first_row(), column = first_column();
 #pragma unroll
         for (int i = 0; i < HIGH / 16; ++i)

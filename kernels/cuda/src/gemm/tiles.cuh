@@ -49,8 +49,9 @@ struct Step {
 
 /// The part of one thread in loading tiles of FREE × DEEP elements to shared memory. Neighbouring
 /// threads load neighbours along the contracted axis (BY_DEEP) or the free one; V elements at a
-/// time. Elements outside the matrix are loaded as zeros.
-template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V>
+/// time. Elements outside the matrix are loaded as zeros. Of a table, at most STEPS_AT_ONCE steps are
+/// in registers.
+template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V, int STEPS_AT_ONCE = 8>
 struct Loader {
     using E = typename M::Element;
     using S = typename Layout::Element;
@@ -122,7 +123,7 @@ struct Loader {
             static_assert(V == 1, "elements of a window are loaded singly");
             const Step<typename M::Offset>* steps = steps_of(deep) + across;
             // Steps are read before copies start, because the compiler separates the two at a cost.
-            constexpr int AT_ONCE = TURNS_ACROSS < 8 ? TURNS_ACROSS : 8;
+            constexpr int AT_ONCE = TURNS_ACROSS < STEPS_AT_ONCE ? TURNS_ACROSS : STEPS_AT_ONCE;
 #pragma unroll
             for (int turn = 0; turn < TURNS_ACROSS; turn += AT_ONCE) {
                 Step<typename M::Offset> some[AT_ONCE];
