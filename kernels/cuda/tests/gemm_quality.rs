@@ -320,7 +320,7 @@ fn banks_do_not_conflict() {
         access(format!("4 * {tile}::result_column(4)"), 16, 4);
     }
     for width in [32, 64, 128] {
-        let lead = format!("AttentionMma<64, 32, {width}, 1>::LEAD");
+        let lead = format!("AttentionMma<float, 64, 32, {width}, 1>::LEAD");
         access(format!("4 * (lane % 16 * {lead} + lane / 16 * 4)"), 16, 4);
         let row = "(lane / 16 * 8 + lane % 8)";
         access(format!("4 * ({row} * {lead} + lane / 8 % 2 * 4)"), 16, 4);
@@ -331,6 +331,10 @@ fn banks_do_not_conflict() {
                 1,
             );
         }
+    }
+    for width in [32, 64, 128, 256] {
+        let lead = format!("AttentionMma<bf16, 64, 32, {width}, 1>::LEAD");
+        access(format!("2 * (lane % 16 * {lead} + lane / 16 * 8)"), 16, 4);
     }
     let lanes = addresses(&accesses.iter().map(|a| a.0.clone()).collect::<Vec<_>>());
     for ((text, width, best), lanes) in accesses.iter().zip(lanes) {
