@@ -413,6 +413,8 @@ impl Checker<'_> {
                 (*height).max(self.offset[tenant.item] + self.problem.items[tenant.item].size);
         }
         let bounds = self.lower_bounds(tenants);
+        // Not the sums, which saturate.
+        let is_at_bound = heights == bounds;
         for (space, extent) in self.packing.spaces.iter().enumerate() {
             if extent.height != heights[space] {
                 return Err(Violation::Height {
@@ -446,7 +448,7 @@ impl Checker<'_> {
             }
         }
         let proof = self.packing.proof;
-        if (proof == Some(Proof::Bound)) != (height == lower_bound) {
+        if (proof == Some(Proof::Bound)) != is_at_bound {
             return Err(Violation::Proof {
                 proof,
                 height,

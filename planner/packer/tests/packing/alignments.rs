@@ -2,7 +2,7 @@
 //! as any order allows.
 
 use slabwise_packer::Lifetime;
-use slabwise_packer::{Item, Limits, Packing, Problem, Proof, Space, check};
+use slabwise_packer::{Item, Limits, Packing, Placement, Problem, Proof, Space, check};
 
 /// A number below the first argument, pseudo-random.
 fn below(n: u64, state: &mut u64) -> u64 {
@@ -148,4 +148,34 @@ fn small_packings_are_optimal_and_meet_their_height_as_a_capacity() {
         assert!(problem.lower_bound() <= optimum, "{problem:?}");
     }
     assert!(rests > 100, "{rests} optima end within a unit");
+}
+
+/// The bound proves nothing of a packing of which one space is above it, even where the sums of all
+/// spaces are the largest number.
+#[test]
+fn sums_of_spaces_that_saturate_prove_nothing() {
+    let item = |step, size, align| Item {
+        life: Lifetime::new(step, step + 1),
+        size,
+        align,
+    };
+    let mut problem = Problem::new(vec![
+        item(0, 1, 1),
+        item(0, 3, 4),
+        item(0, 3, 4),
+        item(0, 1, 1),
+    ]);
+    let half = u64::MAX / 2;
+    problem.fixed = [0, 3].map(|item| Placement { item, offset: half }).to_vec();
+    problem.spaces = [vec![0], vec![1, 2], vec![3]]
+        .map(|items| Space {
+            capacity: None,
+            items,
+        })
+        .to_vec();
+    let packing = packed(&problem, 1);
+    assert!(packing.spaces[1].height > packing.spaces[1].lower_bound);
+    assert_eq!([packing.height, packing.lower_bound], [u64::MAX; 2]);
+    assert_ne!(packing.proof, Some(Proof::Bound));
+    assert_eq!(check(&problem, &packing), Ok(()));
 }
