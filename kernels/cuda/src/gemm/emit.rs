@@ -147,9 +147,8 @@ impl Writer<'_> {
         let (elem, window) = (elem.name(), view.window.is_some());
         let whole = view.is_known() && view.is_whole(vector, &Env::default());
         let partial = view.ends_partial(vector);
-        let [high, wide] = view.taps().unwrap_or_default();
         format!(
-            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}>;\n"
+            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}>;\n"
         )
     }
 
@@ -430,7 +429,7 @@ pub fn product(
     }
     let shape = Shape {
         block: kernel.threads(),
-        shared_bytes: kernel.shared_bytes() + table_bytes([&views[0], &views[1]]),
+        shared_bytes: kernel.shared_bytes(),
     };
     Ok(launchable(function, writer.params, shape, blocks))
 }
@@ -544,13 +543,6 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
             bounds,
         ),
     ]
-}
-
-/// Bytes of shared memory for the steps along a contracted axis with a window: of two tiles, at most
-/// 64 steps of 16 bytes each.
-pub fn table_bytes(views: [&View; 2]) -> i64 {
-    let has_table = |view: &&View| view.taps().is_some() && !view.by_deep;
-    if views.iter().any(has_table) { 2048 } else { 0 }
 }
 
 /// The statements that compute a block's part of the product and pass every `sum` to `take`, with

@@ -6,7 +6,6 @@
 //! their proportions matter, to an order of the choices that is right more often than not. Where a
 //! device is available, the tuner times the first few.
 
-use super::emit::table_bytes;
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
 use crate::abi::Target;
@@ -79,8 +78,7 @@ impl ProductInfo<'_> {
     pub fn plans(&self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
         for kernel in self.kernels() {
-            let shared_bytes = kernel.shared_bytes() + table_bytes(self.views);
-            if shared_bytes > i64::from(self.target.shared_bytes_max) {
+            if kernel.shared_bytes() > i64::from(self.target.shared_bytes_max) {
                 continue;
             }
             let mut of_kernel: Vec<Plan> = self

@@ -368,16 +368,6 @@ impl View {
         }
     }
 
-    /// Height and width of the window on the contracted side, if a bit of 32 is enough for each of
-    /// its elements.
-    pub fn taps(&self) -> Option<[i64; 2]> {
-        let ([_, (high, _), (wide, _)], Some(_)) = (&self.deep[..], self.window) else {
-            return None;
-        };
-        let (high, wide) = (high.known()?, wide.known()?);
-        (high > 0 && wide > 0 && high * wide <= 32).then_some([high, wide])
-    }
-
     /// Whether the elements form aligned vectors of so many, of which the last of each row may be
     /// [partial](View::ends_partial).
     pub fn is_whole(&self, vector: i64, env: &Env) -> bool {

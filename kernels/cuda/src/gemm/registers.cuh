@@ -49,10 +49,8 @@ struct RegisterTile {
     SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
         using LeftTile = Steps<ROWS, DEEP>;
         using RightTile = Steps<COLUMNS, DEEP>;
-        // At most one operand has a window, and a table.
-        float* table = shared + STAGES * (LeftTile::SIZE + RightTile::SIZE);
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows, table);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns, table);
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
         const int row = first_row(int(threadIdx.x)), column = first_column(int(threadIdx.x));
 #pragma unroll
         for (int i = 0; i < HIGH; ++i)

@@ -45,15 +45,10 @@ struct Side {
 /// distinguishes the products. The address is word ADDRESS. Words from AT on: the offset of the
 /// first element; whether neighbours along the contiguous side form aligned vectors (WHOLE: they do
 /// for all sizes; PARTIAL: but for the last of a row, which is shorter than the others); for a
-/// window the image's height and width. HIGH × WIDE elements of a window are the inner axes of the
-/// contracted side, if they are few; else both are 0.
-template <class E, class Offset_, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_, int HIGH,
-          int WIDE>
+/// window the image's height and width.
+template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_>
 struct Matrix {
-    using Offset = Offset_;
     static constexpr bool PARTIAL = PARTIAL_;
-    /// The elements of the window, if a bit of an `unsigned` is enough for each.
-    static constexpr int TAPS = HIGH * WIDE;
     using Element = E;
     using Free = FREE;
     using Deep = DEEP;
@@ -71,14 +66,6 @@ struct Matrix {
     /// Whether the element lies in the image.
     SLABWISE_METHOD bool inside(const Spot& free, const Spot& deep) const {
         return !WINDOW || (unsigned(free.y + deep.y) < unsigned(w[AT + 2]) && unsigned(free.x + deep.x) < unsigned(w[AT + 3]));
-    }
-    /// Which elements of the window lie in the image, a bit for each.
-    SLABWISE_METHOD unsigned taps(const Spot& free) const {
-        unsigned all = 0;
-#pragma unroll 1
-        for (int tap = 0; tap < TAPS; ++tap)
-            if (inside(free, DEEP::place(w, {0, tap / WIDE, tap % WIDE}))) all |= 1u << tap;
-        return all;
     }
     SLABWISE_METHOD const E* address(const Spot& free, const Spot& deep) const { return first + (free.offset + deep.offset); }
 };

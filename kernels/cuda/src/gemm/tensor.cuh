@@ -71,13 +71,8 @@ struct TensorTile {
     SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
         using LeftTile = typename TensorLayout<LEFT_BY_DEEP, E, ROWS, DEEP>::Type;
         using RightTile = typename TensorLayout<RIGHT_BY_DEEP, E, COLUMNS, DEEP>::Type;
-        E* tiles = reinterpret_cast<E*>(shared);
-        // At most one operand has a window, and a table. Large tiles leave registers for few of its
-        // steps.
-        E* table = tiles + STAGES * (LeftTile::SIZE + RightTile::SIZE);
-        constexpr int STEPS_AT_ONCE = HIGH * WIDE > 2048 ? 2 : 8;
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V, STEPS_AT_ONCE> left(a, share.row, share.rows, table);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V, STEPS_AT_ONCE> right(b, share.column, share.columns, table);
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
         const int row = first_row(), column = first_column();
 #pragma unroll
         for (int i = 0; i < HIGH / 16; ++i)
@@ -85,6 +80,7 @@ struct TensorTile {
             for (int j = 0; j < WIDE / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
+        E* tiles = reinterpret_cast<E*>(shared);
         walk<STAGES, DEEP>(left, right, tiles, tiles + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const E* x, const E* y) {
             constexpr int STEPS = DEEP_BYTES / 32;

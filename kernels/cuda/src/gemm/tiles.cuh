@@ -7,8 +7,6 @@ template <int FREE, int DEEP>
 struct Steps {
     using Element = float;
     static constexpr int SIZE = DEEP * (FREE + 4);
-    /// The steps after which places repeat, and the elements from one step to the next.
-    static constexpr int PERIOD = 1, STEP = FREE + 4;
     static SLABWISE_METHOD int at(int free, int deep) { return deep * (FREE + 4) + free; }
 };
 
@@ -30,8 +28,6 @@ template <class E, int FREE, int DEEP>
 struct FreeRows {
     using Element = E;
     static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E);
-    /// As of `Steps`.
-    static constexpr int PERIOD = sizeof(E) == 2 ? 8 : 4, STEP = FREE;
     static_assert(FREE / CHUNK >= 8, "rows of at least 128 bytes");
     static SLABWISE_METHOD int at(int free, int deep) {
         const int swap = sizeof(E) == 2 ? deep & 7 : (deep & 3) * 2;
@@ -39,19 +35,10 @@ struct FreeRows {
     }
 };
 
-/// A step along the contracted axis of a windowed operand: its offset, and the bit of its element of
-/// the window.
-template <class Offset>
-struct Step {
-    Offset offset;
-    unsigned tap;
-};
-
 /// The part of one thread in loading tiles of FREE × DEEP elements to shared memory. Neighbouring
 /// threads load neighbours along the contracted axis (BY_DEEP) or the free one; V elements at a
-/// time. Elements outside the matrix are loaded as zeros. Of a table, at most STEPS_AT_ONCE steps are
-/// in registers.
-template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V, int STEPS_AT_ONCE = 8>
+/// time. Elements outside the matrix are loaded as zeros.
+template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V>
 struct Loader {
     using E = typename M::Element;
     using S = typename Layout::Element;
@@ -62,9 +49,6 @@ struct Loader {
     static constexpr int ROWS = ALONG > THREADS ? 1 : THREADS / ALONG;
     static constexpr int TURNS_ACROSS = (ACROSS + ROWS - 1) / ROWS;
     static constexpr int FREE_SPOTS = BY_DEEP ? TURNS_ACROSS : TURNS_ALONG, DEEP_SPOTS = BY_DEEP ? TURNS_ALONG : TURNS_ACROSS;
-    /// Whether each thread keeps which elements of the window lie in the image at its positions, and
-    /// finds the steps along the contracted axis, which all threads share, in a table.
-    static constexpr bool TABLED = M::TAPS > 0 && !BY_DEEP;
     /// Whether elements are copied directly to shared memory; otherwise registers hold them for
     /// conversion.
     static constexpr bool STRAIGHT = Same<E, S>::value && sizeof(E) * V >= 4;
@@ -75,77 +59,23 @@ struct Loader {
     int along, across;
     bool whole;
     Spot free[FREE_SPOTS];
-    unsigned taps[TABLED ? FREE_SPOTS : 1];
-    /// The steps of two tiles, in shared memory: those of the one while those of the next are
-    /// written.
-    Step<typename M::Offset>* table;
     S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
 
     /// A loader for the tile whose first row or column is `from`, of `count`.
-    SLABWISE_METHOD Loader(const M& matrix, int from, int count, void* steps)
-        : m(matrix), from(from), room(count - from), table(static_cast<Step<typename M::Offset>*>(steps)) {
+    SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), room(count - from) {
         along = int(threadIdx.x) % ALONG;
         across = int(threadIdx.x) / ALONG;
         whole = V > 1 && m.whole();
 #pragma unroll
         for (int i = 0; i < FREE_SPOTS; ++i) free[i] = M::Free::at(m.w, from + free_at(i));
-        if constexpr (TABLED) {
-#pragma unroll
-            for (int i = 0; i < FREE_SPOTS; ++i) taps[i] = free_at(i) < room ? m.taps(free[i]) : 0;
-        }
     }
     SLABWISE_METHOD int along_at(int i) const { return (along + i * THREADS) * V; }
     SLABWISE_METHOD int across_at(int j) const { return across + j * ROWS; }
     SLABWISE_METHOD int free_at(int i) const { return BY_DEEP ? across_at(i) : along_at(i); }
     SLABWISE_METHOD int deep_at(int i) const { return BY_DEEP ? along_at(i) : across_at(i); }
 
-    /// Whether turn `j` across has an element for this thread.
-    SLABWISE_METHOD bool is_step(int j) const { return j < TURNS_ACROSS && (ACROSS % ROWS == 0 || across_at(j) < ACROSS); }
-    /// The place in a tile of turn `i` along and turn `j` across, which differs from others by a
-    /// constant where steps differ by a period.
-    static constexpr int within(int j) { return ROWS % Layout::PERIOD == 0 ? 0 : j * ROWS % Layout::PERIOD; }
-    SLABWISE_METHOD S* place_of(S* tile, int i, int j) const {
-        return tile + Layout::at(along_at(i), across + within(j)) + (j * ROWS - within(j)) * Layout::STEP;
-    }
-    /// The steps of the tile whose contracted elements are `deep..`.
-    SLABWISE_METHOD Step<typename M::Offset>* steps_of(int deep) const { return table + deep / DEEP % 2 * DEEP; }
-    /// Writes the steps of a tile to the table; a barrier has to follow before the tile is loaded.
-    SLABWISE_METHOD void prepare(int deep, int end) const {
-        if constexpr (TABLED) {
-            static_assert(THREADS >= DEEP, "a thread for each step");
-            const int step = int(threadIdx.x), k = deep + step;
-            if (step < DEEP) steps_of(deep)[step] = {M::Deep::at(m.w, k).offset, k < end ? 1u << k % M::TAPS : 0};
-        }
-    }
     /// Starts to load the tile whose contracted elements are `deep..` before `end`.
     SLABWISE_METHOD void start(S* tile, int deep, int end) {
-        if constexpr (TABLED) {
-            static_assert(V == 1, "elements of a window are loaded singly");
-            const Step<typename M::Offset>* steps = steps_of(deep) + across;
-            // Steps are read before copies start, because the compiler separates the two at a cost.
-            constexpr int AT_ONCE = TURNS_ACROSS < STEPS_AT_ONCE ? TURNS_ACROSS : STEPS_AT_ONCE;
-#pragma unroll
-            for (int turn = 0; turn < TURNS_ACROSS; turn += AT_ONCE) {
-                Step<typename M::Offset> some[AT_ONCE];
-#pragma unroll
-                for (int j = 0; j < AT_ONCE; ++j)
-                    if (is_step(turn + j)) some[j] = steps[(turn + j) * ROWS];
-#pragma unroll
-                for (int i = 0; i < TURNS_ALONG; ++i) {
-                    const E* const first = m.first + free[i].offset;
-#pragma unroll
-                    for (int j = 0; j < AT_ONCE; ++j) {
-                        if (!is_step(turn + j)) continue;
-                        // Nothing is read from the address where the element lies outside.
-                        const bool wanted = (taps[i] & some[j].tap) != 0;
-                        const E* place = first + some[j].offset;
-                        if constexpr (STRAIGHT) copy_async<sizeof(E)>(place_of(tile, i, turn + j), place, wanted);
-                        else held[i * TURNS_ACROSS + turn + j] = wanted ? S(convert(*place)) : S{};
-                    }
-                }
-            }
-            return;
-        }
         if (V > 1 && !whole) {
 #pragma unroll 1
             for (int turn = 0; turn < TURNS_ALONG * TURNS_ACROSS; ++turn) apart(tile, turn / TURNS_ACROSS, turn % TURNS_ACROSS, deep, end);
@@ -178,9 +108,8 @@ struct Loader {
             for (int i = 0; i < TURNS_ALONG; ++i) {
 #pragma unroll
                 for (int j = 0; j < TURNS_ACROSS; ++j) {
-                    if (!is_step(j)) continue;
-                    if constexpr (TABLED) *place_of(tile, i, j) = held[i * TURNS_ACROSS + j];
-                    else tile[Layout::at(BY_DEEP ? across_at(j) : along_at(i), BY_DEEP ? along_at(i) : across_at(j))] =
+                    if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
+                    tile[Layout::at(BY_DEEP ? across_at(j) : along_at(i), BY_DEEP ? along_at(i) : across_at(j))] =
                         held[i * TURNS_ACROSS + j];
                 }
             }
@@ -217,21 +146,12 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rig
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; ++stage, ahead += DEEP) {
         if (ahead < end) {
-            left.prepare(ahead, end);
-            right.prepare(ahead, end);
-            if constexpr (LeftLoader::TABLED || RightLoader::TABLED) __syncthreads();
             left.start(lefts + stage * left_size, ahead, end);
             right.start(rights + stage * right_size, ahead, end);
             left.finish(lefts + stage * left_size);
             right.finish(rights + stage * right_size);
         }
         copy_async_commit();
-    }
-    // All tiles before this one have been started then, and steps of the last one are in the other
-    // half of the table.
-    if (ahead < end) {
-        left.prepare(ahead, end);
-        right.prepare(ahead, end);
     }
     int read = 0, write = STAGES - 1;
 #pragma unroll 1
@@ -244,8 +164,6 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rig
         if (more) {
             left.start(lefts + write * left_size, ahead, end);
             right.start(rights + write * right_size, ahead, end);
-            left.prepare(ahead + DEEP, end);
-            right.prepare(ahead + DEEP, end);
         }
         copy_async_commit();
         multiply(lefts + read * left_size, rights + read * right_size);
