@@ -1,8 +1,8 @@
 //! The products of whole training steps, layer by layer: `cargo bench -p slabwise-benches --bench
 //! layers -- [MODEL [THREADS [ISA [exact]]]]`.
 //!
-//! For each distinct layer of a model and each of its three products: its number in a step, the
-//! fastest of several runs, and multiplications and additions per second; at the end the time of
+//! For each distinct layer of a model and each of its products (of attention: the kernel and its
+//! gradient): its number in a step, the fastest of several runs, and multiplications and additions per second; at the end the time of
 //! all products of a step. `exact`: no convolution is filtered.
 
 mod common;

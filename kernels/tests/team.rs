@@ -30,7 +30,7 @@ fn every_chunk_runs_once() {
     for threads in [0, 1, 2, 3, 7] {
         let team = Team::new(threads);
         assert_eq!(team.threads(), threads.max(1));
-        for chunks in [0, 1, 2, 3, 10, 1000] {
+        for chunks in [0, 1, 2, 3, 10, 1000, (1 << 16) + 1] {
             region(&team, chunks);
         }
     }

@@ -7,6 +7,7 @@ mod common;
 
 use attended::oracle::check;
 use attended::{Layout, MaskLayout, Sizes, Types, cases, plain, spec, specs};
+use common::machine_code::tensor_instructions;
 use common::{Case, Choices, TARGET, compile_for_gpu};
 use slabwise_cuda::emulator::gpu_required;
 use slabwise_cuda::nvrtc::{self, Program};
@@ -327,33 +328,11 @@ fn products_are_those_of_tensor_cores() {
                     assert!(found, "{}: {instruction}", function.name);
                 }
                 let image = nvrtc::compile(&program).expect("a cubin").image;
-                let on_cores = instructions(&image, HMMA);
+                let on_cores = tensor_instructions(&image, &function.name);
                 assert_eq!(on_cores, products, "{}: HMMA", function.name);
             }
         }
     }
-}
-
-/// The lowest 12 bits of the instruction HMMA, a product on tensor cores, from Volta on.
-const HMMA: u64 = 0x23c;
-
-/// The instructions of 16 bytes with these lowest bits in the code of an ELF file of 64 bits,
-/// little endian.
-fn instructions(image: &[u8], bits: u64) -> usize {
-    let number = |at: usize, bytes: usize| {
-        let all = image[at..at + bytes].iter().rev();
-        all.fold(0u64, |n, &byte| n << 8 | u64::from(byte))
-    };
-    assert!(image.starts_with(b"\x7fELF"), "an ELF file");
-    let [first, each, count] = [(0x28, 8), (0x3a, 2), (0x3c, 2)].map(|(at, n)| number(at, n));
-    let headers = (0..count).map(|i| (first + i * each) as usize);
-    // Sections of a program's bits that are executed.
-    let code = headers.filter(|&at| number(at + 4, 4) == 1 && number(at + 8, 8) & 4 != 0);
-    let all = code.flat_map(|at| {
-        let [start, length] = [number(at + 0x18, 8), number(at + 0x20, 8)].map(|n| n as usize);
-        (start..start + length).step_by(16)
-    });
-    all.filter(|&at| number(at, 8) & 0xfff == bits).count()
 }
 
 /// Every tile on every architecture: registers suffice, shared memory too.

@@ -2,12 +2,10 @@
 //! registers and spills, and banks of shared memory.
 
 mod common;
-#[path = "common/machine_code.rs"]
-mod machine_code;
 mod products;
 
 use common::TARGET;
-use machine_code::tensor_share;
+use common::machine_code::tensor_share;
 use products::{contiguous, matmul, plain, typed};
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::nvrtc::{self, Program, Usage};

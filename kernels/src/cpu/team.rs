@@ -31,8 +31,8 @@ const SPIN: Duration = Duration::from_micros(40);
 /// Polls of shared memory between two readings of the clock.
 const SPIN_STEPS: usize = 32;
 /// Bits of a chunk's number in the word of a range. The bits above its two ends number the region:
-/// the same number returns after 2²⁴ regions, far more than pass between a read and an exchange.
-const CHUNK_BITS: u32 = 20;
+/// the same number returns after 2³² regions, far more than pass between a read and an exchange.
+const CHUNK_BITS: u32 = 16;
 const CHUNK_MASK: u64 = (1 << CHUNK_BITS) - 1;
 /// Parts of the chunks that are left in a range, of which a thread takes one.
 const PARTS: usize = 8;

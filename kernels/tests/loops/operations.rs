@@ -97,7 +97,7 @@ fn kernels_agree_with_the_table() {
                 // Near its zero on the left, gelu's error is bounded by its argument instead.
                 let bounded = match op {
                     ScalarOp::Gelu | ScalarOp::GeluTanh => arguments[0][i].abs(),
-                    ScalarOp::GeluSlope | ScalarOp::GeluTanhSlope => 2.0,
+                    ScalarOp::GeluSlope | ScalarOp::GeluTanhSlope => 1.6,
                     _ => 0.0,
                 };
                 let near =

@@ -48,15 +48,21 @@ fn turn(at: usize, instruction: u128) -> Option<Range<usize>> {
     (target <= at).then_some(target..at + 1)
 }
 
+/// The multiplications on tensor cores in a function.
+pub fn tensor_instructions(image: &[u8], function: &str) -> usize {
+    count_tensor(&instructions(image, function))
+}
+
+fn count_tensor(code: &[u128]) -> usize {
+    code.iter().filter(|i| *i & 0xfff == TENSOR).count()
+}
+
 /// The multiplications on tensor cores in the innermost loop that has any, and all its
 /// instructions.
 pub fn tensor_share(image: &[u8], function: &str) -> [usize; 2] {
     let code = instructions(image, function);
     let loops = code.iter().enumerate().filter_map(|(at, i)| turn(at, *i));
-    let counted = loops.map(|turn| {
-        let tensor = code[turn.clone()].iter().filter(|i| *i & 0xfff == TENSOR);
-        [tensor.count(), turn.len()]
-    });
+    let counted = loops.map(|turn| [count_tensor(&code[turn.clone()]), turn.len()]);
     let innermost = counted
         .filter(|[tensor, _]| *tensor > 0)
         .min_by_key(|[_, all]| *all);

@@ -4,6 +4,7 @@
 
 pub mod gpu;
 pub mod layouts;
+pub mod machine_code;
 
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;

@@ -7,8 +7,8 @@
 //! gradient of a bias). If one pass suffices and the reduced axes are long, the tiles of a group are
 //! shared by several chunks whose results are merged as a tree: where there are few groups, and
 //! where the first reduced axis lies outside of the kept ones, as the batch does in a batch norm.
-//! Chunks are then numbered by its parts first, so that a thread reads the examples that it has
-//! written in the kernels before.
+//! Chunks are numbered part by part, so that a thread reads the examples that it has written in the
+//! kernels before.
 
 use std::ops::Range;
 
@@ -217,7 +217,7 @@ impl Reduction {
             return OUTER_PARTS
                 .min(outer)
                 .min(points / cut.groups / OUTER_POINTS)
-                .min(PARTS * WIDE / (cut.groups * cut.result_lanes()))
+                .min(PARTS * WIDE / cut.groups.saturating_mul(cut.result_lanes()))
                 .max(1);
         }
         cut.tiles
@@ -461,7 +461,7 @@ impl Loop {
                 unsafe {
                     let mut machine =
                         Machine::new(bound, reduction.along, self.scratch(launch, worker));
-                    run.go_on(&mut machine, carry, chunk / parts, chunk % parts);
+                    run.go_on(&mut machine, carry, chunk % cut.groups, chunk / cut.groups);
                 }
             };
             launch.team.run(cut.groups * parts, &work);
