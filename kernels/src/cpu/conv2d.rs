@@ -19,6 +19,7 @@ mod few;
 mod image;
 mod inside;
 mod pieces;
+mod stretches;
 mod tile;
 mod vertical;
 mod weight_grad;
@@ -79,30 +80,30 @@ impl Conv2d {
                 "a prologue of a convolution whose channels are groups of their own",
             ));
         }
-        // As much as stays in the cache until it is packed, at least a tile's part of a channel.
+        // As much as stays in the cache until it is packed, at least a tile's part of a channel;
+        // filtering reads the computed image where it is.
         let elements = |limits: &Limits| match body.kind {
-            ConvKind::WeightGrad if winograd => {
-                winograd_weight::most_of_channel(&sizes, micro, limits).max(limits.tile / 2)
-            }
+            _ if winograd => 0,
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
             }
-            _ if winograd => winograd::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
+        let is_copied = prologue.is_some() || body.a.strides[3].as_fixed() != Some(1);
         let threads = workers([few::work(&sizes), 1, 1, 1], config);
         let most = most.saturating_mul(config.threads.max(1) / threads);
         let space = |limits: &Limits| {
             let buffer = prologue
                 .as_ref()
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
+            let copied = is_copied.then_some(buffer);
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
                 ConvKind::WeightGrad if winograd => {
-                    winograd_weight::space(&sizes, micro, limits, buffer)
+                    winograd_weight::space(&sizes, micro, limits, copied)
                 }
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
-                _ if winograd => winograd::space(&sizes, micro, limits, buffer),
+                _ if winograd => winograd::space(&sizes, micro, limits, copied),
                 _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::Call;
 use super::tile::{Axis, Part, Shape, Source, fill};
+use crate::cpu::gemm::pack;
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::size::Env;
@@ -108,11 +109,8 @@ impl<'a> Image<'a> {
             // SAFETY: the caller's promise.
             return unsafe { fill(&self.source, axes, channels, part, shape, to, lines) };
         };
-        let [rows, columns] = [
-            axes[0].reads_of(&part.rows),
-            axes[1].reads_of(&part.columns),
-        ];
-        let plane = rows.len() * columns.len();
+        let reads = self.reads(part);
+        let plane = reads[0].len() * reads[1].len();
         let at_once = (prologue.elements / plane.max(1)).max(1);
         let buffer = end.wrapping_sub(prologue.buffer);
         let scratch = buffer.wrapping_add(prologue.elements).cast();
@@ -123,37 +121,11 @@ impl<'a> Image<'a> {
             };
             for first in channels.clone().step_by(at_once) {
                 let some = first..(first + at_once).min(channels.end);
-                // Rows that are computed whole are contiguous.
-                let whole = columns.len() == axes[1].source;
-                let (runs, length) = if whole {
-                    (1, plane)
-                } else {
-                    (rows.len(), columns.len())
-                };
-                for run in (0..runs).filter(|_| plane > 0) {
-                    let origin = [image, first, rows.start + run, columns.start];
-                    // SAFETY: these points lie inside the image, and the buffer holds those of one
-                    // channel at least.
-                    unsafe {
-                        code.make(
-                            &origin,
-                            1,
-                            [some.len(), length],
-                            buffer.add(run * length),
-                            plane,
-                            scratch,
-                        )
-                    };
-                }
-                let before = first * plane + rows.start * columns.len() + columns.start;
-                let strides = [0, plane as isize, columns.len() as isize, 1];
-                let computed = Source {
-                    at: buffer.cast_const().wrapping_sub(before),
-                    strides,
-                };
-                // SAFETY: the elements of these channels that the part reads have just been
-                // computed.
+                // SAFETY: the buffer holds the elements of one channel at least, and those that
+                // `fill` reads have been computed.
                 unsafe {
+                    self.compute(code, image, &some, &reads, buffer, scratch);
+                    let computed = Source::of_copy(buffer, image, &some, &reads);
                     fill(
                         &computed,
                         axes,
@@ -165,6 +137,106 @@ impl<'a> Image<'a> {
                     )
                 };
             }
+        }
+    }
+
+    /// A source whose columns are neighbours, with all elements of `channels` that a part reads:
+    /// the image itself or, at `to`, a copy of them. `end` as for [`Image::fill`], of a prologue
+    /// whose buffer has no elements.
+    ///
+    /// # Safety
+    /// The image has these channels, and its prologue's arguments may be read. `to` has room for the
+    /// elements that the part reads, if there is a prologue or columns are no neighbours.
+    pub unsafe fn dense(
+        &self,
+        channels: Range<usize>,
+        part: &Part,
+        to: *mut f32,
+        end: *mut f32,
+    ) -> Source {
+        let reads = self.reads(part);
+        let [rows, columns] = [reads[0].len(), reads[1].len()];
+        let image = channels.len() * rows * columns;
+        let copy = Source::of_copy(to, part.images.start, &channels, &reads);
+        if let Some((prologue, code)) = &self.prologue {
+            let scratch = end.wrapping_sub(prologue.buffer).cast();
+            for (i, number) in part.images.clone().enumerate() {
+                // SAFETY: the caller gives room for the elements.
+                unsafe {
+                    self.compute(code, number, &channels, &reads, to.add(i * image), scratch);
+                }
+            }
+            return copy;
+        }
+        let [of_image, of_channel, of_row, of_column] = self.source.strides;
+        if of_column == 1 {
+            return self.source;
+        }
+        let first = self.source.at.wrapping_offset(
+            part.images.start as isize * of_image
+                + channels.start as isize * of_channel
+                + reads[0].start as isize * of_row
+                + reads[1].start as isize * of_column,
+        );
+        let lines = pack::Lines {
+            from: first,
+            to,
+            counts: [part.images.len(), channels.len(), rows],
+            from_strides: [of_image, of_channel, of_row],
+            to_strides: [image, rows * columns, columns],
+            stride: of_column,
+            first: 0,
+            count: columns,
+            length: columns,
+        };
+        // SAFETY: the part reads these elements of the image, and the caller gives room for them.
+        unsafe { (self.call.kernel.micro.fill)(&lines) };
+        copy
+    }
+
+    /// Rows and columns that a part reads.
+    fn reads(&self, part: &Part) -> [Range<usize>; 2] {
+        [
+            self.axes[0].reads_of(&part.rows),
+            self.axes[1].reads_of(&part.columns),
+        ]
+    }
+
+    /// Computes some rows and columns of some channels of an image by the prologue's code.
+    ///
+    /// # Safety
+    /// These points lie inside the image, `to` has room for them, and `scratch` for the code.
+    unsafe fn compute(
+        &self,
+        code: &Bound,
+        image: usize,
+        channels: &Range<usize>,
+        reads: &[Range<usize>; 2],
+        to: *mut f32,
+        scratch: *mut u8,
+    ) {
+        let [rows, columns] = reads;
+        let plane = rows.len() * columns.len();
+        // Rows that are computed whole are contiguous.
+        let whole = columns.len() == self.axes[1].source;
+        let (runs, length) = if whole {
+            (1, plane)
+        } else {
+            (rows.len(), columns.len())
+        };
+        for run in (0..runs).filter(|_| plane > 0) {
+            let origin = [image, channels.start, rows.start + run, columns.start];
+            // SAFETY: the caller's promise.
+            unsafe {
+                code.make(
+                    &origin,
+                    1,
+                    [channels.len(), length],
+                    to.add(run * length),
+                    plane,
+                    scratch,
+                )
+            };
         }
     }
 }

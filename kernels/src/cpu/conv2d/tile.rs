@@ -12,6 +12,30 @@ pub(super) struct Source {
     pub strides: [isize; 4],
 }
 
+impl Source {
+    /// A copy at `to` of some rows and columns of some channels of the images from `image` on, whole
+    /// images one after the other; elements are found by their places in the image.
+    pub fn of_copy(
+        to: *const f32,
+        image: usize,
+        channels: &Range<usize>,
+        [rows, columns]: &[Range<usize>; 2],
+    ) -> Source {
+        let plane = rows.len() * columns.len();
+        let strides = [channels.len() * plane, plane, columns.len(), 1];
+        let first = [image, channels.start, rows.start, columns.start];
+        let before: usize = first
+            .iter()
+            .zip(strides)
+            .map(|(at, stride)| at * stride)
+            .sum();
+        Source {
+            at: to.wrapping_sub(before),
+            strides: strides.map(|stride| stride as isize),
+        }
+    }
+}
+
 /// Rows or columns of a convolution. Of the forward product and the weight gradient: output
 /// position o and kernel element t read element `o·step + offset(t) − pad` of the source.
 ///
@@ -145,9 +169,15 @@ impl Axis {
         up(-first).min(end)..end
     }
 
+    /// The place in the source of the first element that an output position reads, negative in the
+    /// padding.
+    pub fn first(&self, position: usize) -> isize {
+        (position * self.step) as isize - self.pad
+    }
+
     /// The elements of the source that these output positions read, and those between them.
     pub fn reads_of(&self, positions: &Range<usize>) -> Range<usize> {
-        let first = (positions.start * self.step) as isize - self.pad;
+        let first = self.first(positions.start);
         let inside = |element: isize| element.clamp(0, self.source as isize) as usize;
         inside(first)..inside(first + self.extent(positions.len()) as isize)
     }

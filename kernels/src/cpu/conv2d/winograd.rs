@@ -17,12 +17,12 @@ use std::ops::Range;
 
 use super::columns::weight_strides;
 use super::image::Image;
-use super::pieces::pieces;
+use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape};
 use super::{Call, Sizes, source, winograd_weight};
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
-use crate::cpu::gemm::winograd::{ELEMENTS_MAX, Filtering, Kernels, Products, Run, Tiles};
+use crate::cpu::gemm::winograd::{Filtering, Kernels, Products, Run, Tiles};
 use crate::cpu::gemm::{Limits, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::{self, ConvKind};
@@ -93,40 +93,15 @@ fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     (limits.acc[0] / sizes.other / (results * results) / width * width).max(width)
 }
 
-/// Most elements of a channel of a part of the image.
-pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let axes = axes(sizes);
-    let [rows, columns] = [axes[0].out, axes[1].out];
-    let least = Shape::of_channel(&axes, 1, width(micro, limits).min(columns));
-    Shape::of_channel(&axes, rows, columns).min(limits.tile.max(least))
-}
-
 /// The distance of the elements of transformed tiles, so that those that are written or read
 /// together are in different sets of the cache: `elements`, and a cache line.
 pub(super) fn point(elements: usize) -> usize {
     elements + LINE
 }
 
-/// The offsets of a tile's elements from its first in a part of the image of this shape.
-pub(super) fn tile_taps(
-    filtering: Filtering,
-    shape: &Shape,
-    axes: &[Axis; 2],
-) -> [i32; ELEMENTS_MAX] {
-    let (mut taps, points) = ([0; ELEMENTS_MAX], filtering.points());
-    for (e, tap) in taps.iter_mut().take(filtering.elements()).enumerate() {
-        *tap = shape.tap(axes, e / points, e % points) as i32;
-    }
-    taps
-}
-
-/// The buffers for sizes up to these, with `prologue_buffer` elements for a prologue.
-pub(super) fn space(
-    sizes: &Sizes,
-    micro: &Micro,
-    limits: &Limits,
-    prologue_buffer: usize,
-) -> Space {
+/// The buffers for sizes up to these; `copied`: those beside a copy of the image, of which there is
+/// none unless it is given.
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Option<usize>) -> Space {
     let (axes, width, depth) = (axes(sizes), width(micro, limits), sizes.source);
     let (results, points) = (filtering(sizes).results, filtering(sizes).elements());
     let [height, length] = [axes[0].out, axes[1].out];
@@ -137,7 +112,7 @@ pub(super) fn space(
         .min(of(height, length, sizes.images));
     let tiles = sizes.images.saturating_mul(height).saturating_mul(length);
     Space {
-        right: tile.next_multiple_of(LINE).saturating_add(prologue_buffer),
+        right: copied.map_or(0, |more| tile.next_multiple_of(LINE).saturating_add(more)),
         micro_panel: points * point(depth * width),
         k_block: points * point(micro.mr.min(sizes.other) * width),
         acc: sizes
@@ -269,35 +244,35 @@ impl Winograd<'_> {
         let (transforms, filtering) = (micro.transforms(self.filtering), self.filtering);
         let elements = filtering.elements();
         let part = self.parts.get(block);
-        let shape = Shape::new(&self.axes, depth, part.rows.len(), part.columns.len());
         let results = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
             let end = (filtering.results * range.end).min(sizes.axes[axis].out);
             filtering.results * range.start..end
         });
         let [high, wide] = [results[0].len(), results[1].len()];
         let stride = part.images.len() * high * wide;
-        let taps = tile_taps(filtering, &shape, &self.axes);
         // SAFETY: buffers have the sizes of `space`.
         unsafe {
             let end = slot.right.add(kernel.space.right);
-            self.image.fill(0..depth, &part, &shape, slot.right, end);
+            let image = self.image.dense(0..depth, &part, slot.right, end);
             for first in (0..part.len()).step_by(width) {
                 let count = (part.len() - first).min(width);
                 let width = micro.width(count);
-                let pieces = pieces(&shape, &self.axes, &part, first, count, micro);
+                let chunk = first..first + count;
+                let stretches =
+                    stretches(&image, &self.axes, &part, chunk.clone(), filtering, micro);
                 let tiles = Tiles {
-                    at: slot.right,
+                    at: image.at,
                     channels: depth,
-                    channel: shape.channel,
-                    taps,
-                    pieces: pieces.all(),
-                    vectors: pieces.ends(width / micro.lanes),
+                    channel: image.strides[1],
+                    row: image.strides[2],
+                    stretches: stretches.all(),
+                    halves: stretches.halves(width / micro.lanes),
                     to: slot.micro_panel,
                     point: point(depth * width),
                 };
                 (transforms.tiles)(&tiles);
                 let mut runs = [Run::default(); RUNS];
-                let runs = self.runs(&part, first..first + count, [high, wide], &mut runs);
+                let runs = self.runs(&part, chunk, [high, wide], &mut runs);
                 for panel in 0..sizes.other.div_ceil(self.panel) {
                     let rows = self.rows(panel);
                     for e in 0..elements {

@@ -10,9 +10,9 @@
 use std::ops::Range;
 
 use super::image::Image;
-use super::pieces::pieces;
+use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape, Source};
-use super::winograd::{axes, filtering, point, tile_taps};
+use super::winograd::{axes, filtering, point};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
@@ -86,12 +86,6 @@ fn windows(sizes: &Sizes, micro: &Micro, limits: &Limits) -> [[usize; 3]; 2] {
     ]
 }
 
-/// Most elements of a channel of a part of the image.
-pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let of = |[_, rows, columns]: [usize; 3]| Shape::of_channel(&axes(sizes), rows, columns);
-    windows(sizes, micro, limits).map(of)[usize::from(parts(sizes).size()[0] > 1)]
-}
-
 /// Elements of a tile.
 fn tile(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     let of = |[images, rows, columns]: [usize; 3]| {
@@ -128,22 +122,18 @@ fn tables(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     sizes.source.next_multiple_of(TABLE) + chunk(sizes, micro, limits).next_multiple_of(TABLE)
 }
 
-/// The buffers, with `prologue_buffer` elements for a prologue.
-pub(super) fn space(
-    sizes: &Sizes,
-    micro: &Micro,
-    limits: &Limits,
-    prologue_buffer: usize,
-) -> Space {
+/// The buffers, `copied` as in [`winograd::space`](super::winograd::space).
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Option<usize>) -> Space {
     let (tiles, depth) = (chunk(sizes, micro, limits), sizes.source);
     let columns = micro.width(sizes.other);
     let filtering = filtering(sizes);
     let finished = filtering.taps.pow(2) * FINISHED.min(depth) * padded(sizes, micro);
     Space {
         left: tables(sizes, micro, limits) + tiles / micro.lanes * vector(sizes, micro),
-        right: tile(sizes, micro, limits)
-            .next_multiple_of(TABLE)
-            .saturating_add(prologue_buffer),
+        right: copied.map_or(0, |more| {
+            let tile = tile(sizes, micro, limits).next_multiple_of(TABLE);
+            tile.saturating_add(more)
+        }),
         micro_panel: filtering.elements() * point(tiles * columns),
         k_block: filtering.results * positions(sizes, micro, limits) * columns,
         acc: finished,
@@ -268,11 +258,9 @@ impl WeightGrad<'_> {
                 for first in (0..part.len()).step_by(chunk) {
                     let tiles = first..(first + chunk).min(part.len());
                     let (part, tiles) = window(&part, tiles);
-                    let (high, wide) = (part.rows.len(), part.columns.len());
-                    let shape = Shape::new(&self.axes, depth, high, wide);
                     let end = slot.right.add(kernel.space.right);
-                    self.image.fill(0..depth, &part, &shape, slot.right, end);
-                    self.transform_image(&part, &shape, tiles.clone(), slot);
+                    let image = self.image.dense(0..depth, &part, slot.right, end);
+                    self.transform_image(&image, &part, tiles.clone(), slot);
                     for panel in panels.clone() {
                         let channels =
                             panel * micro.nr()..((panel + 1) * micro.nr()).min(sizes.other);
@@ -332,24 +320,29 @@ impl WeightGrad<'_> {
     }
 
     /// Transforms some tiles of the image.
-    unsafe fn transform_image(&self, part: &Part, shape: &Shape, tiles: Range<usize>, slot: &Slot) {
+    unsafe fn transform_image(
+        &self,
+        image: &Source,
+        part: &Part,
+        tiles: Range<usize>,
+        slot: &Slot,
+    ) {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
-        let taps = tile_taps(self.filtering, shape, &self.axes);
         for (v, first) in tiles.clone().step_by(micro.lanes).enumerate() {
-            let count = (tiles.end - first).min(micro.lanes);
-            let pieces = pieces(shape, &self.axes, part, first, count, micro);
+            let some = first..tiles.end.min(first + micro.lanes);
+            let stretches = stretches(image, &self.axes, part, some, self.filtering, micro);
             let before = self.transformed() + v * self.vector;
             let tiles = Tiles {
-                at: slot.right,
+                at: image.at,
                 channels: sizes.source,
-                channel: shape.channel,
-                taps,
-                pieces: pieces.all(),
-                vectors: pieces.ends(1),
+                channel: image.strides[1],
+                row: image.strides[2],
+                stretches: stretches.all(),
+                halves: stretches.halves(1),
                 to: slot.left.wrapping_add(before),
                 point: point(sizes.source * micro.lanes),
             };
-            // SAFETY: the part is in the slot's tile, and `space` has room for the transformed one.
+            // SAFETY: the image has these elements, and `space` has room for the transformed ones.
             unsafe { (micro.transforms(self.filtering).tiles)(&tiles) };
         }
     }

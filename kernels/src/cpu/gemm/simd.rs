@@ -23,6 +23,8 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
     /// The lanes of even numbers of both, one vector after the other.
     unsafe fn evens(a: Self::V, b: Self::V) -> Self::V;
+    /// The lanes of odd numbers of both, one vector after the other.
+    unsafe fn odds(a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The same vector. The compiler computes it before this place and keeps loads behind it.
@@ -89,6 +91,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn evens(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         [a[0], a[2], b[0], b[2]]
+    }
+    #[inline(always)]
+    unsafe fn odds(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[1], a[3], b[1], b[3]]
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
@@ -281,9 +287,21 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn odds(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe {
+                let joined = _mm256_shuffle_ps::<0xdd>(a, b);
+                let pairs = _mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(joined));
+                _mm256_castpd_ps(pairs)
+            }
+        }
+        #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
             unsafe {
+                if lanes == 0xff {
+                    return _mm256_loadu_ps(at);
+                }
                 let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
                 let mask =
                     _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
@@ -441,6 +459,15 @@ mod x86 {
             unsafe {
                 let lanes =
                     _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                _mm512_permutex2var_ps(a, lanes, b)
+            }
+        }
+        #[inline(always)]
+        unsafe fn odds(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe {
+                let lanes =
+                    _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
                 _mm512_permutex2var_ps(a, lanes, b)
             }
         }

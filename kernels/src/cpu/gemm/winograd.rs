@@ -33,14 +33,11 @@
 // instruction set.
 #![allow(clippy::needless_range_loop)]
 
-use super::pack::Piece;
 use super::simd::Simd;
 
 /// Most elements of an axis of a tile, and most taps of an axis of a kernel.
 const POINTS_MAX: usize = 6;
 const TAPS_MAX: usize = 5;
-/// Most elements of a tile.
-pub(in super::super) const ELEMENTS_MAX: usize = POINTS_MAX * POINTS_MAX;
 
 /// The inner points of tiles of six elements.
 const A: f32 = std::f32::consts::FRAC_1_SQRT_2;
@@ -85,19 +82,35 @@ pub(in super::super) struct Transforms {
     pub products: TransformProducts,
 }
 
-/// Tiles of all channels of a part of an image, to be transformed: element e of channel c of the
-/// tile in lane l of vector v is read at `at + c·channel + taps[e]` by the vector's pieces, and
-/// written to `to + e·point + c·width + v·lanes + l`, where `width` is that of all vectors.
+/// Tiles of all channels of an image, to be transformed: element e of channel c of the tile in lane l
+/// of vector v is written to `to + e·point + c·width + v·lanes + l`, where `width` is that of all
+/// vectors. Neighbouring tiles are two columns apart, so that lane l of a vector finds its columns 2m
+/// and 2m + 1 in the places 2l and 2l + 1 of two vectors of the image, its *halves*, which are read
+/// in stretches.
 pub(in super::super) struct Tiles<'a> {
+    /// The first element of the first image.
     pub at: *const f32,
     pub channels: usize,
-    pub channel: usize,
-    pub taps: [i32; ELEMENTS_MAX],
-    pub pieces: &'a [Piece],
-    /// As for [`super::pack::Gather`].
-    pub vectors: &'a [u16],
+    /// Elements between neighbouring channels, and between neighbouring rows.
+    pub channel: isize,
+    pub row: isize,
+    pub stretches: &'a [Stretch],
+    /// The end of the stretches of each half of a vector, after a zero.
+    pub halves: &'a [u16],
     pub to: *mut f32,
     pub point: usize,
+}
+
+/// Neighbouring elements of each row of some tiles.
+#[derive(Clone, Copy, Default)]
+pub(in super::super) struct Stretch {
+    /// Elements from the first of the image to the first row's place 0 of columns 0 and 1, which
+    /// may lie outside.
+    pub offset: isize,
+    /// The rows that lie in the image, by bit.
+    pub rows: u32,
+    /// For each pair of columns, the places that lie in the image.
+    pub places: [u32; POINTS_MAX / 2],
 }
 
 /// Computes `Bᵀ·d·B`.
@@ -150,26 +163,33 @@ pub(in super::super) type TransformProducts = unsafe fn(products: &Products);
 
 #[inline(always)]
 pub(super) unsafe fn tiles<S: Simd, const P: usize>(tiles: &Tiles) {
-    for (v, ends) in tiles.vectors.windows(2).enumerate() {
-        let some = |at: *const f32, piece: Piece| {
-            // SAFETY: the caller enables S's instruction set and gives pieces whose lanes are
-            // readable; the others may lie anywhere, hence the wrapping offset.
-            unsafe { S::load_mask(at.wrapping_offset(piece.offset as isize), piece.lanes) }
-        };
+    let some = |at: *const f32, stretch: &Stretch, row: usize, pair: usize| {
+        let inside = 0u32.wrapping_sub(stretch.rows >> row & 1);
+        let at = at.wrapping_offset(stretch.offset);
+        // SAFETY: the caller enables S's instruction set and gives stretches whose places are
+        // readable; the others may lie anywhere, hence the wrapping offset.
+        unsafe { S::load_mask(at, stretch.places[pair] & inside) }
+    };
+    for (v, ends) in tiles.halves.windows(3).step_by(2).enumerate() {
+        let half = |h: usize| &tiles.stretches[usize::from(ends[h])..usize::from(ends[h + 1])];
         // SAFETY: as above, and the caller gives room for every vector.
         unsafe {
-            match tiles.pieces[usize::from(ends[0])..usize::from(ends[1])] {
-                [one] if one.lanes.count_ones() as usize == S::LANES => {
-                    columns::<S, P>(tiles, v, |at| {
-                        S::load(at.wrapping_offset(one.offset as isize))
-                    });
-                }
-                [one] => columns::<S, P>(tiles, v, |at| some(at, one)),
-                [one, two] => columns::<S, P>(tiles, v, |at| S::or(some(at, one), some(at, two))),
-                ref many => columns::<S, P>(tiles, v, |at| {
-                    let mut joined = S::zero();
-                    for &piece in many {
-                        joined = S::or(joined, some(at, piece));
+            match [half(0), half(1)] {
+                [[low], [high]] => vector::<S, P>(tiles, v, |at, row, pair| {
+                    [some(at, low, row, pair), some(at, high, row, pair)]
+                }),
+                [[a, b], [c, d]] => vector::<S, P>(tiles, v, |at, row, pair| {
+                    [
+                        S::or(some(at, a, row, pair), some(at, b, row, pair)),
+                        S::or(some(at, c, row, pair), some(at, d, row, pair)),
+                    ]
+                }),
+                halves => vector::<S, P>(tiles, v, |at, row, pair| {
+                    let mut joined = [S::zero(); 2];
+                    for h in 0..2 {
+                        for stretch in halves[h] {
+                            joined[h] = S::or(joined[h], some(at, stretch, row, pair));
+                        }
                     }
                     joined
                 }),
@@ -178,24 +198,27 @@ pub(super) unsafe fn tiles<S: Simd, const P: usize>(tiles: &Tiles) {
     }
 }
 
-/// One vector of tiles, of all channels.
+/// One vector of tiles, of all channels. `load` reads the halves of a pair of columns of a row.
 #[inline(always)]
-unsafe fn columns<S: Simd, const P: usize>(
+unsafe fn vector<S: Simd, const P: usize>(
     tiles: &Tiles,
     v: usize,
-    load: impl Fn(*const f32) -> S::V,
+    load: impl Fn(*const f32, usize, usize) -> [S::V; 2],
 ) {
-    let width = (tiles.vectors.len() - 1) * S::LANES;
+    let width = tiles.halves.len() / 2 * S::LANES;
     for channel in 0..tiles.channels {
-        let at = tiles.at.wrapping_add(channel * tiles.channel);
+        let at = tiles.at.wrapping_offset(channel as isize * tiles.channel);
         let to = tiles.to.wrapping_add(channel * width + v * S::LANES);
         // SAFETY: the caller enables S's instruction set and gives room for every vector.
         unsafe {
             let mut rows = [[S::zero(); P]; P];
             for i in 0..P {
+                let at = at.wrapping_offset(i as isize * tiles.row);
                 let mut row = [S::zero(); P];
-                for j in 0..P {
-                    row[j] = load(at.wrapping_offset(tiles.taps[P * i + j] as isize));
+                for pair in 0..P / 2 {
+                    let [low, high] = load(at.wrapping_add(2 * pair), i, pair);
+                    row[2 * pair] = S::evens(low, high);
+                    row[2 * pair + 1] = S::odds(low, high);
                 }
                 rows[i] = of_tile::<S, P>(row);
             }

@@ -14,8 +14,6 @@ pub(super) trait Lanes: Simd {
     /// `value` where an integer equals `position`, zeros elsewhere.
     unsafe fn where_at(positions: Self::V, position: i32, value: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// The lanes of odd numbers of both, one vector after the other.
-    unsafe fn odds(a: Self::V, b: Self::V) -> Self::V;
     /// Bytes as integers, in the lanes whose bit is set; memory behind clear lanes is not touched.
     unsafe fn load_bytes(at: *const u8, lanes: u32) -> Self::V;
 }
@@ -50,15 +48,6 @@ impl Lanes for Avx512 {
     unsafe fn div(a: __m512, b: __m512) -> __m512 {
         // SAFETY: callers enable AVX-512.
         unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn odds(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: callers enable AVX-512.
-        unsafe {
-            let lanes =
-                _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-            _mm512_permutex2var_ps(a, lanes, b)
-        }
     }
     #[inline(always)]
     unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m512 {
@@ -105,15 +94,6 @@ impl Lanes for Avx2 {
     unsafe fn div(a: __m256, b: __m256) -> __m256 {
         // SAFETY: callers enable AVX2.
         unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn odds(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: callers enable AVX2.
-        unsafe {
-            let joined = _mm256_shuffle_ps::<0xdd>(a, b);
-            let pairs = _mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(joined));
-            _mm256_castpd_ps(pairs)
-        }
     }
     #[inline(always)]
     unsafe fn load_bytes(at: *const u8, lanes: u32) -> __m256 {

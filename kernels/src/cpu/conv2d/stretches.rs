@@ -1,0 +1,81 @@
+//! Elements of an image that tiles read, as stretches of neighbours.
+
+use std::ops::Range;
+
+use super::tile::{Axis, Part, Source};
+use crate::cpu::gemm::micro::Micro;
+use crate::cpu::gemm::winograd::{Filtering, Stretch};
+
+/// Most vectors of tiles, and most lanes of a vector.
+const VECTORS: usize = 2;
+const LANES: usize = 16;
+
+/// The stretches of one or two vectors of tiles.
+pub(super) struct Stretches {
+    stretches: [Stretch; VECTORS * LANES],
+    count: usize,
+    /// The end of the stretches of each half of a vector, after a zero.
+    halves: [u16; 2 * VECTORS + 1],
+}
+
+impl Stretches {
+    pub fn all(&self) -> &[Stretch] {
+        &self.stretches[..self.count]
+    }
+
+    /// See [`Tiles::halves`](crate::cpu::gemm::winograd::Tiles::halves), of `vectors` vectors.
+    pub fn halves(&self, vectors: usize) -> &[u16] {
+        &self.halves[..=2 * vectors]
+    }
+}
+
+/// The stretches of some tiles of a part; `axes` are [those of tiles](super::winograd::axes).
+pub(super) fn stretches(
+    source: &Source,
+    axes: &[Axis; 2],
+    part: &Part,
+    tiles: Range<usize>,
+    filtering: Filtering,
+    micro: &Micro,
+) -> Stretches {
+    let mut found = Stretches {
+        stretches: [Stretch::default(); VECTORS * LANES],
+        count: 0,
+        halves: [0; 2 * VECTORS + 1],
+    };
+    let (rows, columns) = (part.rows.len(), part.columns.len());
+    let half = micro.lanes / 2;
+    let [image_stride, _, row_stride, _] = source.strides;
+    let mut tile = tiles.start;
+    while tile < tiles.end {
+        let lane = tile - tiles.start;
+        let count = (columns - tile % columns)
+            .min(half - lane % half)
+            .min(tiles.end - tile);
+        // The first element of the first tile, in the padding where it is negative.
+        let image = part.images.start + tile / columns / rows;
+        let row = axes[0].first(part.rows.start + tile / columns % rows);
+        let column = axes[1].first(part.columns.start + tile % columns);
+        let place = filtering.results * (lane % half);
+        let clamp = |first: isize, size: usize, most: usize| {
+            let inside = |at: isize| at.clamp(0, most as isize) as u32;
+            ((1u64 << inside(first + size as isize)) - 1) & !((1u64 << inside(first)) - 1)
+        };
+        let mut stretch = Stretch {
+            offset: image as isize * image_stride + row * row_stride + column - place as isize,
+            rows: clamp(-row, axes[0].source, filtering.points()) as u32,
+            ..Stretch::default()
+        };
+        for (pair, places) in stretch.places.iter_mut().enumerate() {
+            let first = -(column + 2 * pair as isize);
+            let inside = clamp(first, axes[1].source, filtering.results * count);
+            *places = (inside << place) as u32;
+        }
+        found.stretches[found.count] = stretch;
+        found.count += 1;
+        let next = lane / half + 1;
+        found.halves[next..].fill(found.count as u16);
+        tile += count;
+    }
+    found
+}
