@@ -249,7 +249,15 @@ impl Winograd<'_> {
             filtering.results * range.start..end
         });
         let [high, wide] = [results[0].len(), results[1].len()];
+        let origin = [part.images.start, 0, results[0].start, results[1].start];
+        let stored = self.code.stored(&origin);
+        let stored = stored.filter(|(_, strides)| strides[3] == 1);
         let stride = part.images.len() * high * wide;
+        // The results of the block, and the distances of images, channels and rows.
+        let (to, [image_stride, row_stride, pitch]) = match stored {
+            Some((at, strides)) => (at, [strides[0], strides[1], strides[2]]),
+            None => (slot.acc, [high * wide, stride, wide].map(|n| n as isize)),
+        };
         // SAFETY: buffers have the sizes of `space`.
         unsafe {
             let end = slot.right.add(kernel.space.right);
@@ -272,7 +280,8 @@ impl Winograd<'_> {
                 };
                 (transforms.tiles)(&tiles);
                 let mut runs = [Run::default(); RUNS];
-                let runs = self.runs(&part, chunk, [high, wide], &mut runs);
+                let strides = [image_stride, pitch];
+                let runs = self.runs(&part, chunk, [high, wide], strides, &mut runs);
                 for panel in 0..sizes.other.div_ceil(self.panel) {
                     let rows = self.rows(panel);
                     for e in 0..elements {
@@ -299,12 +308,15 @@ impl Winograd<'_> {
                         rows: rows.len(),
                         width,
                         runs,
-                        to: slot.acc.add(rows.start * stride),
-                        row: stride,
-                        pitch: wide,
+                        to: to.wrapping_offset(rows.start as isize * row_stride),
+                        row: row_stride,
+                        pitch,
                     };
                     (transforms.products)(&products);
                 }
+            }
+            if stored.is_some() {
+                return;
             }
             let positions = high * wide;
             // A part of a row of tiles is a part of each of its rows.
@@ -330,12 +342,14 @@ impl Winograd<'_> {
         }
     }
 
-    /// The runs of some tiles of a part, whose results are `high` rows and `wide` columns.
+    /// The runs of some tiles of a part, whose results are `high` rows and `wide` columns, with the
+    /// distances of images and rows.
     fn runs<'a>(
         &self,
         part: &Part,
         tiles: Range<usize>,
         [high, wide]: [usize; 2],
+        [image_stride, pitch]: [isize; 2],
         to: &'a mut [Run; RUNS],
     ) -> &'a [Run] {
         let (results, lanes, columns, rows) = (
@@ -355,7 +369,9 @@ impl Winograd<'_> {
             to[count] = Run {
                 vector: at / lanes,
                 lane: at % lanes,
-                offset: (image * high + results * row) * wide + results * column,
+                offset: image as isize * image_stride
+                    + (results * row) as isize * pitch
+                    + (results * column) as isize,
                 columns: (results * length).min(wide - results * column),
                 rows: results.min(high - results * row),
             };

@@ -139,7 +139,7 @@ pub(in super::super) struct Run {
     pub vector: usize,
     pub lane: usize,
     /// Elements from a channel's first result to the first of the tiles.
-    pub offset: usize,
+    pub offset: isize,
     /// Results in a row of all these tiles, and rows of results.
     pub columns: usize,
     pub rows: usize,
@@ -154,8 +154,8 @@ pub(in super::super) struct Products<'a> {
     pub width: usize,
     pub runs: &'a [Run],
     pub to: *mut f32,
-    pub row: usize,
-    pub pitch: usize,
+    pub row: isize,
+    pub pitch: isize,
 }
 
 /// Computes `Aᵀ·m·A`.
@@ -342,7 +342,7 @@ unsafe fn of_kernel<S: Simd, const P: usize, const R: usize>(g: [S::V; R]) -> [S
 #[inline(always)]
 pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products: &Products) {
     for r in 0..products.rows {
-        let to = products.to.wrapping_add(r * products.row);
+        let to = products.to.wrapping_offset(r as isize * products.row);
         let mut runs = products.runs;
         for v in 0..products.width / S::LANES {
             let here = runs.iter().take_while(|run| run.vector == v).count();
@@ -372,7 +372,7 @@ pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products:
                     && run.columns == M * S::LANES
                 {
                     for i in 0..run.rows {
-                        let to = to.wrapping_add(run.offset + i * products.pitch);
+                        let to = to.wrapping_offset(run.offset + i as isize * products.pitch);
                         S::store(to, results[i][0]);
                         S::store(to.wrapping_add(S::LANES), results[i][1]);
                     }
@@ -384,7 +384,7 @@ pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products:
                     S::store(line.as_mut_ptr().add(S::LANES), results[i][1]);
                     for run in now.iter().filter(|run| i < run.rows) {
                         let from = line.as_ptr().add(M * run.lane);
-                        let to = to.wrapping_add(run.offset + i * products.pitch);
+                        let to = to.wrapping_offset(run.offset + i as isize * products.pitch);
                         for first in (0..run.columns).step_by(S::LANES) {
                             let count = (run.columns - first).min(S::LANES);
                             S::copy(from.add(first), to.wrapping_add(first), count);

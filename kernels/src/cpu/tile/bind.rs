@@ -383,10 +383,17 @@ impl<'a> Bound<'a> {
     /// The address of the result at a point and the elements from row to row, if the code does
     /// nothing but store the anchor's values as they are, with neighbouring columns side by side.
     pub fn target(&self, origin: &[usize]) -> Option<(*mut f32, usize)> {
-        let access = self.accesses.first().filter(|_| self.code.only_stores)?;
+        let (at, strides) = self.stored(origin)?;
         let (row, column) = (origin.len() - 2, origin.len() - 1);
-        let apart = usize::try_from(access.strides[row]).ok()?;
-        (access.strides[column] == 1).then(|| (access.at(origin).cast(), apart))
+        let apart = usize::try_from(strides[row]).ok()?;
+        (strides[column] == 1).then_some((at, apart))
+    }
+
+    /// The address of the result at a point and its strides, if the code does nothing but store the
+    /// anchor's values as they are.
+    pub fn stored(&self, origin: &[usize]) -> Option<(*mut f32, &[isize])> {
+        let access = self.accesses.first().filter(|_| self.code.only_stores)?;
+        Some((access.at(origin).cast(), &access.strides[..origin.len()]))
     }
 
     /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of
