@@ -514,6 +514,15 @@ fn bench_compares_kernels_with_the_machine() {
             assert!((of(kernel, rate) - exact).abs() <= 1e-9 * exact, "{kernel}");
         }
     }
+    // An update in place reads and writes the weight and each of Adam's two states.
+    let update = kernels.iter().find(|k| {
+        let name = k["name"].as_str().unwrap();
+        name.starts_with("hidden.matmul.grad") && name.ends_with("update")
+    });
+    let [weight, image, gradient] = [3136 * 512, 2 * 3136, 2 * 512].map(|n| 4 * n);
+    let bytes = update.unwrap()["bytes"].as_u64().unwrap();
+    assert!(bytes >= 6 * weight + image + gradient, "{bytes}");
+    assert!(bytes < 7 * weight, "{bytes}");
     let families: BTreeSet<&str> = kernels
         .iter()
         .filter_map(|k| k["family"].as_str())

@@ -89,7 +89,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         .clamp(1, 1 << 50)
 }
 
-/// Bytes that a kernel reads and writes, each once.
+/// Bytes that a kernel reads, and bytes that it writes; those of an argument in place are both.
 pub fn moved(spec: &Spec, sizes: &Env) -> u64 {
     // In place, an assignment to a part touches as many elements of the result as it has values.
     let part = match &spec.body {
@@ -108,7 +108,11 @@ pub fn moved(spec: &Spec, sizes: &Env) -> u64 {
             let elements = own
                 .map(|(d, _)| d.at(sizes).max(0) as u64)
                 .fold(1, u64::saturating_mul);
-            sum.saturating_add(elements.saturating_mul(operand.dtype.bytes() as u64))
+            let ways = match access {
+                Access::ReadWrite => 2,
+                Access::Read | Access::Write => 1,
+            };
+            sum.saturating_add(elements.saturating_mul(ways * operand.dtype.bytes() as u64))
         })
 }
 
