@@ -333,7 +333,8 @@ fn block_edges() {
 
 /// Right micro-panels that are copied while the one before is multiplied have the bits of those
 /// that are transposed on their own: of fewer steps than left panels and of many more, of several
-/// k-blocks, and followed by narrower ones.
+/// k-blocks, and followed by narrower ones. So do left operands that are read where they lie, which
+/// are packed beside transposed right ones, and results that are summed where they are stored.
 #[test]
 fn copied_micro_panels_have_the_bits_of_packed_ones() {
     let (mut random, teams) = (Random(43), teams());
@@ -343,6 +344,8 @@ fn copied_micro_panels_have_the_bits_of_packed_ones() {
         (29, 40, 81),
         (100, 513, 130),
         (170, 1100, 333),
+        (200, 600, 96),
+        (340, 650, 784),
     ];
     for (m, k, n) in shapes {
         for a in [[k as i64, 1], [1, m as i64]] {
@@ -424,6 +427,23 @@ fn few_rows_have_the_bits_of_many() {
                 assert!(few[2] == many[2][..m * n], "{isa} {m} of 50 × {n}, k {k}");
             }
         }
+    }
+}
+
+/// Workspaces of products whose left operand and result are used where they lie hold right
+/// micro-panels alone.
+#[test]
+fn workspaces_without_a_left_operand_and_sums() {
+    for isa in Isa::available() {
+        let config = Config { threads: 2, isa };
+        let (m, n, k) = (64, 512, 784);
+        let [left, right] = [k, n].map(|row| operand(0, &[row as i64, 1]));
+        let spec = plain(&[m, n], k, left, right);
+        let kernel = Kernel::new(spec, &Env::default(), &config).expect("a valid spec");
+        // Two of a k-block of at most 32 columns for each worker, and the scratch of the code.
+        let most = 2 * (2 * 512 * 32 * 4 + 8192);
+        let workspace = kernel.workspace();
+        assert!(workspace <= most, "{isa}: {workspace}");
     }
 }
 

@@ -9,22 +9,20 @@ pub(super) mod planes;
 mod share;
 pub(super) mod simd;
 pub(super) mod small;
+mod strided;
 pub(super) mod winograd;
 
-use std::ops::Range;
-
-use super::tile::{Bound, Requests, TileCode};
+use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
-use drive::{
-    Blocking, Carry, KBlocks, MicroPanel, Product, Resources, SERIAL_WORK, Space, drive_some,
-};
+use drive::{Blocking, Carry, KBlocks, Resources, SERIAL_WORK, Space, drive_some};
 use matrix::Matrix;
-use micro::{Ahead, Left, Micro, Right};
+use micro::Micro;
 use share::{balanced, equal_rows};
 pub(super) use share::{share_rows, split_blocks, splits, wanted};
+use strided::Strided;
 
 // Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
 // micro-kernels that compute MR rows by NR columns.
@@ -125,15 +123,26 @@ pub(super) static SHORT: Limits = Limits {
 /// Fewest rows for which the next right micro-panel is copied while one is multiplied: beside so many
 /// rows, a second micro-panel is little memory.
 const AHEAD_ROWS: usize = 256;
-/// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
-/// there is less time for it than the packing of a whole panel takes.
-const TRANSPOSING_PANELS: usize = 6;
-
+/// Elements between rows at which their cache lines share a set: of the panels of wide vectors, which
+/// have more rows than a set has lines, none stays in the cache then.
+const SAME_SET: i64 = 1 << 10;
+/// Most columns of a product of several blocks of rows for which its left operand is not worth
+/// packing. A single block of rows is packed by every worker.
+const NARROW: usize = 768;
 /// The types of operands.
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// NC when the contracted axis is split.
 pub(super) const SPLIT_NC: usize = 128;
+
+/// How the matrices of a product lie in memory, as far as its buffers depend on it.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Whether the left operand is read where it lies rather than packed.
+    left_stays: bool,
+    /// Whether blocks are summed where the result is stored.
+    sums_stay: bool,
+}
 
 /// [`Body::Matmul`], prepared.
 pub(crate) struct Matmul {
@@ -141,6 +150,7 @@ pub(crate) struct Matmul {
     micro: &'static Micro,
     threads: usize,
     limits: &'static Limits,
+    layout: Layout,
     /// Whether [`small`] computes it.
     small: bool,
     space: Space,
@@ -174,13 +184,22 @@ impl Matmul {
             .iter()
             .fold(1usize, |p, &d| p.saturating_mul(size(d)));
         let threads = workers([groups, m, n, k[1]], config);
+        let fewest = |m: usize, n: usize| if fixed { split_blocks(groups, m, n) } else { 1 };
+        let sums_stay = code.only_stores() && sums_stay(spec, body, micro);
+        let is_whole = splits(fewest(m, n), k[1].div_ceil(KC)) == 1;
+        let layout = |limits: &Limits| Layout {
+            left_stays: groups == 1 && (n <= NARROW || m <= limits.mc) && left_stays(spec, body),
+            // Sub-blocks of a k-block have sums of their own.
+            sums_stay: sums_stay && is_whole && limits.is_fastest(),
+        };
         let space = |small: bool, limits: &Limits| {
             let of = |m: usize, n: usize| {
                 if small {
                     return small::space([m, n, k[0]], micro);
                 }
-                let fewest = if fixed { split_blocks(groups, m, n) } else { 1 };
-                space([groups, m, n], k, fewest, threads, micro, limits)
+                let fewest = fewest(m, n);
+                let layout = (limits, layout(limits));
+                space([groups, m, n], k, fewest, threads, micro, layout)
             };
             // See `run` for the case of a single column.
             let space = match spec.dims[rank - 1].as_fixed() {
@@ -213,6 +232,7 @@ impl Matmul {
             micro,
             threads,
             limits,
+            layout: layout(limits),
             small,
             space,
         })
@@ -302,6 +322,7 @@ impl Matmul {
                 k_blocks,
                 slice: 0..k,
                 two_panels: false,
+                left_rows: None,
                 micro: self.micro,
                 code: self.code.bind(spec, launch),
             };
@@ -335,11 +356,16 @@ impl Matmul {
             splits,
             threads,
             self.micro,
-            self.limits,
-        )
-        .within(self.space.acc, self.micro);
+            (self.limits, self.layout),
+        );
+        let blocking = match self.layout.sums_stay {
+            true => blocking,
+            false => blocking.within(self.space.acc, self.micro),
+        };
         let steps = slice.len().min(self.limits.kc);
         let two_panels = 2 * steps * self.micro.nr() <= self.space.micro_panel;
+        let row = a.strides[0];
+        let left_rows = || std::array::from_fn(|i| (i as isize * row) as i32);
         let product = Strided {
             spec,
             env,
@@ -351,6 +377,7 @@ impl Matmul {
             k_blocks,
             slice,
             two_panels,
+            left_rows: self.layout.left_stays.then(left_rows),
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
@@ -382,6 +409,35 @@ fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool
     body.k.as_fixed().is_some() && small::applies([m, n, k], [a, b, c, d])
 }
 
+/// Whether kernels can read the left operand of a product where it lies, and about as fast as
+/// packed: the steps of a row are neighbours, and the rows of a panel have their cache lines in
+/// several sets of a cache. The right operand needs no transposing, which leaves no registers for
+/// the addresses of rows.
+fn left_stays(spec: &Spec, body: &crate::spec::Matmul) -> bool {
+    let rank = spec.dims.len();
+    let [stride, step] = [rank - 2, rank - 1].map(|axis| body.a.strides[axis].as_fixed());
+    let right_step = &body.b.strides[rank - 1];
+    // A product of one column is computed transposed.
+    spec.dims[rank - 1].as_fixed().is_some_and(|n| n > 1)
+        && body.a.dtype == DType::F32
+        && step == Some(1)
+        && right_step.is(1)
+        && stride.is_some_and(|stride| small::fits(stride) && stride % SAME_SET != 0)
+}
+
+/// Whether every block of a product whose code only stores it, and whose contracted axis is not
+/// split, has a [`drive::Product::target`].
+fn sums_stay(spec: &Spec, body: &crate::spec::Matmul, micro: &Micro) -> bool {
+    let rank = spec.dims.len();
+    let columns = spec.dims[rank - 1].as_fixed();
+    let [stride, step] = [rank - 2, rank - 1].map(|axis| spec.operands[0].strides[axis].as_fixed());
+    // Slices of a contracted axis that varies pass their sums on.
+    body.k.as_fixed().is_some()
+        && columns.is_some_and(|n| n > 1 && n % micro.lanes as i64 == 0)
+        && step == Some(1)
+        && stride.is_some_and(|stride| stride >= 0)
+}
+
 /// The workers of a product of up to so many multiply-adds, which need a part of the workspace each:
 /// one if the work is not worth sharing.
 pub(super) fn workers(sizes: [usize; 4], config: &Config) -> usize {
@@ -411,7 +467,7 @@ fn blocking(
     splits: usize,
     threads: usize,
     micro: &Micro,
-    limits: &Limits,
+    (limits, layout): (&Limits, Layout),
 ) -> Blocking {
     let width = micro.nr();
     if splits > 1 {
@@ -425,8 +481,12 @@ fn blocking(
     // Saturating, because bounds of sizes may be absurd.
     let beside = |nc: usize| groups.saturating_mul(n.div_ceil(nc));
     let mut mc = limits.rows(m, micro);
-    let resident = limits.resident(mc, k);
-    let acc = limits.acc(resident);
+    let resident = layout.left_stays || limits.resident(mc, k);
+    let acc = match layout.sums_stay && !resident {
+        // The left operand is packed once, and the sums need no memory.
+        true => usize::MAX,
+        false => limits.acc(resident),
+    };
     let mut nc = even(n, (acc / mc / width * width).max(width), width);
     // Enough blocks for every thread to have several: first by a smaller NC, which needs no more
     // packing of the left operand, then by a smaller MC.
@@ -516,15 +576,23 @@ fn space(
     fewest: usize,
     threads: usize,
     micro: &Micro,
-    limits: &Limits,
+    (limits, layout): (&Limits, Layout),
 ) -> Space {
     let width = micro.nr();
     let (columns, steps) = (n.saturating_add(width), k.min(limits.kc));
-    let copies_ahead = limits.is_fastest() && m >= AHEAD_ROWS;
+    // In place of a left operand, a micro-panel is no more memory.
+    let rows_ahead = match layout.left_stays {
+        true => width,
+        false => AHEAD_ROWS,
+    };
+    let copies_ahead = limits.is_fastest() && m >= rows_ahead;
     let block = |rows: usize, left: usize, acc: usize| Space {
-        left: rows
-            .saturating_mul(k)
-            .min(left.max(rows.saturating_mul(steps))),
+        left: match layout.left_stays {
+            true => 0,
+            false => rows
+                .saturating_mul(k)
+                .min(left.max(rows.saturating_mul(steps))),
+        },
         micro_panel: steps * width * if copies_ahead { 2 } else { 1 },
         acc: rows
             .saturating_mul(columns)
@@ -532,7 +600,14 @@ fn space(
         ..Space::default()
     };
     let (rows, k_blocks) = (m.min(limits.mc), whole.div_ceil(KC));
-    let mut space = block(rows, limits.left, limits.acc(limits.resident(rows, k)));
+    if layout.sums_stay {
+        return Space {
+            acc: 0,
+            ..block(rows, limits.left, 0)
+        };
+    }
+    let resident = layout.left_stays || limits.resident(rows, k);
+    let mut space = block(rows, limits.left, limits.acc(resident));
     if splits(fewest, k_blocks) > 1 {
         let rows = m.min(MC);
         space = space.max(&block(rows, 0, rows * SPLIT_NC));
@@ -544,7 +619,7 @@ fn space(
         };
     } else {
         // Threads share the result in blocks that may be smaller than the limit.
-        let blocking = blocking([m, n, k], groups, 1, threads, micro, limits);
+        let blocking = blocking([m, n, k], groups, 1, threads, micro, (limits, layout));
         let block = blocking.mc.saturating_mul(blocking.nc);
         space.acc = space.acc.min(block.max(rows.saturating_mul(width)));
     }
@@ -552,244 +627,4 @@ fn space(
         space.k_block = space.acc;
     }
     space
-}
-
-/// A batch of products of strided matrices.
-struct Strided<'a> {
-    spec: &'a Spec,
-    env: &'a Env,
-    a: Matrix<'a>,
-    b: Matrix<'a>,
-    /// Whether the product is computed transposed, because the result has one column.
-    transposed: bool,
-    /// Products, rows, columns, contracted.
-    sizes: [usize; 4],
-    nc: usize,
-    k_blocks: KBlocks,
-    /// The steps of the contracted axis in this slice.
-    slice: Range<usize>,
-    /// Whether the workspace has room for two micro-panels.
-    two_panels: bool,
-    micro: &'static Micro,
-    code: Bound<'a>,
-}
-
-// SAFETY: operands are only read, and blocks of the result are written by one worker each.
-unsafe impl Sync for Strided<'_> {}
-
-impl Strided<'_> {
-    /// The coordinates of a group along the batch axes, and zeros after them.
-    fn origin(&self, group: usize) -> [usize; MAX_AXES] {
-        let mut at = [0; MAX_AXES];
-        let mut rest = group;
-        for axis in (0..self.spec.dims.len() - 2).rev() {
-            let size = self.spec.dims[axis].usize_at(self.env);
-            (at[axis], rest) = (rest % size, rest / size);
-        }
-        at
-    }
-}
-
-impl Product for Strided<'_> {
-    fn indirect(&self) -> bool {
-        false
-    }
-
-    fn groups(&self) -> usize {
-        self.sizes[0]
-    }
-
-    fn left_group(&self, group: usize) -> usize {
-        let shared = self.a.operand.strides[..self.spec.dims.len() - 2]
-            .iter()
-            .all(|s| s.at(self.env) == 0);
-        if shared { 0 } else { group }
-    }
-
-    fn rows(&self) -> usize {
-        self.sizes[1]
-    }
-
-    fn column_blocks(&self) -> usize {
-        self.sizes[2].div_ceil(self.nc)
-    }
-
-    fn columns(&self, column_block: usize) -> Range<usize> {
-        column_block * self.nc..((column_block + 1) * self.nc).min(self.sizes[2])
-    }
-
-    fn k_blocks(&self) -> usize {
-        self.k_blocks.count()
-    }
-
-    fn blocks(&self, k_block: usize) -> Range<usize> {
-        self.k_blocks.blocks(k_block)
-    }
-
-    fn depth(&self, block: usize) -> Range<usize> {
-        let (Range { start, end }, steps) = (self.slice.clone(), self.k_blocks.range(block));
-        steps.start.clamp(start, end) - start..steps.end.clamp(start, end) - start
-    }
-
-    unsafe fn left(
-        &self,
-        group: usize,
-        rows: Range<usize>,
-        panel: usize,
-        block: usize,
-        to: *mut f32,
-    ) {
-        let depth = self.depth(block);
-        let [stride, step] = self.a.strides;
-        let origin = self.origin(group);
-        let batch = &origin[..self.spec.dims.len() - 2];
-        // Rows that are neighbours in memory are read a few steps at a time through all panels: the
-        // cache lines that two panels share are still in the cache then, even if the distance of
-        // steps maps all of them to few sets.
-        let chunk = match stride {
-            1 => pack::STEPS,
-            _ => depth.len().max(1),
-        };
-        for step_at in depth.clone().step_by(chunk) {
-            let steps = chunk.min(depth.end - step_at);
-            for row in rows.clone().step_by(panel) {
-                let at = self.a.at(batch, row, step_at, self.env);
-                let count = panel.min(rows.end - row);
-                let ahead = (row - rows.start) * depth.len() + (step_at - depth.start) * count;
-                // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer
-                // one after another.
-                unsafe {
-                    self.a.pack(
-                        self.micro,
-                        (at, [stride, step]),
-                        (count, steps),
-                        (to.add(ahead), count),
-                    )
-                };
-            }
-        }
-    }
-
-    unsafe fn panel(
-        &self,
-        _group: usize,
-        _rows: &Range<usize>,
-        row: usize,
-        block: usize,
-        left: *const f32,
-    ) -> Left {
-        Left {
-            // SAFETY: `row` rows are packed before it.
-            base: unsafe { left.add(row * self.depth(block).len()) },
-            rows: std::ptr::null(),
-            steps: std::ptr::null(),
-        }
-    }
-
-    unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
-
-    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
-        let depth = self.depth(at.block);
-        let [step, stride] = self.b.strides;
-        let origin = self.origin(at.group);
-        let from = self.b.at(
-            &origin[..self.spec.dims.len() - 2],
-            depth.start,
-            at.columns.start,
-            self.env,
-        );
-        // The operand is read once and in whole vectors, so packing would only be another pass.
-        let is_whole = at.panels == 1 && at.columns.len() == at.width;
-        if stride == 1 && step >= 0 && is_whole && self.b.is_wide() {
-            return Right::packed(from.cast(), step as usize);
-        }
-        // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth ·
-        // width` elements.
-        unsafe {
-            self.b.pack(
-                self.micro,
-                (from, [stride, step]),
-                (at.columns.len(), depth.len()),
-                (to, at.width),
-            )
-        };
-        Right::packed(to, at.width)
-    }
-
-    fn requests(&self, group: usize, row: usize, column: usize) -> Requests {
-        if self.transposed {
-            return Requests::default();
-        }
-        let rank = self.spec.dims.len();
-        let mut origin = self.origin(group);
-        (origin[rank - 2], origin[rank - 1]) = (row, column);
-        self.code.requests(&origin[..rank])
-    }
-
-    unsafe fn ahead(&self, at: &MicroPanel, to: *mut f32) -> Ahead {
-        let depth = self.depth(at.block);
-        let [step, stride] = self.b.strides;
-        let whole = at.columns.len() == self.micro.nr();
-        let copies = stride == 1 && step >= 0 && at.panels > 1;
-        let transposes = step == 1 && stride > 1 && at.panels >= TRANSPOSING_PANELS;
-        if !(self.two_panels && whole && (copies || transposes) && self.b.is_wide()) {
-            return Ahead::NOTHING;
-        }
-        let origin = self.origin(at.group);
-        let batch = &origin[..self.spec.dims.len() - 2];
-        Ahead {
-            from: (self.b.at(batch, depth.start, at.columns.start, self.env)).cast(),
-            stride: step as usize,
-            across: stride as usize,
-            to,
-            steps: depth.len(),
-        }
-    }
-
-    fn target(
-        &self,
-        group: usize,
-        rows: &Range<usize>,
-        column_block: usize,
-    ) -> Option<(*mut f32, usize)> {
-        if self.transposed || !self.sizes[2].is_multiple_of(self.micro.lanes) {
-            return None;
-        }
-        let rank = self.spec.dims.len();
-        let mut origin = self.origin(group);
-        let columns = self.columns(column_block);
-        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
-        self.code.target(&origin[..rank])
-    }
-
-    unsafe fn finish(
-        &self,
-        group: usize,
-        rows: Range<usize>,
-        column_block: usize,
-        acc: *mut f32,
-        stride: usize,
-        scratch: *mut u8,
-    ) {
-        let (rank, columns) = (self.spec.dims.len(), self.columns(column_block));
-        let (rows, columns, stride) = if self.transposed {
-            (columns, rows, 1)
-        } else {
-            (rows, columns, stride)
-        };
-        let mut origin = self.origin(group);
-        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
-        // SAFETY: the block is this worker's, and so is the scratch memory.
-        unsafe {
-            self.code.block(
-                &origin[..rank],
-                rank - 2,
-                rows.len(),
-                columns.len(),
-                acc.cast(),
-                stride,
-                scratch,
-            )
-        };
-    }
 }

@@ -574,7 +574,7 @@ impl<P: Product> Job<'_, P> {
                     false => Before::Term,
                 };
                 for block in blocks.filter(|&block| !product.depth(block).is_empty()) {
-                    let left = slot.left.add(if blocking.resident {
+                    let left = slot.left.wrapping_add(if blocking.resident {
                         cut.rows.len() * product.depth(block).start
                     } else {
                         0

@@ -151,8 +151,9 @@ pub(in super::super) struct Micro {
     tiled: &'static [[Kernel; 2]],
     /// For indirect left panels and some steps of packed right ones.
     listed: &'static [[Kernel; 2]],
-    /// For packed left panels, while the next right one is copied or transposed; by rows − 1.
-    copying: &'static [Kernel],
+    /// For packed and for indirect left panels, while the next right one is copied, and for packed
+    /// ones, while it is transposed; by rows − 1.
+    copying: [&'static [Kernel]; 2],
     transposing: &'static [Kernel],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
@@ -525,7 +526,10 @@ macro_rules! micro {
                 indirect: table!(run, Indirect, Panel, $($rows)+),
                 tiled: table!(run, Packed, Tile, $($rows)+),
                 listed: table!(run, Indirect, Listed, $($rows)+),
-                copying: &[$(run::<Packed, Copying, $rows, 2>),+],
+                copying: [
+                    &[$(run::<Packed, Copying, $rows, 2>),+],
+                    &[$(run::<Indirect, Copying, $rows, 2>),+],
+                ],
                 transposing: &[$(run::<Packed, Transposing, $rows, 2>),+],
                 pack,
                 gather,
@@ -591,7 +595,7 @@ impl Micro {
 
     /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width`
     /// wide. The right panel of an indirect left one is packed. If steps of the next one are to be
-    /// copied, both are packed and two vectors wide.
+    /// copied, it is also two vectors wide; only for a packed left panel are they transposed.
     pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
         let table = match (indirect, right.steps.is_null()) {
             (true, true) => self.indirect,
@@ -601,7 +605,7 @@ impl Micro {
         };
         match (right.ahead.steps, right.ahead.across) {
             (0, _) => table[rows - 1][width / self.lanes - 1],
-            (_, 1) => self.copying[rows - 1],
+            (_, 1) => self.copying[usize::from(indirect)][rows - 1],
             _ => self.transposing[rows - 1],
         }
     }

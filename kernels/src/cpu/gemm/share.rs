@@ -3,7 +3,7 @@
 use super::{MC, SPLIT_NC, even};
 
 /// Blocks for each thread from which on it does not matter whether they are equal.
-const EQUAL_BLOCKS: usize = 12;
+const EQUAL_BLOCKS: usize = 24;
 
 /// Blocks of the result below which a long contracted axis is split.
 pub(super) const SPLIT_BLOCKS: usize = 8;
@@ -100,6 +100,9 @@ mod tests {
         // Four blocks of 128 rows instead of three of 168 and a small one; three become four.
         assert_eq!(equal_rows(512, 168, 1, 2), 128);
         assert_eq!(equal_rows(500, 168, 1, 2), 125);
+        // Thirteen blocks, of which the last is small, become fourteen, and twice so many stay.
+        assert_eq!(equal_rows(2048, 168, 1, 2), 147);
+        assert_eq!(equal_rows(2048, 168, 2, 2), 158);
         // Too small blocks, no rows, and one thread.
         assert_eq!(equal_rows(60, 60, 1, 2), 60);
         assert_eq!(equal_rows(0, 1, 1, 2), 1);

@@ -120,6 +120,11 @@ impl TileCode {
             self.lanes_at + (self.program.lanes + self.program.kept * self.kept_lanes) * 4;
     }
 
+    /// Whether the anchor's values are stored as they are, and nothing else happens.
+    pub fn only_stores(&self) -> bool {
+        self.only_stores
+    }
+
     /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of
     /// 64.
     pub fn scratch_bytes(&self) -> usize {
