@@ -303,7 +303,9 @@ EMULATED void multiply(float* d, const unsigned* a, const unsigned* b) {
 EMULATED void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { multiply<16, 2, half_of>(d, a, b); }
 EMULATED void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { multiply<16, 2, bf16_of>(d, a, b); }
 EMULATED void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { multiply<8, 1, tf32_of>(d, a, b); }
-/// Halves away from zero, as `cvt.rna` rounds.
+template <class T>
+EMULATED const T* settled(const T* p) { return p; }
+/// Halves away from zero, as `cvt.rna` rounds; `cvt.rn` rounds them to even.
 EMULATED unsigned round_tf32(float x) {
     const unsigned bits = __float_as_uint(x);
     return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;

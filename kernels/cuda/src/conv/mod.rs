@@ -13,7 +13,9 @@ pub(crate) mod library;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec, SpecError};
 
-use crate::gemm::problem::{Axis, Count, Matrix, Problem, Reach, Window, product};
+use crate::gemm::problem::{
+    Axis, Count, Matrix, Problem, Reach, Window, greatest_common_divisor, product,
+};
 use crate::gemm::tiles::Kernel;
 
 /// Most kernel elements of a window that one thread sums.
@@ -134,14 +136,6 @@ struct Phase {
     /// change per element.
     from: i64,
     step: i64,
-}
-
-fn greatest_common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 {
-        a
-    } else {
-        greatest_common_divisor(b, a % b)
-    }
 }
 
 impl<'a> Conv<'a> {

@@ -6,7 +6,9 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::plan::{Method, Plan, SumOrder};
-use super::problem::{Axis, Count, Matrix, Problem, Reach, StridedAxes, View};
+use super::problem::{
+    Axis, Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor,
+};
 use super::tiles::{Elem, Kernel};
 use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::{Code, Site};
@@ -130,6 +132,7 @@ impl Writer<'_> {
         elem: Elem,
         view: &View,
         vector: i64,
+        taps: [i64; 2],
     ) -> String {
         let address = self.params.word(Word::Argument(matrix.argument));
         let (lies, whole) = (view.clone(), view.clone());
@@ -147,8 +150,9 @@ impl Writer<'_> {
         let (elem, window) = (elem.name(), view.window.is_some());
         let whole = view.is_known() && view.is_whole(vector, &Env::default());
         let partial = view.ends_partial(vector);
+        let [high, wide] = taps;
         format!(
-            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}>;\n"
+            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}>;\n"
         )
     }
 
@@ -389,7 +393,8 @@ pub fn product(
         } else {
             views[i].vector
         };
-        body += &writer.matrix(name, matrix, elems[i], &views[i], vector);
+        let taps = located(&kernel, &views[i]).unwrap_or_default();
+        body += &writer.matrix(name, matrix, elems[i], &views[i], vector, taps);
     }
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
@@ -429,9 +434,46 @@ pub fn product(
     }
     let shape = Shape {
         block: kernel.threads(),
-        shared_bytes: kernel.shared_bytes(),
+        shared_bytes: kernel.shared_bytes() + table_bytes(&kernel, &views, writer.params.is_wide()),
     };
     Ok(launchable(function, writer.params, shape, blocks))
+}
+
+/// Height and width of the window by which a kernel locates an operand in a table.
+fn located(kernel: &Kernel, view: &View) -> Option<[i64; 2]> {
+    view.taps.filter(|_| matches!(kernel, Kernel::Tensor(..)))
+}
+
+/// Bytes of shared memory of the tables that locate both operands: `SHARED_BYTES` in `located.cuh`.
+fn table_bytes(kernel: &Kernel, views: &[View; 2], is_wide: bool) -> i64 {
+    let entry = if is_wide { 16 } else { 8 };
+    let deep = kernel.deep();
+    let entries = |(view, free): (&View, i64)| match located(kernel, view) {
+        None => 0,
+        Some(_) if view.by_deep => free,
+        Some([high, wide]) => {
+            let taps = high * wide;
+            (taps / greatest_common_divisor(taps, deep) + 1) * deep
+        }
+    };
+    entry * views.iter().zip(kernel.tile()).map(entries).sum::<i64>()
+}
+
+/// Bytes of shared memory of a block of a kernel for a problem.
+pub fn shared_bytes(
+    kernel: &Kernel,
+    spec: &Spec,
+    problem: &Problem,
+    bounds: &Env,
+    target: &Target,
+) -> Result<i64, SpecError> {
+    let elems = [
+        Elem::of(problem.left.dtype)?,
+        Elem::of(problem.right.dtype)?,
+    ];
+    let views = views(problem, elems, false, bounds);
+    let is_wide = Params::new(spec, bounds, target).is_wide();
+    Ok(kernel.shared_bytes() + table_bytes(kernel, &views, is_wide))
 }
 
 /// The kernel that adds the sums that a library left in the workspace, one matrix of f32 after the

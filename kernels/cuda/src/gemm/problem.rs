@@ -166,6 +166,15 @@ pub fn product(a: Size, b: Size) -> Result<Size, SpecError> {
         .ok_or_else(|| SpecError::unsupported(format!("a stride of {a:?} · {b:?} elements")))
 }
 
+/// The greatest common divisor of two numbers of which one is positive and none negative.
+pub fn greatest_common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
+}
+
 /// The number of points of all axes together.
 pub fn points(counts: impl IntoIterator<Item = Count>, env: &Env) -> i64 {
     counts
@@ -279,6 +288,9 @@ pub struct View {
     pub by_deep: bool,
     /// The number of neighbours in aligned vectors of 16 bytes; 1 if there are none.
     pub vector: i64,
+    /// For an operand of a convolution without vectors: height and width of the window that a table
+    /// can locate, 1 each if there is no window. See `located.cuh`.
+    pub taps: Option<[i64; 2]>,
     offset: Vec<Size>,
 }
 
@@ -327,6 +339,7 @@ impl View {
             window,
             by_deep: false,
             vector: 1,
+            taps: None,
             offset: matrix.offset.clone(),
         };
         // The side with the smaller stride; for a window that of the pixels, which are many.
@@ -347,7 +360,26 @@ impl View {
         if view.is_whole(vector, bounds) {
             view.vector = vector;
         }
+        let windows = [&problem.left, &problem.right].map(|m| m.window.is_some());
+        if windows != [false; 2] && view.vector == 1 {
+            view.taps = view.located_taps();
+        }
         view
+    }
+
+    /// See [`View::taps`]: few enough for a bit of 31 for each row and column, and along the
+    /// contracted side also for a table of all.
+    fn located_taps(&self) -> Option<[i64; 2]> {
+        let [_, across] = self.inner_and_outer();
+        if self.window.is_none() {
+            return (self.by_deep || across.len() <= 1).then_some([1; 2]);
+        }
+        let [_, (high, _), (wide, _)] = across[..] else {
+            return None;
+        };
+        let (high, wide) = (high.known()?, wide.known()?);
+        let is_few = (1..=16).contains(&high) && (1..=15).contains(&wide);
+        (is_few && (self.by_deep || high * wide <= 64)).then_some([high, wide])
     }
 
     /// The axes along which neighbours lie, and those of the other side.

@@ -39,15 +39,25 @@ struct Side {
         }
         return place;
     }
+    /// The stride of the outermost axis.
+    static SLABWISE_METHOD Offset stride(const u64* w) { return Offset(w[AT]); }
+    /// The part of a row and a column in the image that an index of axis 1 or 2 determines.
+    static SLABWISE_METHOD int row(const u64* w, int index) { return int(w[AT + 3 * AXES - 2]) + index * int(w[AT + 3 * AXES - 1]); }
+    static SLABWISE_METHOD int column(const u64* w, int index) { return int(w[AT + 3 * AXES]) + index * int(w[AT + 3 * AXES + 1]); }
 };
 
 /// An operand of a product. FREE is the side shared with the result, DEEP the contracted one, BATCH
 /// distinguishes the products. The address is word ADDRESS. Words from AT on: the offset of the
 /// first element; whether neighbours along the contiguous side form aligned vectors (WHOLE: they do
 /// for all sizes; PARTIAL: but for the last of a row, which is shorter than the others); for a
-/// window the image's height and width.
-template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_>
+/// window the image's height and width. Tiles of single elements are located by a table
+/// (`LocatedLoader`) for a window of HIGH_ × WIDE_ elements; without a table, both are 0.
+template <class E, class Offset_, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_, int HIGH_,
+          int WIDE_>
 struct Matrix {
+    using Offset = Offset_;
+    static constexpr bool IS_WINDOW = WINDOW;
+    static constexpr int HIGH = HIGH_, WIDE = WIDE_;
     static constexpr bool PARTIAL = PARTIAL_;
     using Element = E;
     using Free = FREE;
@@ -65,8 +75,10 @@ struct Matrix {
     SLABWISE_METHOD bool whole() const { return WHOLE || w[AT + 1] != 0; }
     /// Whether the element lies in the image.
     SLABWISE_METHOD bool inside(const Spot& free, const Spot& deep) const {
-        return !WINDOW || (unsigned(free.y + deep.y) < unsigned(w[AT + 2]) && unsigned(free.x + deep.x) < unsigned(w[AT + 3]));
+        return !WINDOW || (unsigned(free.y + deep.y) < height() && unsigned(free.x + deep.x) < width());
     }
+    SLABWISE_METHOD unsigned height() const { return unsigned(w[AT + 2]); }
+    SLABWISE_METHOD unsigned width() const { return unsigned(w[AT + 3]); }
     SLABWISE_METHOD const E* address(const Spot& free, const Spot& deep) const { return first + (free.offset + deep.offset); }
 };
 
@@ -79,6 +91,15 @@ struct Same {
 template <class A>
 struct Same<A, A> {
     static constexpr bool value = true;
+};
+
+template <bool FIRST, class A, class B>
+struct Either {
+    using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+    using Type = B;
 };
 
 /// The sum of the partial sums of element `i` of `total`, in the order of the parts.

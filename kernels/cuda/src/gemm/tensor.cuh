@@ -5,33 +5,40 @@
 /// columns of the right one.
 template <class E, class Layout, bool DEEP_ROWS>
 struct Fragments {
+    /// The place of free element `free + more` and contracted element `swizzled + deep` in rows of free
+    /// elements. Only `more` modulo 64 or 32 elements determines which chunk a swizzle selects, if
+    /// `free` is that of a warp's tile, and `deep` does not; the rest is a constant distance.
+    static SLABWISE_METHOD const E* in_free_rows(const E* tile, int free, int more, int swizzled, int deep) {
+        constexpr int SAME = sizeof(E) == 2 ? 64 : 32;
+        return tile + Layout::at(free + more % SAME, swizzled) + (more / SAME * SAME + deep * Layout::DEEP_STEP);
+    }
     /// Fragments of the left operand, in the layout of `mma`.
-    static SLABWISE_METHOD void left(unsigned (&a)[4], const E* tile, int row, int step) {
+    static SLABWISE_METHOD void left(unsigned (&a)[4], const E* tile, int row, int more, int step) {
         const int lane = int(threadIdx.x) % 32;
         constexpr int CHUNK = 16 / sizeof(E);
         if constexpr (DEEP_ROWS) {
-            ldmatrix_x4(a, tile + Layout::at(row + lane % 16, (2 * step + lane / 16) * CHUNK));
+            ldmatrix_x4(a, tile + Layout::at(row + more + lane % 16, (2 * step + lane / 16) * CHUNK));
         } else if constexpr (sizeof(E) == 2) {
-            ldmatrix_x4_trans(a, tile + Layout::at(row + lane / 8 % 2 * 8, 16 * step + lane / 16 * 8 + lane % 8));
+            ldmatrix_x4_trans(a, in_free_rows(tile, row + lane / 8 % 2 * 8, more, lane / 16 * 8 + lane % 8, 16 * step));
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                a[i] = __float_as_uint(tile[Layout::at(row + i % 2 * 8 + lane / 4, 8 * step + i / 2 * 4 + lane % 4)]);
+                a[i] = __float_as_uint(*in_free_rows(tile, row + lane / 4, more + i % 2 * 8, lane % 4, 8 * step + i / 2 * 4));
         }
         round(a);
     }
     /// Fragments of the right operand: two of them, one for each 8 columns.
-    static SLABWISE_METHOD void right(unsigned (&b)[4], const E* tile, int column, int step) {
+    static SLABWISE_METHOD void right(unsigned (&b)[4], const E* tile, int column, int more, int step) {
         const int lane = int(threadIdx.x) % 32;
         constexpr int CHUNK = 16 / sizeof(E);
         if constexpr (DEEP_ROWS) {
-            ldmatrix_x4(b, tile + Layout::at(column + lane / 16 * 8 + lane % 8, (2 * step + lane / 8 % 2) * CHUNK));
+            ldmatrix_x4(b, tile + Layout::at(column + more + lane / 16 * 8 + lane % 8, (2 * step + lane / 8 % 2) * CHUNK));
         } else if constexpr (sizeof(E) == 2) {
-            ldmatrix_x4_trans(b, tile + Layout::at(column + lane / 16 * 8, 16 * step + lane % 16));
+            ldmatrix_x4_trans(b, in_free_rows(tile, column + lane / 16 * 8, more, lane % 16, 16 * step));
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                b[i] = __float_as_uint(tile[Layout::at(column + i / 2 * 8 + lane / 4, 8 * step + i % 2 * 4 + lane % 4)]);
+                b[i] = __float_as_uint(*in_free_rows(tile, column + lane / 4, more + i / 2 * 8, lane % 4, 8 * step + i % 2 * 4));
         }
         round(b);
     }
@@ -71,8 +78,13 @@ struct TensorTile {
     SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
         using LeftTile = typename TensorLayout<LEFT_BY_DEEP, E, ROWS, DEEP>::Type;
         using RightTile = typename TensorLayout<RIGHT_BY_DEEP, E, COLUMNS, DEEP>::Type;
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
+        using LeftLoader = LoaderOf<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V>;
+        using RightLoader = LoaderOf<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V>;
+        E* tiles = reinterpret_cast<E*>(shared);
+        E* tables = tiles + STAGES * (LeftTile::SIZE + RightTile::SIZE);
+        LeftLoader left(a, share.row, share.rows, share.deep, share.end, tables);
+        RightLoader right(b, share.column, share.columns, share.deep, share.end, tables + LeftLoader::SHARED_BYTES / sizeof(E));
+        if constexpr (LeftLoader::SHARED_BYTES + RightLoader::SHARED_BYTES > 0) __syncthreads();
         const int row = first_row(), column = first_column();
 #pragma unroll
         for (int i = 0; i < HIGH / 16; ++i)
@@ -80,7 +92,6 @@ struct TensorTile {
             for (int j = 0; j < WIDE / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
-        E* tiles = reinterpret_cast<E*>(shared);
         walk<STAGES, DEEP>(left, right, tiles, tiles + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const E* x, const E* y) {
             constexpr int STEPS = DEEP_BYTES / 32;
@@ -106,9 +117,9 @@ struct TensorTile {
     static SLABWISE_METHOD void read(unsigned (&down)[HIGH / 16][4], unsigned (&across)[WIDE / 16][4], const E* x, const E* y, int row,
                                      int column, int step) {
 #pragma unroll
-        for (int i = 0; i < HIGH / 16; ++i) Fragments<E, LeftTile, LEFT_DEEP>::left(down[i], x, row + 16 * i, step);
+        for (int i = 0; i < HIGH / 16; ++i) Fragments<E, LeftTile, LEFT_DEEP>::left(down[i], x, row, 16 * i, step);
 #pragma unroll
-        for (int j = 0; j < WIDE / 16; ++j) Fragments<E, RightTile, RIGHT_DEEP>::right(across[j], y, column + 16 * j, step);
+        for (int j = 0; j < WIDE / 16; ++j) Fragments<E, RightTile, RIGHT_DEEP>::right(across[j], y, column, 16 * j, step);
     }
     static SLABWISE_METHOD int first_row() { return int(threadIdx.x) / 32 / WARPS_WIDE * HIGH; }
     static SLABWISE_METHOD int first_column() { return int(threadIdx.x) / 32 % WARPS_WIDE * WIDE; }

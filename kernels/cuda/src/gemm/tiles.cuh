@@ -7,6 +7,9 @@ template <int FREE, int DEEP>
 struct Steps {
     using Element = float;
     static constexpr int SIZE = DEEP * (FREE + 4);
+    /// Places at a distance of PERIOD are swizzled alike; elements from one free or contracted
+    /// element to the next.
+    static constexpr int PERIOD = 1, FREE_STEP = 1, DEEP_STEP = FREE + 4;
     static SLABWISE_METHOD int at(int free, int deep) { return deep * (FREE + 4) + free; }
 };
 
@@ -16,6 +19,8 @@ template <class E, int FREE, int DEEP>
 struct DeepRows {
     using Element = E;
     static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E), CHUNKS = DEEP / CHUNK;
+    /// As of `Steps`, along the free elements.
+    static constexpr int PERIOD = 8, FREE_STEP = DEEP, DEEP_STEP = 0;
     static_assert(CHUNKS == 4 || CHUNKS == 8, "rows of 64 or 128 bytes");
     static SLABWISE_METHOD int at(int free, int deep) {
         const int swap = CHUNKS == 8 ? free & 7 : (free >> 1) & 3;
@@ -28,12 +33,21 @@ template <class E, int FREE, int DEEP>
 struct FreeRows {
     using Element = E;
     static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E);
+    /// As of `Steps`, along the contracted elements.
+    static constexpr int PERIOD = sizeof(E) == 2 ? 8 : 4, FREE_STEP = 0, DEEP_STEP = FREE;
     static_assert(FREE / CHUNK >= 8, "rows of at least 128 bytes");
     static SLABWISE_METHOD int at(int free, int deep) {
         const int swap = sizeof(E) == 2 ? deep & 7 : (deep & 3) * 2;
         return deep * FREE + ((free / CHUNK) ^ swap) * CHUNK + free % CHUNK;
     }
 };
+
+/// An element as the type of a tile's elements.
+template <class S, class E>
+SLABWISE_INLINE S converted(E x) {
+    if constexpr (Same<E, S>::value) return x;
+    else return widen(x);
+}
 
 /// The part of one thread in loading tiles of FREE × DEEP elements to shared memory. Neighbouring
 /// threads load neighbours along the contracted axis (BY_DEEP) or the free one; V elements at a
@@ -61,8 +75,10 @@ struct Loader {
     Spot free[FREE_SPOTS];
     S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
 
+    static constexpr int SHARED_BYTES = 0;
+
     /// A loader for the tile whose first row or column is `from`, of `count`.
-    SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), room(count - from) {
+    SLABWISE_METHOD Loader(const M& matrix, int from, int count, int = 0, int = 0, void* = nullptr) : m(matrix), from(from), room(count - from) {
         along = int(threadIdx.x) % ALONG;
         across = int(threadIdx.x) / ALONG;
         whole = V > 1 && m.whole();
@@ -97,7 +113,7 @@ struct Loader {
                     const int left = BY_DEEP ? end - deep - deep_at(d) : room - free_at(f);
                     copy_async_part(to, place, wanted ? min(left, V) * int(sizeof(E)) : 0);
                 } else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, place, wanted);
-                else held[i * TURNS_ACROSS + j] = wanted ? S(convert(*place)) : S{};
+                else held[i * TURNS_ACROSS + j] = wanted ? converted<S>(*place) : S{};
             }
         }
     }
@@ -115,10 +131,6 @@ struct Loader {
             }
         }
     }
-    static SLABWISE_METHOD auto convert(E x) {
-        if constexpr (Same<E, S>::value) return x;
-        else return widen(x);
-    }
     /// One iteration element by element, where vectors would not be aligned or not whole.
     SLABWISE_METHOD void apart(S* tile, int i, int j, int deep, int end) const {
         if (across_at(j) >= ACROSS) return;
@@ -131,7 +143,7 @@ struct Loader {
             const bool wanted = row < room && k < end && m.inside(spot, step);
             const E* place = wanted ? m.address(spot, step) : m.first;
             if constexpr (sizeof(E) == 4) copy_async<4>(to + e, place, wanted);
-            else to[e] = wanted ? S(convert(*place)) : S{};
+            else to[e] = wanted ? converted<S>(*place) : S{};
         }
     }
 };

@@ -175,11 +175,19 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
         elems,
         target,
     };
-    let mut plans: Vec<Vec<Plan>> = choice
-        .plans()
-        .into_iter()
-        .map(|plan| vec![plan; problems.len()])
-        .collect();
+    let fits = |plan: &Plan| -> Result<bool, SpecError> {
+        let bytes = |p| emit::shared_bytes(&plan.kernel, spec, p, bounds, target);
+        let most = problems.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
+        Ok(most
+            .iter()
+            .all(|&n| n <= i64::from(target.shared_bytes_max)))
+    };
+    let mut plans: Vec<Vec<Plan>> = Vec::new();
+    for plan in choice.plans() {
+        if fits(&plan)? {
+            plans.push(vec![plan; problems.len()]);
+        }
+    }
     // For few elements and no sum over channels, no tiled kernel is as fast.
     plans.splice(
         0..0,

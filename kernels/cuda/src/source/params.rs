@@ -64,6 +64,11 @@ impl Params {
         }
     }
 
+    /// Whether element offsets need 64 bits.
+    pub fn is_wide(&self) -> bool {
+        self.wide
+    }
+
     /// The parameter of a function that several specs share: the second coordinate of a block is
     /// the number of its spec.
     pub fn shared(self) -> Params {

@@ -158,6 +158,13 @@ SLABWISE_INLINE V load_written(const void* p) {
     }
 }
 
+/// The same address, to which the compiler adds others as it is, instead of adding up its parts anew.
+template <class T>
+SLABWISE_INLINE const T* settled(const T* p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
 /// Declares `name`, the dynamic shared memory of the block as elements of `type`.
 #define SHARED_BYTES(type, name)                              \
     extern __shared__ __align__(128) unsigned char slabwise_shared[]; \
@@ -291,10 +298,15 @@ SLABWISE_INLINE void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], con
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/// The nearest tf32, as an operand of `mma_m16n8k8_tf32`.
+/// The nearest tf32, as an operand of `mma_m16n8k8_tf32`; of two that are equally near, the even one
+/// where a single instruction computes it, and the one away from zero elsewhere.
 SLABWISE_INLINE unsigned round_tf32(float x) {
     unsigned y;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+#else
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+#endif
     return y;
 }
 
