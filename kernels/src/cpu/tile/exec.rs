@@ -86,24 +86,22 @@ struct Next {
     runs: [*const u8; RUNS],
     count: usize,
     bytes: usize,
+    /// Bytes of each run that belong to one step.
+    part: usize,
 }
 
 impl Next {
-    /// Requests the part of the elements that belongs to step `k` of several: few at a time, because
-    /// a core waits for no more than some twenty lines at once.
+    /// Requests the part of the elements that belongs to step `k`: few at a time, because a core
+    /// waits for no more than some twenty lines at once.
     #[inline(always)]
-    fn send(&self, k: usize, steps: usize) {
+    fn send(&self, k: usize) {
+        let start = k * self.part;
         for run in &self.runs[..self.count] {
             prefetch_run(
-                run.wrapping_add(self.part(k, steps)),
-                self.part(k + 1, steps) - self.part(k, steps),
+                run.wrapping_add(start),
+                self.part.min(self.bytes.saturating_sub(start)),
             );
         }
-    }
-
-    /// The first byte of part `k`.
-    fn part(&self, k: usize, steps: usize) -> usize {
-        (self.bytes * k / steps).next_multiple_of(LINE)
     }
 }
 
@@ -364,7 +362,7 @@ impl<'a> Machine<'a> {
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
         let next = self.next(steps, tile);
         for (k, step) in steps.iter().enumerate() {
-            next.send(k, steps.len());
+            next.send(k);
             // SAFETY: the caller's promise; steps come after those that compute their arguments.
             unsafe {
                 match step {
@@ -416,17 +414,21 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The elements that the next tile reads in place, if it follows this one in memory beyond the
-    /// caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile.
+    /// The elements that the tile after the next one reads in place, if tiles follow one another in
+    /// memory beyond the caches. The CPU's own prefetchers stop at the end of a page, which is as
+    /// long as a tile, and the last lines of a tile that is about to start would come too late.
     fn next(&self, steps: &[Step], tile: &Tile) -> Next {
+        let bytes = tile.rows * tile.cols * 4;
         let mut next = Next {
             runs: [std::ptr::null(); RUNS],
             count: 0,
-            bytes: tile.rows * tile.cols * 4,
+            bytes,
+            part: 0,
         };
-        if !self.bound.streams {
+        if !self.bound.streams || steps.is_empty() {
             return next;
         }
+        next.part = bytes.div_ceil(steps.len()).next_multiple_of(LINE);
         for step in steps {
             let Step::Load { access, .. } = step else {
                 continue;
@@ -436,7 +438,7 @@ impl<'a> Machine<'a> {
                 && cursor.cs == 1
                 && (tile.rows == 1 || cursor.rs == tile.cols as isize);
             if follows && next.count < RUNS {
-                next.runs[next.count] = cursor.at(tile).wrapping_add(next.bytes);
+                next.runs[next.count] = cursor.at(tile).wrapping_add(2 * bytes);
                 next.count += 1;
             }
         }

@@ -48,11 +48,12 @@ pub(crate) struct OpCode(pub [Entry<Call>; 8]);
 impl OpCode {
     /// The loops of a scalar operation whose last argument has the given lane.
     pub fn op(op: ScalarOp, lane: Lane, isa: Isa) -> OpCode {
-        // Elsewhere one loop has fewer instructions.
+        let halves = isa != Isa::Portable;
         match op {
-            ScalarOp::Tanh if isa == Isa::Avx2 => OpCode([entry::<InHalves<Tanh>>(isa); 8]),
+            ScalarOp::Tanh if halves => OpCode([entry::<InHalves<Tanh>>(isa); 8]),
+            // All constants of the error function fit into the registers of AVX-512.
             ScalarOp::Erf if isa == Isa::Avx2 => OpCode([entry::<InHalves<Erf>>(isa); 8]),
-            ScalarOp::Sigmoid if isa == Isa::Avx2 => OpCode([entry::<InHalves<Sigmoid>>(isa); 8]),
+            ScalarOp::Sigmoid if halves => OpCode([entry::<InHalves<Sigmoid>>(isa); 8]),
             _ => op.visit(lane, Loops(isa)),
         }
     }
