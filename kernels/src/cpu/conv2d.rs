@@ -18,6 +18,7 @@ mod depthwise;
 mod few;
 mod image;
 mod inside;
+mod phases;
 mod pieces;
 mod stretches;
 mod tile;
@@ -29,18 +30,22 @@ mod winograd_weight;
 use super::gemm::drive::{Resources, Space};
 use super::gemm::micro::Micro;
 use super::gemm::{Limits, SHORT, workers};
+use super::simd::{Entry, entry};
 use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec, check_operand};
 use image::Prologue;
+use phases::Interleave;
 use tile::{Axis, Source};
 
 /// [`Body::Conv2d`], prepared.
 pub(crate) struct Conv2d {
     code: TileCode,
     micro: &'static Micro,
+    /// Interleaves the phases of an input gradient.
+    interleave: Entry<Interleave>,
     threads: usize,
     limits: &'static Limits,
     space: Space,
@@ -132,6 +137,7 @@ impl Conv2d {
         Ok(Conv2d {
             code,
             micro,
+            interleave: entry::<Interleave>(config.isa),
             threads,
             limits,
             space,

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use super::image::Image;
+use super::phases::Interleave;
 use super::pieces::pieces;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
@@ -384,59 +385,6 @@ impl<'a> Columns<'a> {
             }
         }
     }
-
-    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of
-    /// `channels × rows × columns`, from the sums of its phases.
-    ///
-    /// # Safety
-    /// `to` has room for the block.
-    unsafe fn join(
-        &self,
-        image: usize,
-        column_block: usize,
-        acc: *const f32,
-        stride: usize,
-        size: [usize; 3],
-        to: *mut f32,
-    ) {
-        let (part, step) = (
-            self.column_blocks.get(column_block),
-            [self.axes()[0].phases, self.axes()[1].phases],
-        );
-        let phase_columns = self.phase_columns(column_block);
-        let [channels, rows, columns] = size;
-        for channel in 0..channels {
-            for row in 0..rows {
-                // SAFETY: every position of the block is that of a phase, where `drive` left its
-                // sum.
-                unsafe {
-                    let to = to.add((channel * rows + row) * columns);
-                    let at = (image * part.rows.len() + row / step[0]) * part.columns.len();
-                    let from = |phase: usize| {
-                        acc.add(
-                            channel * stride
-                                + (row % step[0] * step[1] + phase) * phase_columns
-                                + at,
-                        )
-                    };
-                    if step[1] == 2 {
-                        let (even, odd) = (from(0), from(1));
-                        for pair in 0..columns / 2 {
-                            *to.add(2 * pair) = *even.add(pair);
-                            *to.add(2 * pair + 1) = *odd.add(pair);
-                        }
-                        if columns % 2 == 1 {
-                            *to.add(columns - 1) = *even.add(columns / 2);
-                        }
-                    } else {
-                        for column in 0..columns {
-                            *to.add(column) = *from(column % step[1]).add(column / step[1]);
-                        }
-                    }
-                }
-            }
-        }
-    }
 }
 
 impl Product for Columns<'_> {
@@ -718,18 +666,33 @@ impl Product for Columns<'_> {
                     );
                     continue;
                 }
+                let length = high.len() * wide.len();
                 let joined = scratch.cast::<f32>();
+                let phase = self.phase_columns(column_block);
+                let mut phases = Interleave {
+                    from: acc.add(i * positions),
+                    from_strides: [stride, phase, part.columns.len()],
+                    phases: axes.each_ref().map(|axis| axis.phases),
+                    size: [rows.len(), high.len(), wide.len()],
+                    to: joined,
+                    to_strides: [length, wide.len()],
+                };
+                // Where they are the results, they are stored there at once.
+                let target = |channel: usize| {
+                    self.code
+                        .target(&[image, first + channel, high.start, wide.start])
+                };
+                if let (Some((to, row)), Some((next, _))) = (target(0), target(1))
+                    && next >= to
+                {
+                    let channel = (next.addr() - to.addr()) / size_of::<f32>();
+                    (phases.to, phases.to_strides) = (to, [channel, row]);
+                    (self.call.kernel.interleave)(&phases);
+                    continue;
+                }
+                (self.call.kernel.interleave)(&phases);
                 let scratch = scratch
                     .add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
-                self.join(
-                    i,
-                    column_block,
-                    acc,
-                    stride,
-                    [rows.len(), high.len(), wide.len()],
-                    joined,
-                );
-                let length = high.len() * wide.len();
                 // A part of a row of super-positions is a part of each of its rows.
                 let whole = wide.len() == size(3);
                 let (runs, cols) = if whole {
