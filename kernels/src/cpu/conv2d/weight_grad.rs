@@ -19,6 +19,8 @@ use crate::cpu::tile::Bound;
 
 /// Most positions in a k-block.
 const POSITIONS: usize = 512;
+/// Elements of an operand of the epilogue that are requested at a time, ahead of their use.
+const REQUESTED: usize = 1 << 10;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
@@ -471,20 +473,32 @@ impl Product for WeightGrad<'_> {
             step: 1,
         };
         let transposed = scratch.cast::<f32>();
+        // The epilogue's operands lie far apart from channel to channel, where no prefetcher
+        // foresees them.
+        let requests = self.code.requests(&origin, 0);
+        let at_once = (REQUESTED / rows.len()).max(1);
+        let request = |first: usize| {
+            requests.send(first..columns.len().min(first + at_once), 0..rows.len());
+        };
+        request(0);
         // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room
         // for a block.
         unsafe {
             (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), transposed, rows.len());
             let scratch = scratch.add(self.call.kernel.space.scratch - self.code_scratch());
-            self.code.block(
-                &origin,
-                0,
-                columns.len(),
-                rows.len(),
-                transposed.cast(),
-                rows.len(),
-                scratch,
-            );
+            for first in (0..columns.len()).step_by(at_once) {
+                request(first + at_once);
+                let [channel, source, row, column] = origin;
+                self.code.block(
+                    &[channel + first, source, row, column],
+                    0,
+                    at_once.min(columns.len() - first),
+                    rows.len(),
+                    transposed.add(first * rows.len()).cast(),
+                    rows.len(),
+                    scratch,
+                );
+            }
         }
     }
 }

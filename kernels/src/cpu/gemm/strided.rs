@@ -210,7 +210,7 @@ impl Product for Strided<'_> {
         let rank = self.spec.dims.len();
         let mut origin = self.origin(group);
         (origin[rank - 2], origin[rank - 1]) = (row, column);
-        self.code.requests(&origin[..rank])
+        self.code.requests(&origin[..rank], rank - 2)
     }
 
     unsafe fn ahead(&self, at: &MicroPanel, to: *mut f32) -> Ahead {

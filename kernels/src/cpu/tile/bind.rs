@@ -363,16 +363,23 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// The operands' elements at the points from `origin` on along the last two axes, which a later
-    /// [`Bound::block`] reads or writes, where each row has elements of its own.
-    pub fn requests(&self, origin: &[usize]) -> Requests {
-        let (row, column) = (origin.len() - 2, origin.len() - 1);
+    /// The operands' elements at the points from `origin` on, of rows along an axis and columns along
+    /// all axes after it, which a later [`Bound::block`] reads or writes, where each row has elements
+    /// of its own.
+    pub fn requests(&self, origin: &[usize], row_axis: usize) -> Requests {
+        let joined = self.inner_axis <= row_axis + 1;
+        let column = origin.len() - 1;
         let operands = (0..self.code.dtypes.len()).filter_map(|k| {
             let access = &self.accesses[k];
-            let own = access.strides[column] == 1 && access.strides[row] != 0;
+            let apart = match row_axis + 1 == column {
+                true => access.strides[column],
+                false if joined => access.inner,
+                false => 0,
+            };
+            let own = apart == 1 && access.strides[row_axis] != 0;
             own.then(|| Request {
                 first: access.at(origin),
-                row_bytes: access.strides[row] * access.bytes,
+                row_bytes: access.strides[row_axis] * access.bytes,
                 element_bytes: access.bytes as usize,
                 read: self.code.read >> k & 1 == 1,
             })
