@@ -414,9 +414,10 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The elements that the tile after the next one reads in place, if tiles follow one another in
-    /// memory beyond the caches. The CPU's own prefetchers stop at the end of a page, which is as
-    /// long as a tile, and the last lines of a tile that is about to start would come too late.
+    /// The elements that the next tile reads in place, if tiles follow one another in memory beyond
+    /// the caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile. Of
+    /// a single operand, the elements of the tile after the next one, because the last lines of a
+    /// tile that is about to start would come too late; beside several, they come in time.
     fn next(&self, steps: &[Step], tile: &Tile) -> Next {
         let bytes = tile.rows * tile.cols * 4;
         let mut next = Next {
@@ -438,9 +439,12 @@ impl<'a> Machine<'a> {
                 && cursor.cs == 1
                 && (tile.rows == 1 || cursor.rs == tile.cols as isize);
             if follows && next.count < RUNS {
-                next.runs[next.count] = cursor.at(tile).wrapping_add(2 * bytes);
+                next.runs[next.count] = cursor.at(tile).wrapping_add(bytes);
                 next.count += 1;
             }
+        }
+        if next.count == 1 {
+            next.runs[0] = next.runs[0].wrapping_add(bytes);
         }
         next
     }
