@@ -415,9 +415,9 @@ impl<'a> Machine<'a> {
     }
 
     /// The elements that the next tile reads in place, if tiles follow one another in memory beyond
-    /// the caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile. Of
-    /// a single operand, the elements of the tile after the next one, because the last lines of a
-    /// tile that is about to start would come too late; beside several, they come in time.
+    /// the caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile.
+    /// Of a single operand, the elements of the tile after the next one, because the last lines of
+    /// a tile that is about to start would come too late; beside several, they come in time.
     fn next(&self, steps: &[Step], tile: &Tile) -> Next {
         let bytes = tile.rows * tile.cols * 4;
         let mut next = Next {
