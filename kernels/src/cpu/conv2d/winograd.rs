@@ -3,9 +3,10 @@
 //!
 //! The shape decides whether it is used, so that a layer has the same bits on every number of
 //! threads, in every batch and with every workspace. The weights are transformed once for all
-//! workers. A worker copies a part of the image to a tile, as for the other products, transforms
-//! some of its small tiles at a time, and multiplies them with one panel of output channels after
-//! another; the products of a panel are still in the cache when they are transformed to results.
+//! workers. A worker transforms some small tiles of the image at a time, which it reads where they
+//! lie, and multiplies them with one panel of output channels after another; the products of a panel
+//! are still in the cache when they are transformed to results. An image that a prologue computes, or
+//! whose columns are no neighbours, is copied first.
 //!
 //! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or for 5×5 kernels `(c +
 //! 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of its tile's elements
