@@ -678,14 +678,9 @@ impl Product for Columns<'_> {
                     to_strides: [length, wide.len()],
                 };
                 // Where they are the results, they are stored there at once.
-                let target = |channel: usize| {
-                    self.code
-                        .target(&[image, first + channel, high.start, wide.start])
-                };
-                if let (Some((to, row)), Some((next, _))) = (target(0), target(1))
-                    && next >= to
+                if let Some((to, &[_, channel, row, 1])) = self.code.stored(&origin)
+                    && let (Ok(channel), Ok(row)) = (channel.try_into(), row.try_into())
                 {
-                    let channel = (next.addr() - to.addr()) / size_of::<f32>();
                     (phases.to, phases.to_strides) = (to, [channel, row]);
                     (self.call.kernel.interleave)(&phases);
                     continue;
