@@ -374,6 +374,48 @@ fn copied_micro_panels_have_the_bits_of_packed_ones() {
     }
 }
 
+/// Products that are computed transposed, because the larger operand is the right one, have the bits
+/// of those whose right operand lies the other way: of columns apart, several k-blocks, rows that
+/// are no whole vectors, and fewer rows than the kernel was prepared for.
+#[test]
+fn swapped_operands_give_the_same_bits() {
+    let (mut random, teams) = (Random(47), teams());
+    let shapes = [
+        (16, 33, 20),
+        (17, 500, 513),
+        (64, 257, 1100),
+        (33, 1030, 7),
+        (100, 101, 784),
+    ];
+    for (m, n, k) in shapes {
+        for rows in [m, m / 2 + 1, 1] {
+            let apart = k + 5;
+            let columns = random.floats(n * apart);
+            let across: Vec<f32> = (0..k * n)
+                .map(|at| columns[at % n * apart + at / n])
+                .collect();
+            let left = random.floats(m * k);
+            let env = |rows: usize| Env([rows as u32, 0, 0, 0, 0, 0, 0, 0]);
+            let run = |b: &[f32], strides: [i64; 2]| {
+                let left_operand = operand(0, &[k as i64, 1]);
+                let mut spec = plain(&[m, n], k, left_operand, operand(0, &strides));
+                spec.dims[0] = Size::symbol(Symbol(0));
+                let args = [left.clone(), b.to_vec(), vec![f32::NAN; m * n]];
+                run_all(&spec, &env(m), &env(rows), &teams, &args)
+            };
+            let swapped = run(&columns, [1, apart as i64]);
+            let packed = run(&across, [n as i64, 1]);
+            for ((isa, swapped), (_, packed)) in swapped.into_iter().zip(packed) {
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(
+                    bits(&swapped[2]) == bits(&packed[2]),
+                    "{isa} {rows} of {m} by {k} by {n}"
+                );
+            }
+        }
+    }
+}
+
 /// Products of so few rows that no operand is packed, among them a vector, several k-blocks, and
 /// several blocks of columns.
 #[test]
@@ -529,14 +571,16 @@ fn an_empty_result_runs() {
 /// Bias and activation to one result, the sum to another, and an update of a weight in place.
 #[test]
 fn the_epilogue_sees_every_point_once() {
+    check_epilogue([187, 83, 70], [83, 1]);
+    // Of few rows, whose right operand has steps side by side: computed transposed.
+    check_epilogue([35, 187, 70], [1, 70]);
+    check_epilogue([35, 187, 600], [1, 600]);
+}
+
+fn check_epilogue([m, n, k]: [usize; 3], right: [i64; 2]) {
     let (mut random, teams) = (Random(17), teams());
-    let (m, n, k) = (187, 83, 70);
-    let mut spec = plain(
-        &[m, n],
-        k,
-        operand(0, &[k as i64, 1]),
-        operand(0, &[n as i64, 1]),
-    );
+    let left = operand(0, &[k as i64, 1]);
+    let mut spec = plain(&[m, n], k, left, operand(0, &right));
     let row = contiguous(&[m, n]);
     spec.operands = vec![
         operand(0, &row),

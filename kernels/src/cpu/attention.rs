@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use super::gemm::KC;
 use super::gemm::drive::SERIAL_WORK;
-use super::gemm::micro::{Before, Left, Micro, Right};
+use super::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use super::gemm::pack::Source;
 use super::pointwise::{OperandView, Scratch, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
@@ -369,18 +369,20 @@ impl Panels {
             let to = to.wrapping_add((row - range.start) * self.width);
             for first in (0..rows.width.max(1)).step_by(KC) {
                 let steps = KC.min(rows.width - first);
-                let left = Left {
-                    base: rows.at.wrapping_add(row * rows.stride + first),
-                    rows: offsets.as_ptr(),
-                    steps: COUNTS.as_ptr(),
-                };
+                let left = Left::indirect(
+                    rows.at.wrapping_add(row * rows.stride + first),
+                    offsets.as_ptr(),
+                    COUNTS.as_ptr(),
+                );
                 let right = Right::packed(right.wrapping_add(first * self.width), self.width);
                 let before = if first == 0 {
                     Before::Nothing
                 } else {
                     Before::Term
                 };
-                let kernel = self.micro.kernel(true, count, &right, self.width);
+                let kernel = self
+                    .micro
+                    .kernel(LeftLayout::Indirect, count, &right, self.width);
                 // SAFETY: the caller's promise; the tables cover these rows and steps.
                 unsafe { kernel(steps, left, right, to, self.width, before) };
             }
@@ -417,13 +419,15 @@ impl Panels {
             );
             for column in (0..rows.width).step_by(height) {
                 let columns = height.min(rows.width - column);
-                let left = Left {
-                    base: rows.at.wrapping_add(first * rows.stride + column),
-                    rows: COUNTS.as_ptr(),
-                    steps: steps.as_ptr(),
-                };
+                let left = Left::indirect(
+                    rows.at.wrapping_add(first * rows.stride + column),
+                    COUNTS.as_ptr(),
+                    steps.as_ptr(),
+                );
                 let to = to.wrapping_add(column * self.width);
-                let kernel = self.micro.kernel(true, columns, &right, self.width);
+                let kernel = self
+                    .micro
+                    .kernel(LeftLayout::Indirect, columns, &right, self.width);
                 // SAFETY: the caller's promise; the tables cover these rows and steps.
                 unsafe { kernel(count, left, right, to, self.width, before) };
             }

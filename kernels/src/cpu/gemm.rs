@@ -126,6 +126,10 @@ const AHEAD_ROWS: usize = 256;
 /// Elements between rows at which their cache lines share a set: of the panels of wide vectors, which
 /// have more rows than a set has lines, none stays in the cache then.
 const SAME_SET: i64 = 1 << 10;
+/// Blocks of rows for each worker of a product with swapped operands.
+const SWAPPED_BLOCKS: usize = 4;
+/// Most elements of an operand that workers share after it is packed.
+const SHARED: usize = 256 << 10;
 /// Most columns of a product of several blocks of rows for which its left operand is not worth
 /// packing. A single block of rows is packed by every worker.
 const NARROW: usize = 768;
@@ -142,6 +146,8 @@ struct Layout {
     left_stays: bool,
     /// Whether blocks are summed where the result is stored.
     sums_stay: bool,
+    /// Whether the product is computed transposed although it has several columns.
+    swaps: bool,
 }
 
 /// [`Body::Matmul`], prepared.
@@ -187,38 +193,52 @@ impl Matmul {
         let fewest = |m: usize, n: usize| if fixed { split_blocks(groups, m, n) } else { 1 };
         let sums_stay = code.only_stores() && sums_stay(spec, body, micro);
         let is_whole = splits(fewest(m, n), k[1].div_ceil(KC)) == 1;
-        let layout = |limits: &Limits| Layout {
-            left_stays: groups == 1 && (n <= NARROW || m <= limits.mc) && left_stays(spec, body),
+        let layout = |limits: &Limits, swaps: bool| Layout {
+            left_stays: swaps
+                || (groups == 1 && (n <= NARROW || m <= limits.mc) && left_stays(spec, body)),
             // Sub-blocks of a k-block have sums of their own.
-            sums_stay: sums_stay && is_whole && limits.is_fastest(),
+            sums_stay: !swaps && sums_stay && is_whole && limits.is_fastest(),
+            swaps,
         };
-        let space = |small: bool, limits: &Limits| {
+        let space = |small: bool, limits: &Limits, swaps: bool| {
             let of = |m: usize, n: usize| {
                 if small {
                     return small::space([m, n, k[0]], micro);
                 }
                 let fewest = fewest(m, n);
-                let layout = (limits, layout(limits));
+                let layout = (limits, layout(limits, swaps));
                 space([groups, m, n], k, fewest, threads, micro, layout)
             };
-            // See `run` for the case of a single column.
+            // See `run` for the cases of a single column and of swapped operands.
             let space = match spec.dims[rank - 1].as_fixed() {
                 Some(1) => of(1, m),
+                Some(_) if swaps => of(n, m),
                 Some(_) => of(m, n),
                 None => of(m, n).max(&of(1, m)),
             };
+            let transposed = if swaps { 4 * space.acc } else { 0 };
             Space {
-                scratch: code.scratch_bytes(),
+                scratch: code.scratch_bytes() + transposed,
                 ..space
             }
         };
         let most = most.saturating_mul(config.threads.max(1) / threads);
-        let (limits, packed) = Limits::within(most, |limits| space(false, limits));
+        let swapped = (groups == 1
+            && is_whole
+            && (micro.lanes..n).contains(&m)
+            && m.saturating_mul(k[0]) <= SHARED
+            && swaps(spec, body))
+        .then(|| space(false, &LIMITS[0], true))
+        .filter(|space| space.bytes(threads) <= most.saturating_mul(threads) as u64);
+        let (limits, packed) = match swapped {
+            Some(space) => (&LIMITS[0], space),
+            None => Limits::within(most, |limits| space(false, limits, false)),
+        };
         let shape = match spec.dims[rank - 1].is(1) {
             true => [1, m, k[1]],
             false => [m, n, k[1]],
         };
-        let unpacked = space(true, &LIMITS[0]);
+        let unpacked = space(true, &LIMITS[0], false);
         let short = packed.part() > unpacked.part() && !limits.is_fastest();
         let packs = !body.b.strides[rank - 1].is(1);
         let is_fast = small::is_fast(shape, packs, micro);
@@ -232,7 +252,7 @@ impl Matmul {
             micro,
             threads,
             limits,
-            layout: layout(limits),
+            layout: layout(limits, swapped.is_some() && !small),
             small,
             space,
         })
@@ -291,7 +311,7 @@ impl Matmul {
         // A matrix times a vector: the vector's one column would fill a lane of each vector
         // register, so the product is computed transposed, which changes neither a sum nor, with
         // one column, its position in the block.
-        let transposed = n == 1;
+        let transposed = n == 1 || self.layout.swaps;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
         let blocks = match [whole(&sizes[0]), whole(&sizes[1])] {
@@ -318,11 +338,13 @@ impl Matmul {
                 b,
                 transposed,
                 sizes: [groups, m, n, k],
+                mc: m,
                 nc: small::columns([groups, m, n, k], threads, self.micro),
                 k_blocks,
                 slice: 0..k,
                 two_panels: false,
                 left_rows: None,
+                shared: None,
                 micro: self.micro,
                 code: self.code.bind(spec, launch),
             };
@@ -373,17 +395,24 @@ impl Matmul {
             b,
             transposed,
             sizes: [groups, m, n, k],
+            mc: blocking.mc,
             nc: blocking.nc,
             k_blocks,
             slice,
             two_panels,
             left_rows: self.layout.left_stays.then(left_rows),
+            shared: self.layout.swaps.then(|| resources.partial()),
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
-        unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
+        unsafe {
+            if product.shared.is_some() {
+                product.pack_right(&resources);
+            }
+            drive_some(&product, self.micro, &blocking, &resources, carry)
+        };
     }
 }
 
@@ -423,6 +452,20 @@ fn left_stays(spec: &Spec, body: &crate::spec::Matmul) -> bool {
         && step == Some(1)
         && right_step.is(1)
         && stride.is_some_and(|stride| small::fits(stride) && stride % SAME_SET != 0)
+}
+
+/// Whether a product may be computed transposed, so that its right operand is read where it lies:
+/// the steps of a column are neighbours in both operands. One of them has to be transposed as it is
+/// packed, which had better be the smaller one.
+fn swaps(spec: &Spec, body: &crate::spec::Matmul) -> bool {
+    let rank = spec.dims.len();
+    let step = |operand: &Operand, axis: usize| operand.strides[axis].as_fixed();
+    let apart = body.b.strides[rank - 1].as_fixed();
+    spec.dims[rank - 1].as_fixed().is_some_and(|n| n > 1)
+        && body.k.as_fixed().is_some()
+        && [&body.a, &body.b].map(|operand| operand.dtype) == [DType::F32; 2]
+        && [step(&body.a, rank - 1), step(&body.b, rank - 2)] == [Some(1); 2]
+        && apart.is_some_and(|apart| small::fits(apart) && apart % SAME_SET != 0)
 }
 
 /// Whether every block of a product whose code only stores it, and whose contracted axis is not
@@ -470,6 +513,20 @@ fn blocking(
     (limits, layout): (&Limits, Layout),
 ) -> Blocking {
     let width = micro.nr();
+    if layout.swaps {
+        // Rows become columns. A block packs nothing, so there may be many.
+        let mc = limits
+            .mc
+            .min(m.div_ceil(SWAPPED_BLOCKS * threads))
+            .max(micro.lanes);
+        let mc = even(m, mc, micro.lanes);
+        return Blocking {
+            mc,
+            nc: even(n, (limits.acc(true) / mc / width * width).max(width), width),
+            resident: true,
+            splits,
+        };
+    }
     if splits > 1 {
         return Blocking {
             mc: even(m, MC, 1),
@@ -599,6 +656,14 @@ fn space(
             .min(acc.max(rows.saturating_mul(width))),
         ..Space::default()
     };
+    if layout.swaps {
+        let blocking = blocking([m, n, k], groups, 1, threads, micro, (limits, layout));
+        return Space {
+            acc: blocking.mc.saturating_mul(blocking.nc),
+            partial: n.next_multiple_of(width).saturating_mul(k),
+            ..Space::default()
+        };
+    }
     let (rows, k_blocks) = (m.min(limits.mc), whole.div_ceil(KC));
     if layout.sums_stay {
         return Space {

@@ -13,7 +13,7 @@ use super::softmax::{self, Exponentials, ScoreGradients};
 use super::{
     Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, Sources, TASKS, Views, part_of, terms,
 };
-use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
+use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::pointwise::{OperandView, Space};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::size::Env;
@@ -424,14 +424,14 @@ impl Head<'_> {
             let (from, to) = (from * nr, count.min((to + 1) * nr));
             for column in (0..stride).step_by(nr) {
                 let width = micro.width(stride - column);
-                let left = Left {
-                    base: block.wrapping_add(from / nr * panel + key * nr),
-                    rows: offsets.as_ptr(),
-                    steps: steps.as_ptr(),
-                };
+                let left = Left::indirect(
+                    block.wrapping_add(from / nr * panel + key * nr),
+                    offsets.as_ptr(),
+                    steps.as_ptr(),
+                );
                 let right = Right::packed(rows.wrapping_add(from * stride + column), stride);
                 let to_sums = sums.wrapping_add(key * stride + column);
-                let kernel = micro.kernel(true, keys.len(), &right, width);
+                let kernel = micro.kernel(LeftLayout::Indirect, keys.len(), &right, width);
                 // SAFETY: the caller's promise; the tables cover these rows and steps.
                 unsafe { kernel(to - from, left, right, to_sums, stride, Before::Term) };
             }

@@ -14,7 +14,7 @@ use super::pieces::pieces;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Space, Span, drive};
-use crate::cpu::gemm::micro::{Left, Micro, Right};
+use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::pack;
 use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
@@ -388,8 +388,11 @@ impl<'a> Columns<'a> {
 }
 
 impl Product for Columns<'_> {
-    fn indirect(&self) -> bool {
-        self.indirect
+    fn left_layout(&self) -> LeftLayout {
+        match self.indirect {
+            true => LeftLayout::Indirect,
+            false => LeftLayout::Packed,
+        }
     }
 
     fn groups(&self) -> usize {
@@ -521,18 +524,12 @@ impl Product for Columns<'_> {
                     table.add(rows.len().next_multiple_of(LANES)),
                 )
             };
-            return Left {
-                base: at.wrapping_offset(first),
-                rows,
-                steps,
-            };
+            return Left::indirect(at.wrapping_offset(first), rows, steps);
         }
-        Left {
+        Left::packed(
             // SAFETY: `row` rows are packed before it.
-            base: unsafe { left.add(row * self.depth(block).len()) },
-            rows: std::ptr::null(),
-            steps: std::ptr::null(),
-        }
+            unsafe { left.add(row * self.depth(block).len()) },
+        )
     }
 
     /// The first step of every phase, the offset of every step, then the tile.

@@ -14,7 +14,7 @@ use super::image::Image;
 use super::tile::{Axis, Part, Shape, Source};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Space, Span, drive};
-use crate::cpu::gemm::micro::{Left, Micro, Right};
+use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
 use crate::cpu::gemm::{KC, Limits, MC, even, wanted};
 use crate::cpu::tile::Bound;
@@ -317,8 +317,8 @@ impl Vertical<'_> {
 }
 
 impl Product for Vertical<'_> {
-    fn indirect(&self) -> bool {
-        true
+    fn left_layout(&self) -> LeftLayout {
+        LeftLayout::Indirect
     }
 
     fn groups(&self) -> usize {
@@ -394,11 +394,11 @@ impl Product for Vertical<'_> {
         let table = left.cast::<i32>();
         // SAFETY: as laid out by `left`.
         unsafe {
-            Left {
-                base: at.wrapping_offset(first),
-                rows: table.add(row),
-                steps: table.add(rows.len().next_multiple_of(LANES)),
-            }
+            Left::indirect(
+                at.wrapping_offset(first),
+                table.add(row),
+                table.add(rows.len().next_multiple_of(LANES)),
+            )
         }
     }
 

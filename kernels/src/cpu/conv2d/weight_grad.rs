@@ -11,7 +11,7 @@ use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Space, drive_some, sums};
-use crate::cpu::gemm::micro::{Left, Micro, Right};
+use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::{
     Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
 };
@@ -268,8 +268,8 @@ struct WeightGrad<'a> {
 unsafe impl Sync for WeightGrad<'_> {}
 
 impl Product for WeightGrad<'_> {
-    fn indirect(&self) -> bool {
-        true
+    fn left_layout(&self) -> LeftLayout {
+        LeftLayout::Indirect
     }
 
     fn groups(&self) -> usize {
@@ -397,11 +397,7 @@ impl Product for WeightGrad<'_> {
         unsafe {
             let table = left.cast::<i32>();
             let steps = table.add(self.table);
-            Left {
-                base: left.add(self.tables()),
-                rows: table.add(row),
-                steps,
-            }
+            Left::indirect(left.add(self.tables()), table.add(row), steps)
         }
     }
 

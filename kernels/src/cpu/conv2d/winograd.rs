@@ -22,7 +22,7 @@ use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape};
 use super::{Call, Sizes, source, winograd_weight};
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
-use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
+use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::winograd::{Filtering, Kernels, Products, Run, Tiles};
 use crate::cpu::gemm::{Limits, even, wanted};
 use crate::cpu::tile::Bound;
@@ -286,15 +286,11 @@ impl Winograd<'_> {
                 for panel in 0..sizes.other.div_ceil(self.panel) {
                     let rows = self.rows(panel);
                     for e in 0..elements {
-                        let left = Left {
-                            base: self.weights(panel).add(e * depth * rows.len()),
-                            rows: std::ptr::null(),
-                            steps: std::ptr::null(),
-                        };
+                        let left = Left::packed(self.weights(panel).add(e * depth * rows.len()));
                         let right =
                             Right::packed(slot.micro_panel.add(e * point(depth * width)), width);
                         let sums = slot.k_block.add(e * point(rows.len() * width));
-                        micro.kernel(false, rows.len(), &right, width)(
+                        micro.kernel(LeftLayout::Packed, rows.len(), &right, width)(
                             depth,
                             left,
                             right,

@@ -16,7 +16,7 @@ use super::winograd::{axes, filtering, point};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
-use crate::cpu::gemm::micro::{Before, Left, Micro, Right};
+use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::winograd::{Filtering, Gradients, Sums, Tiles};
 use crate::cpu::gemm::{Limits, pack};
 use crate::cpu::tile::Bound;
@@ -272,14 +272,13 @@ impl WeightGrad<'_> {
                             let right = Right::packed(gradient, width);
                             for row in (0..depth).step_by(height) {
                                 let height = height.min(depth - row);
-                                let left = Left {
-                                    base: slot
-                                        .left
+                                let left = Left::indirect(
+                                    slot.left
                                         .add(self.transformed() + e * point(depth * micro.lanes)),
-                                    rows: rows.add(row),
+                                    rows.add(row),
                                     steps,
-                                };
-                                micro.kernel(true, height, &right, width)(
+                                );
+                                micro.kernel(LeftLayout::Indirect, height, &right, width)(
                                     tiles.len(),
                                     left,
                                     right,

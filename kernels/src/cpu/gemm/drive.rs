@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use smallvec::SmallVec;
 
 pub(in super::super) use super::k_blocks::KBlocks;
-use super::micro::{Ahead, Before, Left, Micro, Right};
+use super::micro::{Ahead, Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::Team;
 use crate::cpu::tile::Requests;
 
@@ -34,8 +34,8 @@ pub(in super::super) const SERIAL_WORK: usize = 1 << 16;
 /// Buffers are as large as [`Space`] says; ranges lie inside the product; the buffers are not used
 /// otherwise meanwhile.
 pub(in super::super) trait Product: Sync {
-    /// Whether left panels are addressed by tables instead of packed.
-    fn indirect(&self) -> bool;
+    /// How the elements of left panels are found.
+    fn left_layout(&self) -> LeftLayout;
     /// Independent products.
     fn groups(&self) -> usize;
     /// Groups with equal numbers have the same left operand.
@@ -685,10 +685,10 @@ impl<P: Product> Job<'_, P> {
                     );
                     let left = product.panel(cut.group, &cut.rows, start * rows + row, block, left);
                     let acc = acc.add((row * pitch + start) * stride + from - cut.columns.start);
-                    let left = left.from(first, height, product.indirect());
+                    let left = left.from(first, height, product.left_layout());
                     right.ahead = ahead.take(share, width);
                     let (left, right, depth) = product.steps(start, block, (left, right, depth));
-                    micro.kernel(product.indirect(), height, &right, width)(
+                    micro.kernel(product.left_layout(), height, &right, width)(
                         depth,
                         left,
                         right,

@@ -14,30 +14,69 @@ use super::simd::{Portable, Simd};
 use super::winograd;
 use crate::cpu::tile::prefetch;
 
-/// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for
-/// packed panels of R rows, at `base + k·R + i` (the tables are not used then).
+/// How the elements of a panel of the left operand are found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum LeftLayout {
+    /// They are packed.
+    Packed,
+    /// Tables hold the offsets of rows and of steps.
+    Indirect,
+    /// A table holds the offsets of rows, whose steps are neighbours. What follows is requested.
+    Rows,
+}
+
+/// A panel of the left operand: element (row i, step k) at `base + k·R + i` if it is packed in
+/// panels of R rows, at `base + rows[i] + steps[k]` if it is indirect, and at `base + rows[i] + k`
+/// if its steps are neighbours.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Left {
     pub base: *const f32,
     pub rows: *const i32,
     pub steps: *const i32,
+    /// The base of the panel that is multiplied next, for [`LeftLayout::Rows`], which has offsets
+    /// of [`ROWS`] rows.
+    pub next: *const f32,
 }
 
+/// Entries of the table of the rows of a panel in [`LeftLayout::Rows`]: as many as a cache line has
+/// steps, so that one line is requested at each step.
+pub(in super::super) const ROWS: usize = 16;
+/// Steps from the ones that are multiplied to the ones that are requested.
+const REQUEST_AHEAD: usize = 64;
+
 impl Left {
+    /// A packed panel.
+    pub fn packed(base: *const f32) -> Left {
+        Left::indirect(base, std::ptr::null(), std::ptr::null())
+    }
+
+    /// An indirect one.
+    pub fn indirect(base: *const f32, rows: *const i32, steps: *const i32) -> Left {
+        Left {
+            base,
+            rows,
+            steps,
+            next: std::ptr::null(),
+        }
+    }
+
     /// The same panel of `rows` rows from a later step on.
-    pub unsafe fn from(self, step: usize, rows: usize, indirect: bool) -> Left {
+    pub unsafe fn from(self, step: usize, rows: usize, layout: LeftLayout) -> Left {
         // SAFETY: the caller's panel has this step.
         unsafe {
-            if indirect {
-                Left {
+            match layout {
+                LeftLayout::Indirect => Left {
                     steps: self.steps.add(step),
                     ..self
-                }
-            } else {
-                Left {
+                },
+                LeftLayout::Packed => Left {
                     base: self.base.add(step * rows),
                     ..self
-                }
+                },
+                LeftLayout::Rows => Left {
+                    base: self.base.add(step),
+                    ..self
+                },
             }
         }
     }
@@ -147,11 +186,12 @@ pub(in super::super) struct Micro {
     pub lanes: usize,
     packed: &'static [[Kernel; 2]],
     indirect: &'static [[Kernel; 2]],
+    rows: &'static [[Kernel; 2]],
     /// For packed left panels and right ones in a tile.
     tiled: &'static [[Kernel; 2]],
     /// For indirect left panels and some steps of packed right ones.
     listed: &'static [[Kernel; 2]],
-    /// For packed and for indirect left panels, while the next right one is copied, and for packed
+    /// For packed left panels and for rows, while the next right panel is copied, and for packed
     /// ones, while it is transposed; by rows − 1.
     copying: [&'static [Kernel]; 2],
     transposing: &'static [Kernel],
@@ -181,6 +221,9 @@ trait LeftAccess: Copy {
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
     /// The distances of the rows from it.
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R];
+    /// Requests a cache line of those that steps after `step` of so many need.
+    #[inline(always)]
+    unsafe fn request(_left: &Left, _step: usize, _steps: usize) {}
 }
 
 #[derive(Clone, Copy)]
@@ -188,6 +231,9 @@ struct Packed;
 
 #[derive(Clone, Copy)]
 struct Indirect;
+
+#[derive(Clone, Copy)]
+struct Rows;
 
 impl LeftAccess for Packed {
     const IN_ORDER: bool = false;
@@ -215,6 +261,32 @@ impl LeftAccess for Indirect {
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
         // SAFETY: as above.
         std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize })
+    }
+}
+
+impl LeftAccess for Rows {
+    const IN_ORDER: bool = true;
+
+    #[inline(always)]
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
+        // SAFETY: the caller stays inside the panel.
+        unsafe { left.base.add(step) }
+    }
+    #[inline(always)]
+    unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
+        // SAFETY: the table covers every row.
+        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize })
+    }
+    #[inline(always)]
+    unsafe fn request(left: &Left, step: usize, steps: usize) {
+        let step = step + REQUEST_AHEAD;
+        let from = match step < steps {
+            true => left.base.wrapping_add(step),
+            false => left.next.wrapping_add(step - steps),
+        };
+        // SAFETY: the table has so many entries.
+        let row = unsafe { *left.rows.add(step % ROWS) };
+        prefetch(from.wrapping_offset(row as isize).cast());
     }
 }
 
@@ -350,6 +422,7 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
             for (c, b) in b.iter_mut().enumerate() {
                 *b = S::load(F::vector::<S>(&right, step, c));
             }
+            W::request(&left, k, depth);
             let at = W::step::<R>(&left, step);
             for (sum, row) in sum.iter_mut().zip(rows) {
                 let a = S::splat(at.offset(row));
@@ -524,11 +597,12 @@ macro_rules! micro {
                 lanes: <$simd>::LANES,
                 packed: table!(run, Packed, Panel, $($rows)+),
                 indirect: table!(run, Indirect, Panel, $($rows)+),
+                rows: table!(run, Rows, Panel, $($rows)+),
                 tiled: table!(run, Packed, Tile, $($rows)+),
                 listed: table!(run, Indirect, Listed, $($rows)+),
                 copying: [
                     &[$(run::<Packed, Copying, $rows, 2>),+],
-                    &[$(run::<Indirect, Copying, $rows, 2>),+],
+                    &[$(run::<Rows, Copying, $rows, 2>),+],
                 ],
                 transposing: &[$(run::<Packed, Transposing, $rows, 2>),+],
                 pack,
@@ -593,19 +667,21 @@ impl Micro {
         }
     }
 
-    /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width`
-    /// wide. The right panel of an indirect left one is packed. If steps of the next one are to be
-    /// copied, it is also two vectors wide; only for a packed left panel are they transposed.
-    pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
-        let table = match (indirect, right.steps.is_null()) {
-            (true, true) => self.indirect,
-            (true, false) => self.listed,
-            (false, true) => self.packed,
-            (false, false) => self.tiled,
+    /// The kernel for a left panel of `rows` rows, and a right one `width` wide, which is packed
+    /// unless the left one is. If steps of the next right panel are to be copied, this one is also
+    /// two vectors wide, and the left one not indirect; only beside a packed one are they
+    /// transposed.
+    pub fn kernel(&self, left: LeftLayout, rows: usize, right: &Right, width: usize) -> Kernel {
+        let table = match (left, right.steps.is_null()) {
+            (LeftLayout::Indirect, true) => self.indirect,
+            (LeftLayout::Indirect, false) => self.listed,
+            (LeftLayout::Rows, _) => self.rows,
+            (LeftLayout::Packed, true) => self.packed,
+            (LeftLayout::Packed, false) => self.tiled,
         };
         match (right.ahead.steps, right.ahead.across) {
             (0, _) => table[rows - 1][width / self.lanes - 1],
-            (_, 1) => self.copying[usize::from(indirect)][rows - 1],
+            (_, 1) => self.copying[usize::from(left == LeftLayout::Rows)][rows - 1],
             _ => self.transposing[rows - 1],
         }
     }

@@ -8,7 +8,7 @@
 
 use super::drive::{Product, Resources, SERIAL_WORK, Slot, Space};
 use super::matrix::Matrix;
-use super::micro::{Before, Left, Micro, Right};
+use super::micro::{Before, Left, LeftLayout, Micro, Right};
 use super::pack::Source;
 use super::share::SPLIT_K_BLOCKS;
 use super::{KC, Strided, even, wanted};
@@ -183,12 +183,12 @@ impl Block<'_> {
                         };
                         for row in (0..self.rows.len()).step_by(height) {
                             let rows = height.min(self.rows.len() - row);
-                            let left = Left {
+                            let left = Left::indirect(
                                 base,
-                                rows: self.rows.as_ptr().add(row),
-                                steps: offsets.as_ptr().add(step),
-                            };
-                            self.micro.kernel(true, rows, &right, width)(
+                                self.rows.as_ptr().add(row),
+                                offsets.as_ptr().add(step),
+                            );
+                            self.micro.kernel(LeftLayout::Indirect, rows, &right, width)(
                                 steps,
                                 left,
                                 right,

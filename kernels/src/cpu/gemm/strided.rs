@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::drive::{KBlocks, MicroPanel, Product};
+use super::drive::{KBlocks, MicroPanel, Product, Resources, Slot, panel_rows};
 use super::matrix::Matrix;
-use super::micro::{Ahead, Left, Micro, Right};
-use super::{KC, pack};
+use super::micro::{Ahead, Left, LeftLayout, Micro, ROWS, Right};
+use super::pack::{self, Source};
 use crate::cpu::tile::{Bound, Requests};
 use crate::size::Env;
 use crate::spec::{MAX_AXES, Spec};
@@ -13,18 +13,8 @@ use crate::spec::{MAX_AXES, Spec};
 /// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
-/// Most rows of a left panel of any instruction set.
-const PANEL_ROWS: usize = 14;
-/// The offsets of a k-block's steps that are neighbours.
-static NEIGHBOURS: [i32; KC] = {
-    let mut steps = [0; KC];
-    let mut k = 0;
-    while k < KC {
-        steps[k] = k as i32;
-        k += 1;
-    }
-    steps
-};
+/// Elements that one thread packs sooner than two.
+const SERIAL_ELEMENTS: usize = 8 << 10;
 
 /// A batch of products of strided matrices.
 pub(super) struct Strided<'a> {
@@ -32,10 +22,12 @@ pub(super) struct Strided<'a> {
     pub env: &'a Env,
     pub a: Matrix<'a>,
     pub b: Matrix<'a>,
-    /// Whether the product is computed transposed, because the result has one column.
+    /// Whether the product is computed transposed.
     pub transposed: bool,
     /// Products, rows, columns, contracted.
     pub sizes: [usize; 4],
+    /// Rows and columns of a block.
+    pub mc: usize,
     pub nc: usize,
     pub k_blocks: KBlocks,
     /// The steps of the contracted axis in this slice.
@@ -43,7 +35,9 @@ pub(super) struct Strided<'a> {
     /// Whether the workspace has room for two micro-panels.
     pub two_panels: bool,
     /// Offsets of the rows of a left panel that is read where it lies.
-    pub left_rows: Option<[i32; PANEL_ROWS]>,
+    pub left_rows: Option<[i32; ROWS]>,
+    /// The right operand as [`Strided::pack_right`] packs it, if workers share it.
+    pub shared: Option<*mut f32>,
     pub micro: &'static Micro,
     pub code: Bound<'a>,
 }
@@ -64,9 +58,66 @@ impl Strided<'_> {
     }
 }
 
+impl Strided<'_> {
+    /// The columns from `column` on of the right operand that workers share, for steps from `step`
+    /// on: whole micro-panels, one after another, of all steps.
+    fn shared(&self, to: *mut f32, column: usize, step: usize) -> *mut f32 {
+        to.wrapping_add(column * self.sizes[3] + step * self.micro.width(self.sizes[2] - column))
+    }
+
+    /// Packs the right operand of the one group for all workers.
+    ///
+    /// # Safety
+    /// The operand may be read, and there is room for whole vectors of its columns in `shared`.
+    pub unsafe fn pack_right(&self, resources: &Resources) {
+        let (Some(to), [_, _, columns, depth]) = (self.shared.map(Shared), self.sizes) else {
+            return;
+        };
+        let nr = self.micro.nr();
+        let blocks = self.k_blocks.count();
+        let panel = |number: usize, _: &Slot, _: &mut usize| {
+            let (column, k_block) = (number / blocks * nr, number % blocks);
+            let steps = self.depth(self.blocks(k_block).start);
+            let count = nr.min(columns - column);
+            let [step, stride] = self.b.strides;
+            let from = self.b.at(&[], steps.start, column, self.env);
+            let to = self.shared(to.get(), column, steps.start);
+            // SAFETY: the columns and steps lie inside the operand, and each micro-panel has room
+            // of its own.
+            unsafe {
+                self.b.pack(
+                    self.micro,
+                    (from, [stride, step]),
+                    (count, steps.len()),
+                    (to, self.micro.width(count)),
+                );
+            }
+        };
+        let panels = columns.div_ceil(nr) * blocks;
+        let serial = columns * depth < SERIAL_ELEMENTS;
+        // SAFETY: panels do not overlap.
+        unsafe { resources.tasks(panels, serial, panel) };
+    }
+}
+
+/// The address of panels that threads write one by one.
+struct Shared(*mut f32);
+
+// SAFETY: see `Strided::pack_right`.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn get(&self) -> *mut f32 {
+        self.0
+    }
+}
+
 impl Product for Strided<'_> {
-    fn indirect(&self) -> bool {
-        self.left_rows.is_some()
+    fn left_layout(&self) -> LeftLayout {
+        match self.left_rows {
+            Some(_) => LeftLayout::Rows,
+            None => LeftLayout::Packed,
+        }
     }
 
     fn groups(&self) -> usize {
@@ -158,25 +209,30 @@ impl Product for Strided<'_> {
         let depth = self.depth(block);
         if let Some(offsets) = &self.left_rows {
             // There is one group only.
-            let first = self.a.at(&[], rows.start + row, depth.start, self.env);
+            let base = self
+                .a
+                .at(&[], rows.start + row, depth.start, self.env)
+                .cast();
+            let panel = panel_rows(rows.len(), self.micro.mr) as isize;
             return Left {
-                base: first.cast(),
+                base,
                 rows: offsets.as_ptr(),
-                steps: NEIGHBOURS.as_ptr(),
+                steps: std::ptr::null(),
+                next: base.wrapping_offset(panel * self.a.strides[0]),
             };
         }
-        Left {
-            // SAFETY: `row` rows are packed before it.
-            base: unsafe { left.add(row * depth.len()) },
-            rows: std::ptr::null(),
-            steps: std::ptr::null(),
-        }
+        // SAFETY: `row` rows are packed before it.
+        Left::packed(unsafe { left.add(row * depth.len()) })
     }
 
     unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let depth = self.depth(at.block);
+        if let Some(shared) = self.shared {
+            let panel = self.shared(shared, at.columns.start, depth.start);
+            return Right::packed(panel, at.width);
+        }
         let [step, stride] = self.b.strides;
         let origin = self.origin(at.group);
         let from = self.b.at(
@@ -219,7 +275,9 @@ impl Product for Strided<'_> {
         let whole = at.columns.len() == self.micro.nr();
         let copies = stride == 1 && step >= 0 && at.panels > 1;
         let transposes = step == 1 && stride > 1 && at.panels >= TRANSPOSING_PANELS;
-        if !(self.two_panels && whole && (copies || transposes) && self.b.is_wide()) {
+        if self.shared.is_some()
+            || !(self.two_panels && whole && (copies || transposes) && self.b.is_wide())
+        {
             return Ahead::NOTHING;
         }
         let origin = self.origin(at.group);
@@ -259,10 +317,26 @@ impl Product for Strided<'_> {
         scratch: *mut u8,
     ) {
         let (rank, columns) = (self.spec.dims.len(), self.columns(column_block));
-        let (rows, columns, stride) = if self.transposed {
-            (columns, rows, 1)
-        } else {
-            (rows, columns, stride)
+        let (rows, columns, acc, stride) = match self.transposed {
+            // The one row is a column.
+            true if rows.len() == 1 => (columns, rows, acc, 1),
+            true => {
+                let width = rows.len().next_multiple_of(self.micro.lanes).min(self.mc);
+                let from = Source {
+                    at: acc,
+                    stride: stride as isize,
+                    step: 1,
+                };
+                // SAFETY: the workspace has room for as many sums behind the scratch memory of the
+                // code.
+                let to = unsafe {
+                    let to = scratch.add(self.code.scratch_bytes()).cast();
+                    (self.micro.pack)(from, rows.len(), columns.len(), to, width);
+                    to
+                };
+                (columns, rows, to, width)
+            }
+            false => (rows, columns, acc, stride),
         };
         let mut origin = self.origin(group);
         (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);

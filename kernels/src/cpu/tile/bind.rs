@@ -396,6 +396,11 @@ impl<'a> Bound<'a> {
         (strides[column] == 1).then_some((at, apart))
     }
 
+    /// See [`TileCode::scratch_bytes`].
+    pub fn scratch_bytes(&self) -> usize {
+        self.code.scratch_bytes()
+    }
+
     /// The address of the result at a point and its strides, if the code does nothing but store the
     /// anchor's values as they are.
     pub fn stored(&self, origin: &[usize]) -> Option<(*mut f32, &[isize])> {
