@@ -1,7 +1,10 @@
 //! Single cases that random programs rarely contain.
 
-use slabwise_kernels::cpu::{Config, Isa, Kernel};
+use std::time::{Duration, Instant};
+
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::memory::Memory;
 use slabwise_kernels::random::uniform;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -31,6 +34,62 @@ fn reduce(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Ve
         .into_iter()
         .map(|(_, run)| run)
         .collect()
+}
+
+/// Whether the second of two threads takes chunks of a loop, in the first of some runs in which it
+/// is not late: then it writes to its part of the workspace.
+fn is_shared(spec: Spec) -> bool {
+    let (env, threads) = (Env::default(), 2);
+    let config = Config {
+        threads,
+        isa: Isa::detect(),
+    };
+    let kernel = Kernel::new(spec, &env, &config).expect("a valid spec");
+    let (team, mut memory) = (Team::new(threads), Memory::new());
+    let arguments = kernel.spec().arguments();
+    let regions = arguments.iter().map(|(operand, dims, _)| {
+        let bytes = operand.extent(dims, &env) * 4;
+        memory.reserve(bytes).expect("memory")
+    });
+    let regions: Vec<_> = regions.collect();
+    let workspace = memory.reserve(kernel.workspace()).expect("memory");
+    let each = workspace.bytes / threads as u64;
+    let own = workspace.part(each, each);
+    memory.bytes_mut(&own).fill(0xFF);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        let run = kernel.run(&mut memory, &regions, &workspace, &env, &team);
+        run.expect("no fault");
+        if memory.bytes(&own).iter().any(|&byte| byte != 0xFF) {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn threads_share_small_loops_over_long_rows() {
+    let mut b = Builder::new(&[64, 256], 0);
+    // Parts of longer rows, so that the rows do not join to one.
+    let x = b.load(&[1024, 1]);
+    let y = b.op(ScalarOp::Exp, &[x]);
+    let out = b.operand(&[256, 1]);
+    b.store(y, out);
+    assert!(is_shared(b.spec));
+}
+
+#[test]
+fn threads_share_small_reductions_of_long_code() {
+    let mut b = Builder::new(&[512, 4], 1);
+    let x = b.load(&[4, 1]);
+    let mut y = x;
+    for _ in 0..60 {
+        y = b.op(ScalarOp::Mul, &[y, x]);
+    }
+    let sum = b.reduce(ReduceOp::Sum, y);
+    let out = b.operand(&[1, 0]);
+    b.store(sum, out);
+    assert!(is_shared(b.spec));
 }
 
 #[test]
@@ -490,7 +549,7 @@ fn unsafe_arguments_panic() {
         bytes.push_f32(&[1.0; 40]);
         bytes.push_f32(&[1.0; 40]);
         bytes.args[0].0 += shift;
-        let team = slabwise_kernels::cpu::Team::new(1);
+        let team = Team::new(1);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             bytes.run(&kernel, &Env::default(), &team)
         }))
@@ -528,7 +587,7 @@ fn parts_are_computed_in_place_where_they_begin_together() {
             },
         )
         .expect("a valid spec");
-        let team = slabwise_kernels::cpu::Team::new(1);
+        let team = Team::new(1);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             bytes.run(&kernel, &Env::default(), &team)
         }));

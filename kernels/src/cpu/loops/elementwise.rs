@@ -1,6 +1,6 @@
 //! Loops without reductions.
 
-use super::{CHUNK, Loop, chunk};
+use super::{CHUNK, LEAST, Loop, chunk};
 use crate::cpu::Launch;
 use crate::cpu::tile::{AXES, Along, Bound, MAX_ROWS, Machine, TILE, VECTOR};
 use crate::spec::Spec;
@@ -37,15 +37,15 @@ impl Loop {
                 .iter()
                 .any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        // Blocks of rows that share values which are invariant along them; a long row is several
-        // blocks. Tall tiles need the largest possible number of rows.
+        let each = chunk(dims.iter().product(), LEAST);
+        // Blocks of rows that share values which are invariant along them, of a chunk at most; a
+        // long row is several blocks. Tall tiles need the largest possible number of rows.
         let high = if tall {
             MAX_ROWS
         } else {
-            (CHUNK / dims[col]).clamp(1, MAX_ROWS)
+            (each / dims[col]).clamp(1, MAX_ROWS)
         }
         .min(dims[row]);
-        let each = chunk(dims.iter().product());
         let most = if tall { CHUNK } else { each };
         let long = dims[col].min((most / high / wide).max(1) * wide);
         let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));

@@ -22,10 +22,13 @@ use reduce::Reduction;
 /// The most points that a thread takes at a time: enough work to be worth handing out.
 const CHUNK: usize = 1 << 15;
 
-/// Points that a thread takes at a time of a loop over so many: fewer of a small loop, so that all
-/// threads have a part of it.
-fn chunk(points: usize) -> usize {
-    (points / 8).clamp(CHUNK / 8, CHUNK)
+/// The least points that a thread takes at a time, if the code is short.
+const LEAST: usize = CHUNK / 8;
+
+/// Points that a thread takes at a time of a loop over so many, at least `least`: fewer of a small
+/// loop, so that all threads have a part of it.
+fn chunk(points: usize, least: usize) -> usize {
+    (points / 8).clamp(least, CHUNK)
 }
 
 /// A prepared [`crate::spec::Body::Loop`].

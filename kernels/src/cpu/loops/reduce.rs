@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{CHUNK, Loop, chunk};
+use super::{CHUNK, LEAST, Loop, chunk};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
@@ -34,6 +34,8 @@ const OUTER_POINTS: usize = 1 << 12;
 /// Lanes that each value kept between passes may take beyond need, so that several points are
 /// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
+/// The least points of a chunk, times the instructions of the code: some microseconds of work.
+const CHUNK_WORK: usize = 1 << 15;
 
 /// The choices made about a reduction when it is prepared.
 pub(super) struct Reduction {
@@ -470,7 +472,8 @@ impl Loop {
             }
         }
         if parts == 1 {
-            let per_chunk = (chunk(points) / (points / cut.groups).max(1)).max(1);
+            let least = (CHUNK_WORK / spec.code.len().max(1)).min(LEAST);
+            let per_chunk = (chunk(points, least) / (points / cut.groups).max(1)).max(1);
             let work = |chunk: usize, worker: usize| {
                 // SAFETY: the worker's own scratch memory; groups are disjoint.
                 unsafe {
