@@ -320,11 +320,13 @@ fn normed<'t>(x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)) -> Tensor<'t>
 /// Trains convolutions with norms in residual blocks, as residual networks have them; `pool`
 /// reduces each image to one point.
 fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) -> Result<Trained> {
-    train_residual_on(|s| s.with_budget(budget), pool)
+    train_residual_on(|s| s.with_budget(budget), 8, pool)
 }
 
+/// On images of `side` rows and columns, of which the inner 8 are not zero.
 fn train_residual_on(
     open: impl FnOnce(Session) -> Session,
+    side: usize,
     pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>,
 ) -> Result<Trained> {
     const BATCH: usize = 256;
@@ -344,7 +346,10 @@ fn train_residual_on(
         ["a", "b", "c", "d"].map(|name| ["1", "2"].map(|n| layer(&format!("{name}{n}"), CHANNELS)));
     let head = Linear::new(&params.root() / "head", CHANNELS, WIDTH);
     learn(open, params, [BATCH, 3], |trace, x, labels| {
-        let x = normed(x.reshape((BATCH, 1, 8, 8)), &stem).relu();
+        let around = ((side - 8) / 2, (side - 8) / 2);
+        let x = x.reshape((BATCH, 1, 8, 8));
+        let x = x.pad([(0, 0), (0, 0), around, around], 0.0);
+        let x = normed(x, &stem).relu();
         let out = blocks.iter().fold(x, |x, [first, second]| {
             (normed(normed(x, first).relu(), second) + x).relu()
         });
@@ -358,6 +363,13 @@ fn train_residual_on(
 /// every number of threads.
 #[test]
 fn exact_convolutions_are_a_choice() {
+    // In tiles of 2×2 and of 4×4 results.
+    for side in [8, 16] {
+        exact_convolutions_are_a_choice_on(side);
+    }
+}
+
+fn exact_convolutions_are_a_choice_on(side: usize) {
     let train = |exact_convolutions: bool, threads: usize| {
         let open = |session: Session| {
             let options = CompileOptions {
@@ -366,7 +378,7 @@ fn exact_convolutions_are_a_choice() {
             };
             session.with_threads(threads).with_options(options)
         };
-        train_residual_on(open, |x| x.avg_pool2d(8).flatten(1)).expect("it fits")
+        train_residual_on(open, side, |x| x.global_avg_pool()).expect("it fits")
     };
     let [filtered, exact] = [false, true].map(|exact| {
         let [one, two, four] = [1, 2, 4].map(|threads| train(exact, threads));

@@ -25,9 +25,9 @@ const STEPS: usize = 10;
 /// An array for the gradients of all parameters of a model.
 const PARAMS_MAX: usize = 160;
 
-/// Convolutions that add term by term. Winograd's filtering is as exact (`docs/numerics.md`), but it
-/// rounds differently, and a backward pass through many batch norms over four images amplifies any
-/// such difference: it moves a gradient of `resnet18` by 0.2 % of the largest.
+/// Convolutions that add term by term. Winograd's filtering rounds differently (`docs/numerics.md`),
+/// and a backward pass through many batch norms over four images amplifies any such difference: it
+/// moves a gradient of `resnet18` by 0.2 % of the largest.
 fn exact() -> CompileOptions {
     CompileOptions {
         exact_convolutions: true,

@@ -29,6 +29,7 @@ mod winograd_weight;
 
 use super::gemm::drive::{Resources, Space};
 use super::gemm::micro::Micro;
+use super::gemm::winograd::Filtering;
 use super::gemm::{Limits, SHORT, workers};
 use super::simd::{Entry, entry};
 use super::tile::TileCode;
@@ -51,8 +52,8 @@ pub(crate) struct Conv2d {
     space: Space,
     /// Whether every channel is a separate group.
     depthwise: bool,
-    /// Whether [`winograd`] computes it.
-    winograd: bool,
+    /// The filtering by which [`winograd`] computes it, if it does.
+    winograd: Option<Filtering>,
     /// Whether [`few`] computes it.
     few: bool,
     /// Whether [`vertical`] computes it for some numbers of images.
@@ -70,12 +71,12 @@ impl Conv2d {
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
-        let winograd = winograd::applies(body, &sizes, micro);
-        let few = !depthwise && !winograd && few::applies(body, &sizes);
+        let winograd = winograd::of(body, &sizes, micro);
+        let few = !depthwise && winograd.is_none() && few::applies(body, &sizes);
         let strides = weight_strides(body, bound);
         let counts = [sizes.other, sizes.source, body.k[0], body.k[1]];
         let vertical = sizes.fixed
-            && ![depthwise, winograd, few].contains(&true)
+            && ![depthwise, winograd.is_some(), few].contains(&true)
             && columns::reach_fits(counts, strides)
             && vertical::applies(body, bound, &sizes);
         let indirect = columns::always_indirect(&sizes, strides);
@@ -88,7 +89,7 @@ impl Conv2d {
         // As much as stays in the cache until it is packed, at least a tile's part of a channel;
         // filtering reads the computed image where it is.
         let elements = |limits: &Limits| match body.kind {
-            _ if winograd => 0,
+            _ if winograd.is_some() => 0,
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
             }
@@ -102,13 +103,13 @@ impl Conv2d {
                 .as_ref()
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let copied = is_copied.then_some(buffer);
-            let space = match body.kind {
+            let space = match (body.kind, winograd) {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-                ConvKind::WeightGrad if winograd => {
+                (ConvKind::WeightGrad, Some(_)) => {
                     winograd_weight::space(&sizes, micro, limits, copied)
                 }
-                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
-                _ if winograd => winograd::space(&sizes, micro, limits, copied),
+                (ConvKind::WeightGrad, None) => weight_grad::space(&sizes, micro, limits, buffer),
+                (_, Some(filtering)) => winograd::space(&sizes, filtering, micro, limits, copied),
                 _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };
@@ -156,7 +157,7 @@ impl Conv2d {
         sizes.fixed.then(|| {
             if self.depthwise {
                 depthwise::micro_batch_limits(&sizes, self.micro)
-            } else if self.winograd {
+            } else if self.winograd.is_some() {
                 winograd_weight::micro_batch_limits(&sizes, self.micro)
             } else {
                 weight_grad::micro_batch_limits(&sizes, self.micro)
@@ -187,12 +188,12 @@ impl Conv2d {
         };
         // SAFETY: by the contract of `run`.
         unsafe {
-            match body.kind {
-                ConvKind::WeightGrad if self.depthwise => depthwise::weight_grad(&call),
+            match (body.kind, self.winograd) {
+                (ConvKind::WeightGrad, _) if self.depthwise => depthwise::weight_grad(&call),
                 _ if self.depthwise => depthwise::run(&call),
-                ConvKind::WeightGrad if self.winograd => winograd_weight::run(&call),
-                ConvKind::WeightGrad => weight_grad::run(&call),
-                _ if self.winograd => winograd::run(&call),
+                (ConvKind::WeightGrad, Some(_)) => winograd_weight::run(&call),
+                (ConvKind::WeightGrad, None) => weight_grad::run(&call),
+                (_, Some(filtering)) => winograd::run(&call, filtering),
                 _ if self.few => few::run(&call),
                 _ if self.vertical && vertical::has_images(&call) => vertical::run(&call),
                 _ => columns::run(&call),

@@ -62,11 +62,12 @@ pub struct CompileOptions {
     /// case.
     pub tf32: bool,
     /// Let the CPU sum the products of convolutions term by term, rather than by Winograd's
-    /// filtering, which multiplies 2.25 and 2.78 times less often and computes 3×3 and 5×5 kernels
-    /// of stride 1 with at least 8 channels on either side and results of at least 8 × 8 positions.
-    /// On random data both are wrong by at most 2⁻²¹ of the sum of magnitudes; but elements beside
-    /// those that a result reads enter its error too: `(c + 14)·2⁻²²` of the magnitudes in its tile
-    /// for 3×3 kernels and `(c + 30)·2⁻¹⁹` for 5×5 ones, for c channels. Off by default.
+    /// filtering, which multiplies 2.25 to 4 times less often and computes 3×3 and 5×5 kernels of
+    /// stride 1 with at least 8 channels on either side and results of at least 8 × 8 positions. On
+    /// random data both are wrong by at most 2⁻²¹ of the sum of magnitudes, filtering in tiles of
+    /// 4×4 results by 2⁻¹⁸; but elements beside those that a result reads enter its error too:
+    /// `(c + 14)·2⁻²²` of the magnitudes in its tile for 3×3 kernels in tiles of 2×2, and otherwise
+    /// `(c + 30)·2⁻¹⁹`, for c channels. Off by default.
     pub exact_convolutions: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
     /// every kernel. Slow.

@@ -6,16 +6,18 @@ use super::tile::{Axis, Part, Source};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::winograd::{Filtering, Stretch};
 
-/// Most vectors of tiles, and most lanes of a vector.
+/// Most vectors of tiles, most lanes of a vector, and most results of an axis of a tile.
 const VECTORS: usize = 2;
 const LANES: usize = 16;
+const RESULTS: usize = 4;
 
 /// The stretches of one or two vectors of tiles.
 pub(super) struct Stretches {
     stretches: [Stretch; VECTORS * LANES],
     count: usize,
-    /// The end of the stretches of each half of a vector, after a zero.
-    halves: [u16; 2 * VECTORS + 1],
+    /// The end of the stretches of each vector of the image, after a zero.
+    ends: [u16; RESULTS * VECTORS + 1],
+    results: usize,
 }
 
 impl Stretches {
@@ -23,9 +25,9 @@ impl Stretches {
         &self.stretches[..self.count]
     }
 
-    /// See [`Tiles::halves`](crate::cpu::gemm::winograd::Tiles::halves), of `vectors` vectors.
-    pub fn halves(&self, vectors: usize) -> &[u16] {
-        &self.halves[..=2 * vectors]
+    /// See [`Tiles::ends`](crate::cpu::gemm::winograd::Tiles::ends), of `vectors` vectors of tiles.
+    pub fn ends(&self, vectors: usize) -> &[u16] {
+        &self.ends[..=self.results * vectors]
     }
 }
 
@@ -41,22 +43,24 @@ pub(super) fn stretches(
     let mut found = Stretches {
         stretches: [Stretch::default(); VECTORS * LANES],
         count: 0,
-        halves: [0; 2 * VECTORS + 1],
+        ends: [0; RESULTS * VECTORS + 1],
+        results: filtering.results,
     };
     let (rows, columns) = (part.rows.len(), part.columns.len());
-    let half = micro.lanes / 2;
+    // Tiles of a vector of the image.
+    let share = micro.lanes / filtering.results;
     let [image_stride, _, row_stride, _] = source.strides;
     let mut tile = tiles.start;
     while tile < tiles.end {
         let lane = tile - tiles.start;
         let count = (columns - tile % columns)
-            .min(half - lane % half)
+            .min(share - lane % share)
             .min(tiles.end - tile);
         // The first element of the first tile, in the padding where it is negative.
         let image = part.images.start + tile / columns / rows;
         let row = axes[0].first(part.rows.start + tile / columns % rows);
         let column = axes[1].first(part.columns.start + tile % columns);
-        let place = filtering.results * (lane % half);
+        let place = filtering.results * (lane % share);
         let clamp = |first: isize, size: usize, most: usize| {
             let inside = |at: isize| at.clamp(0, most as isize) as u32;
             ((1u64 << inside(first + size as isize)) - 1) & !((1u64 << inside(first)) - 1)
@@ -66,15 +70,15 @@ pub(super) fn stretches(
             rows: clamp(-row, axes[0].source, filtering.points()) as u32,
             ..Stretch::default()
         };
-        for (pair, places) in stretch.places.iter_mut().enumerate() {
-            let first = -(column + 2 * pair as isize);
+        for (group, places) in stretch.places.iter_mut().enumerate() {
+            let first = -(column + (filtering.results * group) as isize);
             let inside = clamp(first, axes[1].source, filtering.results * count);
             *places = (inside << place) as u32;
         }
         found.stretches[found.count] = stretch;
         found.count += 1;
-        let next = lane / half + 1;
-        found.halves[next..].fill(found.count as u16);
+        let next = lane / share + 1;
+        found.ends[next..].fill(found.count as u16);
         tile += count;
     }
     found

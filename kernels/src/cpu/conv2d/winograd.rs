@@ -1,18 +1,18 @@
 //! The forward product and the input gradient of 3×3 and 5×5 kernels by Winograd's minimal
-//! filtering, which multiplies 2.25 and 2.78 times less often than [`columns`](super::columns).
+//! filtering, which multiplies 4 or 2.25 and 2.78 times less often than [`columns`](super::columns).
 //!
-//! The shape decides whether it is used, so that a layer has the same bits on every number of
-//! threads, in every batch and with every workspace. The weights are transformed once for all
+//! The shape decides whether it is used and which, so that a layer has the same bits on every number
+//! of threads, in every batch and with every workspace. The weights are transformed once for all
 //! workers. A worker transforms some small tiles of the image at a time, which it reads where they
 //! lie, and multiplies them with one panel of output channels after another; the products of a panel
 //! are still in the cache when they are transformed to results. An image that a prologue computes, or
 //! whose columns are no neighbours, is copied first.
 //!
-//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or for 5×5 kernels `(c +
-//! 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of its tile's elements
-//! times those of the weights, of which the result itself may read a part. On random data it is
-//! that of the other kernels, at most 2⁻²¹ of the sum of the result's own magnitudes
-//! (`kernels/tests/conv2d/winograd.rs`).
+//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or by F(4×4, 3×3) and for
+//! 5×5 kernels `(c + 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of its
+//! tile's elements times those of the weights, of which the result itself may read a part. On random
+//! data it is that of the other kernels, at most 2⁻²¹ of the sum of the result's own magnitudes, or
+//! by F(4×4, 3×3) at most 2⁻¹⁸ (`kernels/tests/conv2d/winograd.rs`).
 
 use std::ops::Range;
 
@@ -35,41 +35,53 @@ const WEIGHTS_MAX: usize = 256 << 10;
 const ROWS_MAX: usize = 256;
 /// Fewest rows and columns of results of an image.
 const OUT_MIN: usize = 8;
+/// Fewest tiles of 4×4 results of an image, which fill a vector even in a batch of one image, and
+/// how many times fewer than those of 2×2 results they have to be.
+const TILES_MIN: usize = 16;
+const TILES_RATIO: usize = 3;
 /// Elements of a cache line.
 const LINE: usize = 16;
 /// Most runs of tiles in a micro-panel.
 const RUNS: usize = 32;
 
-/// Whether a convolution is computed by this module, or [`winograd_weight`].
-pub(super) fn applies(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> bool {
+/// The filtering by which a convolution is computed by this module, or [`winograd_weight`].
+pub(super) fn of(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> Option<Filtering> {
     let [rows, depth] = [sizes.other, sizes.source];
-    let Some(filtering) = Filtering::of(body.k) else {
-        return false;
+    let is_weight = body.kind == ConvKind::WeightGrad;
+    let fits = |filtering: Filtering| filtering.elements() * rows * depth <= WEIGHTS_MAX;
+    let filtering = match body.k {
+        [3, 3] if !is_weight && fits(Filtering::F4_3) && is_large(sizes) => Filtering::F4_3,
+        [3, 3] => Filtering::F2_3,
+        [5, 5] => Filtering::F2_5,
+        _ => return None,
     };
-    !body.exact
+    let applies = !body.exact
         && body.stride == [1; 2]
         && body.dilation == [1; 2]
         && sizes.fixed
         && sizes.groups == 1
         && rows.min(depth) >= CHANNELS_MIN
         && rows <= ROWS_MAX
-        && filtering.elements() * rows * depth <= WEIGHTS_MAX
+        && fits(filtering)
         && sizes.axes.iter().all(|axis| axis.out >= OUT_MIN)
-        && (body.kind != ConvKind::WeightGrad || winograd_weight::fits(sizes, micro))
+        && (!is_weight || winograd_weight::fits(sizes, micro));
+    applies.then_some(filtering)
 }
 
-/// The filtering of a convolution to which one [applies].
-pub(super) fn filtering(sizes: &Sizes) -> Filtering {
-    let Some(filtering) = Filtering::of(sizes.axes.map(|axis| axis.taps)) else {
-        unreachable!("checked by applies")
+/// Whether F(4×4, 3×3) is faster than F(2×2, 3×3): a tile costs 36 products instead of 16, and the
+/// last ones of rows and columns may reach beyond the results.
+fn is_large(sizes: &Sizes) -> bool {
+    let tiles = |filtering: Filtering| -> usize {
+        let along = |axis: &Axis| axis.out.div_ceil(filtering.results);
+        sizes.axes.iter().map(along).product()
     };
-    filtering
+    let larger = tiles(Filtering::F4_3);
+    larger >= TILES_MIN && TILES_RATIO * larger <= tiles(Filtering::F2_3)
 }
 
 /// The tiles of an axis as the positions of a convolution whose taps are the elements of a tile and
 /// whose stride is the number of its results.
-pub(super) fn axes(sizes: &Sizes) -> [Axis; 2] {
-    let filtering = filtering(sizes);
+pub(super) fn axes(sizes: &Sizes, filtering: Filtering) -> [Axis; 2] {
     sizes.axes.map(|axis| {
         let tiles = axis.out.div_ceil(filtering.results);
         let geometry = [filtering.points(), filtering.results, 1, 0];
@@ -89,8 +101,8 @@ fn width(micro: &Micro, limits: &Limits) -> usize {
 }
 
 /// Most tiles of a block.
-fn most(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let (width, results) = (width(micro, limits), filtering(sizes).results);
+fn most(sizes: &Sizes, filtering: Filtering, micro: &Micro, limits: &Limits) -> usize {
+    let (width, results) = (width(micro, limits), filtering.results);
     (limits.acc[0] / sizes.other / (results * results) / width * width).max(width)
 }
 
@@ -102,9 +114,16 @@ pub(super) fn point(elements: usize) -> usize {
 
 /// The buffers for sizes up to these; `copied`: those beside a copy of the image, of which there is
 /// none unless it is given.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Option<usize>) -> Space {
-    let (axes, width, depth) = (axes(sizes), width(micro, limits), sizes.source);
-    let (results, points) = (filtering(sizes).results, filtering(sizes).elements());
+pub(super) fn space(
+    sizes: &Sizes,
+    filtering: Filtering,
+    micro: &Micro,
+    limits: &Limits,
+    copied: Option<usize>,
+) -> Space {
+    let axes = axes(sizes, filtering);
+    let (width, depth) = (width(micro, limits), sizes.source);
+    let (results, points) = (filtering.results, filtering.elements());
     let [height, length] = [axes[0].out, axes[1].out];
     let of = |rows, columns, images| Shape::new(&axes, depth, rows, columns).elements(images);
     let tile = limits
@@ -119,7 +138,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Optio
         acc: sizes
             .other
             .saturating_mul(results * results)
-            .saturating_mul(tiles.min(most(sizes, micro, limits))),
+            .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
         partial: points * depth * sizes.other,
         ..Space::default()
     }
@@ -145,7 +164,7 @@ unsafe impl Sync for Winograd<'_> {}
 
 /// # Safety
 /// By the contract of the kernel's `run`.
-pub(super) unsafe fn run(call: &Call) {
+pub(super) unsafe fn run(call: &Call, filtering: Filtering) {
     let Call {
         spec,
         body,
@@ -153,7 +172,7 @@ pub(super) unsafe fn run(call: &Call) {
         sizes,
         kernel,
     } = *call;
-    let (micro, axes) = (kernel.micro, axes(sizes));
+    let (micro, axes) = (kernel.micro, axes(sizes, filtering));
     let width = width(micro, kernel.limits);
     let threads = kernel.threads.min(launch.team.threads());
     let tiles = sizes.images * axes[0].out * axes[1].out;
@@ -168,7 +187,7 @@ pub(super) unsafe fn run(call: &Call) {
             width,
         )
     };
-    let most = most(sizes, micro, kernel.limits);
+    let most = most(sizes, filtering, micro, kernel.limits);
     let mut blocks = parts(most);
     if threads > 1 && blocks.count() < wanted(threads) {
         blocks = parts(even(tiles, tiles.div_ceil(wanted(threads)), width).min(most));
@@ -176,7 +195,7 @@ pub(super) unsafe fn run(call: &Call) {
     let resources = call.resources();
     let product = Winograd {
         call,
-        filtering: filtering(sizes),
+        filtering,
         axes,
         image: Image::new(call, &axes, source(&body.a, launch.args[0], launch.env)),
         parts: blocks,
@@ -275,7 +294,7 @@ impl Winograd<'_> {
                     channel: image.strides[1],
                     row: image.strides[2],
                     stretches: stretches.all(),
-                    halves: stretches.halves(width / micro.lanes),
+                    ends: stretches.ends(width / micro.lanes),
                     to: slot.micro_panel,
                     point: point(depth * width),
                 };

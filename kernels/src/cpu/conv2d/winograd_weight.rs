@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::image::Image;
 use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape, Source};
-use super::winograd::{axes, filtering, point};
+use super::winograd::{self, point};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
@@ -36,6 +36,14 @@ const TRANSFORMED: usize = 32 << 10;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
+/// The filtering whose transforms are transposed.
+const FILTERING: Filtering = Filtering::F2_3;
+
+/// The tiles of the image as positions.
+fn axes(sizes: &Sizes) -> [Axis; 2] {
+    winograd::axes(sizes, FILTERING)
+}
+
 /// The parts of the batch, which depend on no later images.
 fn parts(sizes: &Sizes) -> Parts {
     Parts::from_first(sizes.images, &axes(sizes), sizes.source, PART, 1)
@@ -48,7 +56,7 @@ fn padded(sizes: &Sizes, micro: &Micro) -> usize {
 
 /// Elements of the sums of a split.
 fn sums(sizes: &Sizes, micro: &Micro) -> usize {
-    filtering(sizes).elements() * sizes.source * padded(sizes, micro)
+    FILTERING.elements() * sizes.source * padded(sizes, micro)
 }
 
 fn splits(sizes: &Sizes, micro: &Micro) -> usize {
@@ -60,20 +68,19 @@ fn splits(sizes: &Sizes, micro: &Micro) -> usize {
 
 /// Most tiles of a chunk, in whole vectors.
 fn chunk(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    let most =
-        (limits.kc / CHUNK_PART).min(TRANSFORMED / (filtering(sizes).elements() * sizes.source));
+    let most = (limits.kc / CHUNK_PART).min(TRANSFORMED / (FILTERING.elements() * sizes.source));
     let most = most.min(parts(sizes).most().next_multiple_of(micro.lanes));
     (most / micro.lanes).max(1) * micro.lanes
 }
 
 /// Positions of the result's gradient in a row of a chunk's tiles.
 fn positions(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
-    filtering(sizes).results * chunk(sizes, micro, limits).min(parts(sizes).size()[2])
+    FILTERING.results * chunk(sizes, micro, limits).min(parts(sizes).size()[2])
 }
 
 /// Elements of a vector of transformed tiles of all source channels.
 fn vector(sizes: &Sizes, micro: &Micro) -> usize {
-    filtering(sizes).elements() * point(sizes.source * micro.lanes)
+    FILTERING.elements() * point(sizes.source * micro.lanes)
 }
 
 /// The images, rows and columns of tiles that a chunk of a part may reach.
@@ -126,16 +133,15 @@ fn tables(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
 pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Option<usize>) -> Space {
     let (tiles, depth) = (chunk(sizes, micro, limits), sizes.source);
     let columns = micro.width(sizes.other);
-    let filtering = filtering(sizes);
-    let finished = filtering.taps.pow(2) * FINISHED.min(depth) * padded(sizes, micro);
+    let finished = FILTERING.taps.pow(2) * FINISHED.min(depth) * padded(sizes, micro);
     Space {
         left: tables(sizes, micro, limits) + tiles / micro.lanes * vector(sizes, micro),
         right: copied.map_or(0, |more| {
             let tile = tile(sizes, micro, limits).next_multiple_of(TABLE);
             tile.saturating_add(more)
         }),
-        micro_panel: filtering.elements() * point(tiles * columns),
-        k_block: filtering.results * positions(sizes, micro, limits) * columns,
+        micro_panel: FILTERING.elements() * point(tiles * columns),
+        k_block: FILTERING.results * positions(sizes, micro, limits) * columns,
         acc: finished,
         // The transposed block, in front of the epilogue's scratch memory.
         scratch: (4 * finished).next_multiple_of(64),
@@ -154,7 +160,6 @@ pub(super) fn micro_batch_limits(sizes: &Sizes, micro: &Micro) -> MicroBatchLimi
 /// One run.
 struct WeightGrad<'a> {
     call: &'a Call<'a>,
-    filtering: Filtering,
     axes: [Axis; 2],
     image: Image<'a>,
     gradient: Source,
@@ -188,7 +193,6 @@ pub(super) unsafe fn run(call: &Call) {
     let before = |examples: usize| parts.before(examples * call.per_example());
     let product = WeightGrad {
         call,
-        filtering: filtering(sizes),
         axes,
         image: Image::new(call, &axes, part_source(call, &body.a, 0)),
         gradient: part_source(call, &body.b, body.sources()),
@@ -267,7 +271,7 @@ impl WeightGrad<'_> {
                         let width = micro.width(channels.len());
                         let sums = self.sums(split).add(channels.start);
                         self.transform_gradient(&part, tiles.clone(), channels, slot);
-                        for e in 0..self.filtering.elements() {
+                        for e in 0..FILTERING.elements() {
                             let gradient = slot.micro_panel.add(e * point(tiles.len() * width));
                             let right = Right::packed(gradient, width);
                             for row in (0..depth).step_by(height) {
@@ -329,7 +333,7 @@ impl WeightGrad<'_> {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
         for (v, first) in tiles.clone().step_by(micro.lanes).enumerate() {
             let some = first..tiles.end.min(first + micro.lanes);
-            let stretches = stretches(image, &self.axes, part, some, self.filtering, micro);
+            let stretches = stretches(image, &self.axes, part, some, FILTERING, micro);
             let before = self.transformed() + v * self.vector;
             let tiles = Tiles {
                 at: image.at,
@@ -337,12 +341,12 @@ impl WeightGrad<'_> {
                 channel: image.strides[1],
                 row: image.strides[2],
                 stretches: stretches.all(),
-                halves: stretches.halves(1),
+                ends: stretches.ends(1),
                 to: slot.left.wrapping_add(before),
                 point: point(sizes.source * micro.lanes),
             };
             // SAFETY: the image has these elements, and `space` has room for the transformed ones.
-            unsafe { (micro.transforms(self.filtering).tiles)(&tiles) };
+            unsafe { (micro.transforms(FILTERING).tiles)(&tiles) };
         }
     }
 
@@ -356,7 +360,7 @@ impl WeightGrad<'_> {
     ) {
         let Call { sizes, kernel, .. } = *self.call;
         let (micro, [image, channel, row, step]) = (kernel.micro, self.gradient.strides);
-        let (width, results) = (micro.width(channels.len()), self.filtering.results);
+        let (width, results) = (micro.width(channels.len()), FILTERING.results);
         let (rows, columns) = (part.rows.len(), part.columns.len());
         let out = [sizes.axes[0].out, sizes.axes[1].out];
         let pitch = results * self.chunk.min(columns) * width;
@@ -407,7 +411,7 @@ impl WeightGrad<'_> {
         let Call { sizes, kernel, .. } = *self.call;
         let (micro, padded) = (kernel.micro, padded(sizes, kernel.micro));
         let channels = block * FINISHED..((block + 1) * FINISHED).min(sizes.source);
-        let taps = self.filtering.taps.pow(2);
+        let taps = FILTERING.taps.pow(2);
         let (rows, columns) = (taps * channels.len(), sizes.other);
         let from = pack::Source {
             at: slot.acc,
@@ -446,5 +450,5 @@ impl WeightGrad<'_> {
 /// Whether the kernels have three taps an axis (the sums of larger ones take more memory than budgets
 /// spare), and the sums are small enough.
 pub(super) fn fits(sizes: &Sizes, micro: &Micro) -> bool {
-    filtering(sizes).taps == 3 && sums(sizes, micro) <= SUMS_MAX
+    sizes.axes.iter().all(|axis| axis.taps == FILTERING.taps) && sums(sizes, micro) <= SUMS_MAX
 }

@@ -200,8 +200,8 @@ pub(in super::super) struct Micro {
     pub fill: pack::Fill,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
-    /// For kernels of three and of five taps an axis.
-    transforms: [winograd::Transforms; 2],
+    /// Those of F(2×2, 3×3), F(4×4, 3×3) and F(2×2, 5×5).
+    transforms: [winograd::Transforms; 3],
     pub transform_gradients: winograd::TransformGradients,
     pub transform_sums: winograd::TransformSums,
     /// A loop of [`PEAK_SUMS`] independent fused multiply-adds of vectors, so many times.
@@ -563,9 +563,9 @@ macro_rules! micro {
                 unsafe { planes::correlate::<$simd>(planes) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_tiles<const P: usize>(tiles: &winograd::Tiles) {
+            unsafe fn transform_tiles<const P: usize, const M: usize>(tiles: &winograd::Tiles) {
                 // SAFETY: as above.
-                unsafe { winograd::tiles::<$simd, P>(tiles) }
+                unsafe { winograd::tiles::<$simd, P, M>(tiles) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn transform_kernels<const P: usize, const R: usize>(kernels: &winograd::Kernels) {
@@ -573,9 +573,9 @@ macro_rules! micro {
                 unsafe { winograd::kernels::<$simd, P, R>(kernels) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn transform_products<const P: usize>(products: &winograd::Products) {
+            unsafe fn transform_products<const P: usize, const M: usize>(products: &winograd::Products) {
                 // SAFETY: as above.
-                unsafe { winograd::products::<$simd, P, 2>(products) }
+                unsafe { winograd::products::<$simd, P, M>(products) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn transform_gradients(gradients: &winograd::Gradients) {
@@ -612,14 +612,19 @@ macro_rules! micro {
                 correlate,
                 transforms: [
                     winograd::Transforms {
-                        tiles: transform_tiles::<4>,
+                        tiles: transform_tiles::<4, 2>,
                         kernels: transform_kernels::<4, 3>,
-                        products: transform_products::<4>,
+                        products: transform_products::<4, 2>,
                     },
                     winograd::Transforms {
-                        tiles: transform_tiles::<6>,
+                        tiles: transform_tiles::<6, 4>,
+                        kernels: transform_kernels::<6, 3>,
+                        products: transform_products::<6, 4>,
+                    },
+                    winograd::Transforms {
+                        tiles: transform_tiles::<6, 2>,
                         kernels: transform_kernels::<6, 5>,
-                        products: transform_products::<6>,
+                        products: transform_products::<6, 2>,
                     },
                 ],
                 transform_gradients,
@@ -650,7 +655,11 @@ impl Micro {
 
     /// The transforms of a filtering.
     pub fn transforms(&self, filtering: winograd::Filtering) -> &winograd::Transforms {
-        &self.transforms[usize::from(filtering.taps == 5)]
+        &self.transforms[match filtering {
+            winograd::Filtering::F2_3 => 0,
+            winograd::Filtering::F4_3 => 1,
+            _ => 2,
+        }]
     }
 
     /// Columns of the widest block.

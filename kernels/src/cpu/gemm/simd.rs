@@ -25,6 +25,10 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn evens(a: Self::V, b: Self::V) -> Self::V;
     /// The lanes of odd numbers of both, one vector after the other.
     unsafe fn odds(a: Self::V, b: Self::V) -> Self::V;
+    /// The pairs of lanes of even numbers of both, one vector after the other.
+    unsafe fn even_pairs(a: Self::V, b: Self::V) -> Self::V;
+    /// The pairs of lanes of odd numbers of both, one vector after the other.
+    unsafe fn odd_pairs(a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The same vector. The compiler computes it before this place and keeps loads behind it.
@@ -95,6 +99,14 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn odds(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         [a[1], a[3], b[1], b[3]]
+    }
+    #[inline(always)]
+    unsafe fn even_pairs(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0], a[1], b[0], b[1]]
+    }
+    #[inline(always)]
+    unsafe fn odd_pairs(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[2], a[3], b[2], b[3]]
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
@@ -296,6 +308,23 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn even_pairs(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe {
+                // The pairs of a and b in turn.
+                let joined = _mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b));
+                _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(joined))
+            }
+        }
+        #[inline(always)]
+        unsafe fn odd_pairs(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe {
+                let joined = _mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b));
+                _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(joined))
+            }
+        }
+        #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
             unsafe {
@@ -469,6 +498,24 @@ mod x86 {
                 let lanes =
                     _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
                 _mm512_permutex2var_ps(a, lanes, b)
+            }
+        }
+        #[inline(always)]
+        unsafe fn even_pairs(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe {
+                let pairs = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                _mm512_castpd_ps(_mm512_permutex2var_pd(a, pairs, b))
+            }
+        }
+        #[inline(always)]
+        unsafe fn odd_pairs(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe {
+                let pairs = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                _mm512_castpd_ps(_mm512_permutex2var_pd(a, pairs, b))
             }
         }
         #[inline(always)]

@@ -28,16 +28,34 @@
 //!      0   1    0  −5/2  0  1         Aᵀ   1  1  1  1  1  0
 //!                                          0  a −a  b −b  1
 //! ```
+//!
+//! F(4×4, 3×3), from the same points and therefore with the same Bᵀ; G has the first three columns of
+//! the rows between, around them 1 0 0 and 0 0 1.
+//!
+//! ```text
+//!      1  1   1   1   1   0
+//! Aᵀ   0  a  −a   b  −b   0
+//!      0  ½   ½   2   2   0
+//!      0 a/2 −a/2 2b −2b  1
+//! ```
+//!
+//! Points decide the error (Barabasz, Anderson, Soodhalter and Gregg, 2020): from 0, ±1 and ±2 or ±½,
+//! it is twice as large.
 
 // Loops over indices, because iterators over vectors are not inlined into functions of another
 // instruction set.
 #![allow(clippy::needless_range_loop)]
 
+use std::mem::MaybeUninit;
+
 use super::simd::Simd;
 
-/// Most elements of an axis of a tile, and most taps of an axis of a kernel.
-const POINTS_MAX: usize = 6;
+/// Most taps of an axis of a kernel.
 const TAPS_MAX: usize = 5;
+/// Most groups of columns of a tile, of as many columns as it has results in a row.
+const GROUPS_MAX: usize = 3;
+/// Most results of an axis of a tile.
+const RESULTS_MAX: usize = 4;
 
 /// The inner points of tiles of six elements.
 const A: f32 = std::f32::consts::FRAC_1_SQRT_2;
@@ -56,13 +74,21 @@ pub(in super::super) struct Filtering {
 }
 
 impl Filtering {
-    /// The filtering of kernels with so many taps in each axis, if there is one.
-    pub fn of(taps: [usize; 2]) -> Option<Filtering> {
-        [[3; 2], [5; 2]].contains(&taps).then_some(Filtering {
-            results: 2,
-            taps: taps[0],
-        })
-    }
+    /// F(2×2, 3×3).
+    pub const F2_3: Filtering = Filtering {
+        results: 2,
+        taps: 3,
+    };
+    /// F(4×4, 3×3).
+    pub const F4_3: Filtering = Filtering {
+        results: 4,
+        taps: 3,
+    };
+    /// F(2×2, 5×5).
+    pub const F2_5: Filtering = Filtering {
+        results: 2,
+        taps: 5,
+    };
 
     /// Elements of an axis of a tile.
     pub fn points(self) -> usize {
@@ -84,9 +110,8 @@ pub(in super::super) struct Transforms {
 
 /// Tiles of all channels of an image, to be transformed: element e of channel c of the tile in lane l
 /// of vector v is written to `to + e·point + c·width + v·lanes + l`, where `width` is that of all
-/// vectors. Neighbouring tiles are two columns apart, so that lane l of a vector finds its columns 2m
-/// and 2m + 1 in the places 2l and 2l + 1 of two vectors of the image, its *halves*, which are read
-/// in stretches.
+/// vectors. Neighbouring tiles are m columns apart, so that lane l of a vector finds its g-th *group*
+/// of m columns in the places ml to ml + m − 1 of m vectors of the image, which are read in stretches.
 pub(in super::super) struct Tiles<'a> {
     /// The first element of the first image.
     pub at: *const f32,
@@ -95,8 +120,8 @@ pub(in super::super) struct Tiles<'a> {
     pub channel: isize,
     pub row: isize,
     pub stretches: &'a [Stretch],
-    /// The end of the stretches of each half of a vector, after a zero.
-    pub halves: &'a [u16],
+    /// The end of the stretches of each vector of the image, after a zero.
+    pub ends: &'a [u16],
     pub to: *mut f32,
     pub point: usize,
 }
@@ -104,13 +129,21 @@ pub(in super::super) struct Tiles<'a> {
 /// Neighbouring elements of each row of some tiles.
 #[derive(Clone, Copy, Default)]
 pub(in super::super) struct Stretch {
-    /// Elements from the first of the image to the first row's place 0 of columns 0 and 1, which
+    /// Elements from the first of the image to the first row's place 0 of the first group, which
     /// may lie outside.
     pub offset: isize,
     /// The rows that lie in the image, by bit.
     pub rows: u32,
-    /// For each pair of columns, the places that lie in the image.
-    pub places: [u32; POINTS_MAX / 2],
+    /// For each group of columns, the places that lie in the image.
+    pub places: [u32; GROUPS_MAX],
+}
+
+impl Stretch {
+    /// The places of a row's group of columns that lie in the image.
+    #[inline(always)]
+    fn places_of(&self, row: usize, group: usize) -> u32 {
+        self.places[group] & 0u32.wrapping_sub(self.rows >> row & 1)
+    }
 }
 
 /// Computes `Bᵀ·d·B`.
@@ -162,70 +195,112 @@ pub(in super::super) struct Products<'a> {
 pub(in super::super) type TransformProducts = unsafe fn(products: &Products);
 
 #[inline(always)]
-pub(super) unsafe fn tiles<S: Simd, const P: usize>(tiles: &Tiles) {
-    let some = |at: *const f32, stretch: &Stretch, row: usize, pair: usize| {
-        let inside = 0u32.wrapping_sub(stretch.rows >> row & 1);
-        let at = at.wrapping_offset(stretch.offset);
-        // SAFETY: the caller enables S's instruction set and gives stretches whose places are
-        // readable; the others may lie anywhere, hence the wrapping offset.
-        unsafe { S::load_mask(at, stretch.places[pair] & inside) }
-    };
-    for (v, ends) in tiles.halves.windows(3).step_by(2).enumerate() {
-        let half = |h: usize| &tiles.stretches[usize::from(ends[h])..usize::from(ends[h + 1])];
-        // SAFETY: as above, and the caller gives room for every vector.
+pub(super) unsafe fn tiles<S: Simd, const P: usize, const M: usize>(tiles: &Tiles) {
+    for v in 0..tiles.ends.len() / M {
+        let mut of = [&tiles.stretches[..0]; M];
+        for i in 0..M {
+            let [first, end] = [0, 1].map(|next| usize::from(tiles.ends[v * M + i + next]));
+            of[i] = &tiles.stretches[first..end];
+        }
+        let most = of.iter().map(|stretches| stretches.len()).max();
+        // SAFETY: the caller enables S's instruction set, and gives stretches whose places are
+        // readable and room for every vector.
         unsafe {
-            match [half(0), half(1)] {
-                [[low], [high]] => vector::<S, P>(tiles, v, |at, row, pair| {
-                    [some(at, low, row, pair), some(at, high, row, pair)]
-                }),
-                [[a, b], [c, d]] => vector::<S, P>(tiles, v, |at, row, pair| {
-                    [
-                        S::or(some(at, a, row, pair), some(at, b, row, pair)),
-                        S::or(some(at, c, row, pair), some(at, d, row, pair)),
-                    ]
-                }),
-                halves => vector::<S, P>(tiles, v, |at, row, pair| {
-                    let mut joined = [S::zero(); 2];
-                    for h in 0..2 {
-                        for stretch in halves[h] {
-                            joined[h] = S::or(joined[h], some(at, stretch, row, pair));
+            match most {
+                Some(0..=1) => stretched::<S, P, M, 1>(tiles, v, of),
+                Some(2) => stretched::<S, P, M, 2>(tiles, v, of),
+                _ => vector::<S, P, M>(tiles, v, |at, row, group| {
+                    let mut loaded = [S::zero(); M];
+                    for i in 0..M {
+                        for stretch in of[i] {
+                            let places = stretch.places_of(row, group);
+                            let at = at.wrapping_offset(stretch.offset);
+                            loaded[i] = S::or(loaded[i], S::load_mask(at, places));
                         }
                     }
-                    joined
+                    loaded
                 }),
             }
         }
     }
 }
 
-/// One vector of tiles, of all channels. `load` reads the halves of a pair of columns of a row.
+/// One vector of tiles, each of whose vectors of the image consists of up to N stretches.
 #[inline(always)]
-unsafe fn vector<S: Simd, const P: usize>(
+unsafe fn stretched<S: Simd, const P: usize, const M: usize, const N: usize>(
     tiles: &Tiles,
     v: usize,
-    load: impl Fn(*const f32, usize, usize) -> [S::V; 2],
+    of: [&[Stretch]; M],
 ) {
-    let width = tiles.halves.len() / 2 * S::LANES;
+    // All channels have the same places; without a stretch there are none.
+    let mut places = [[[[0; N]; M]; GROUPS_MAX]; P];
+    let mut offsets = [[0; N]; M];
+    for i in 0..M {
+        for (n, stretch) in of[i].iter().take(N).enumerate() {
+            offsets[i][n] = stretch.offset;
+            for row in 0..P {
+                for group in 0..P.div_ceil(M) {
+                    places[row][group][i][n] = stretch.places_of(row, group);
+                }
+            }
+        }
+    }
+    // SAFETY: the caller enables S's instruction set, and gives stretches whose places are readable
+    // and room for every vector; other places may lie anywhere, hence the wrapping offset.
+    unsafe {
+        vector::<S, P, M>(tiles, v, |at, row, group| {
+            let mut loaded = [S::zero(); M];
+            for i in 0..M {
+                let some = |n: usize| {
+                    S::load_mask(at.wrapping_offset(offsets[i][n]), places[row][group][i][n])
+                };
+                loaded[i] = some(0);
+                for n in 1..N {
+                    loaded[i] = S::or(loaded[i], some(n));
+                }
+            }
+            loaded
+        });
+    }
+}
+
+/// One vector of tiles, of all channels. `load` reads the vectors of a group of columns of a row.
+#[inline(always)]
+unsafe fn vector<S: Simd, const P: usize, const M: usize>(
+    tiles: &Tiles,
+    v: usize,
+    load: impl Fn(*const f32, usize, usize) -> [S::V; M],
+) {
+    let width = tiles.ends.len() / M * S::LANES;
     for channel in 0..tiles.channels {
         let at = tiles.at.wrapping_offset(channel as isize * tiles.channel);
         let to = tiles.to.wrapping_add(channel * width + v * S::LANES);
-        // SAFETY: the caller enables S's instruction set and gives room for every vector.
+        // SAFETY: the caller enables S's instruction set and gives room for every vector; all rows
+        // are written before columns are read.
         unsafe {
-            let mut rows = [[S::zero(); P]; P];
+            let mut rows = [const { [const { MaybeUninit::uninit() }; P] }; P];
             for i in 0..P {
                 let at = at.wrapping_offset(i as isize * tiles.row);
                 let mut row = [S::zero(); P];
-                for pair in 0..P / 2 {
-                    let [low, high] = load(at.wrapping_add(2 * pair), i, pair);
-                    row[2 * pair] = S::evens(low, high);
-                    row[2 * pair + 1] = S::odds(low, high);
+                for group in 0..P.div_ceil(M) {
+                    let loaded = load(at.wrapping_add(M * group), i, group);
+                    let left = P - M * group;
+                    let columns = columns::<S, M>(loaded, left);
+                    for j in 0..M {
+                        if j < left {
+                            row[M * group + j] = columns[j];
+                        }
+                    }
                 }
-                rows[i] = of_tile::<S, P>(row);
+                let row = of_tile::<S, P>(row);
+                for j in 0..P {
+                    rows[i][j].write(row[j]);
+                }
             }
             for j in 0..P {
                 let mut column = [S::zero(); P];
                 for i in 0..P {
-                    column[i] = rows[i][j];
+                    column[i] = rows[i][j].assume_init();
                 }
                 let column = of_tile::<S, P>(column);
                 for i in 0..P {
@@ -233,6 +308,47 @@ unsafe fn vector<S: Simd, const P: usize>(
                 }
             }
         }
+    }
+}
+
+/// The places of M vectors by their remainders by M, 2 or 4, of which `count` are used.
+#[inline(always)]
+unsafe fn columns<S: Simd, const M: usize>(v: [S::V; M], count: usize) -> [S::V; M] {
+    // SAFETY: the caller enables S's instruction set.
+    unsafe {
+        let mut columns = v;
+        if M == 2 {
+            columns[0] = S::evens(v[0], v[1]);
+            columns[1] = S::odds(v[0], v[1]);
+        } else {
+            let pairs = [S::even_pairs(v[0], v[1]), S::even_pairs(v[2], v[3])];
+            columns[0] = S::evens(pairs[0], pairs[1]);
+            columns[1] = S::odds(pairs[0], pairs[1]);
+            if count > 2 {
+                let pairs = [S::odd_pairs(v[0], v[1]), S::odd_pairs(v[2], v[3])];
+                columns[2] = S::evens(pairs[0], pairs[1]);
+                columns[3] = S::odds(pairs[0], pairs[1]);
+            }
+        }
+        columns
+    }
+}
+
+/// The lanes of M vectors in turn, 2 or 4.
+#[inline(always)]
+unsafe fn in_turn<S: Simd, const M: usize>(v: [S::V; M]) -> [S::V; M] {
+    // SAFETY: the caller enables S's instruction set.
+    unsafe {
+        let mut turns = v;
+        if M == 2 {
+            [turns[0], turns[1]] = S::interleave(v[0], v[1]);
+        } else {
+            let evens = S::interleave(v[0], v[2]);
+            let odds = S::interleave(v[1], v[3]);
+            [turns[0], turns[1]] = S::interleave(evens[0], odds[0]);
+            [turns[2], turns[3]] = S::interleave(evens[1], odds[1]);
+        }
+        turns
     }
 }
 
@@ -328,8 +444,14 @@ unsafe fn of_kernel<S: Simd, const P: usize, const R: usize>(g: [S::V; R]) -> [S
             let points = [(A, 0.5, -2.0 / 3.0), (B, 2.0, 1.0 / 6.0)];
             for k in 0..2 {
                 let (x, square, scale) = points[k];
-                let even = scaled::<S>(scaled::<S>(g[4], square, g[2]), square, g[0]);
-                let odd = scaled::<S>(g[3], square, g[1]);
+                let (mut even, mut odd) = (g[2], g[1]);
+                if R == 5 {
+                    (even, odd) = (
+                        scaled::<S>(g[4], square, even),
+                        scaled::<S>(g[3], square, odd),
+                    );
+                }
+                let even = scaled::<S>(even, square, g[0]);
                 let even = scaled::<S>(even, scale, zero);
                 to[1 + 2 * k] = scaled::<S>(odd, x * scale, even);
                 to[2 + 2 * k] = scaled::<S>(odd, -x * scale, even);
@@ -341,6 +463,7 @@ unsafe fn of_kernel<S: Simd, const P: usize, const R: usize>(g: [S::V; R]) -> [S
 
 #[inline(always)]
 pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products: &Products) {
+    let mut line = [0.0f32; RESULTS_MAX * LANES];
     for r in 0..products.rows {
         let to = products.to.wrapping_offset(r as isize * products.row);
         let mut runs = products.runs;
@@ -350,9 +473,9 @@ pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products:
             runs = later;
             let at = products.at.wrapping_add(r * products.width + v * S::LANES);
             // SAFETY: the caller enables S's instruction set and gives products that may be read,
-            // and room for the results of every run.
+            // and room for the results of every run; all columns are written before rows are read.
             unsafe {
-                let mut rows = [[S::zero(); P]; M];
+                let mut rows = [const { [const { MaybeUninit::uninit() }; P] }; M];
                 for j in 0..P {
                     let mut m = [S::zero(); P];
                     for i in 0..P {
@@ -360,28 +483,44 @@ pub(super) unsafe fn products<S: Simd, const P: usize, const M: usize>(products:
                     }
                     let m = of_products::<S, P, M>(m);
                     for i in 0..M {
-                        rows[i][j] = m[i];
+                        rows[i][j].write(m[i]);
                     }
                 }
-                let mut results = [[S::zero(); 2]; M];
+                let mut results = [[S::zero(); M]; M];
                 for i in 0..M {
-                    let m = of_products::<S, P, M>(rows[i]);
-                    results[i] = S::interleave(m[0], m[1]);
+                    let mut row = [S::zero(); P];
+                    for j in 0..P {
+                        row[j] = rows[i][j].assume_init();
+                    }
+                    results[i] = in_turn::<S, M>(of_products::<S, P, M>(row));
                 }
-                if let [run] = now
-                    && run.columns == M * S::LANES
-                {
-                    for i in 0..run.rows {
-                        let to = to.wrapping_offset(run.offset + i as isize * products.pitch);
-                        S::store(to, results[i][0]);
-                        S::store(to.wrapping_add(S::LANES), results[i][1]);
+                let whole = now.iter().all(|run| {
+                    (M * run.lane).is_multiple_of(S::LANES) && run.columns.is_multiple_of(S::LANES)
+                });
+                if whole {
+                    for run in now {
+                        let first = M * run.lane / S::LANES;
+                        for i in 0..M {
+                            if i >= run.rows {
+                                continue;
+                            }
+                            let to = to.wrapping_offset(run.offset + i as isize * products.pitch);
+                            for k in 0..M {
+                                if k >= first && k < first + run.columns / S::LANES {
+                                    S::store(
+                                        to.wrapping_add((k - first) * S::LANES),
+                                        results[i][k],
+                                    );
+                                }
+                            }
+                        }
                     }
                     continue;
                 }
-                let mut line = [0.0f32; 2 * LANES];
                 for i in 0..M {
-                    S::store(line.as_mut_ptr(), results[i][0]);
-                    S::store(line.as_mut_ptr().add(S::LANES), results[i][1]);
+                    for k in 0..M {
+                        S::store(line.as_mut_ptr().add(k * S::LANES), results[i][k]);
+                    }
                     for run in now.iter().filter(|run| i < run.rows) {
                         let from = line.as_ptr().add(M * run.lane);
                         let to = to.wrapping_offset(run.offset + i as isize * products.pitch);
@@ -408,8 +547,15 @@ unsafe fn of_products<S: Simd, const P: usize, const M: usize>(m: [S::V; P]) -> 
         } else {
             let inner = S::add(S::add(m[1], m[2]), S::add(m[3], m[4]));
             to[0] = S::add(m[0], inner);
-            let odd = scaled::<S>(S::sub(m[1], m[2]), A, m[5]);
-            to[1] = scaled::<S>(S::sub(m[3], m[4]), B, odd);
+            let (a, b) = (S::sub(m[1], m[2]), S::sub(m[3], m[4]));
+            if M == 2 {
+                to[1] = scaled::<S>(b, B, scaled::<S>(a, A, m[5]));
+            } else {
+                to[1] = scaled::<S>(b, B, scaled::<S>(a, A, S::zero()));
+                let even = scaled::<S>(S::add(m[1], m[2]), 0.5, S::zero());
+                to[2] = scaled::<S>(S::add(m[3], m[4]), 2.0, even);
+                to[3] = scaled::<S>(b, 2.0 * B, scaled::<S>(a, 0.5 * A, m[5]));
+            }
         }
         to
     }
