@@ -233,6 +233,35 @@ EMULATED SlabwiseMask __activemask() { return ~SlabwiseMask(0); }
 
 // ---- Tensor cores and asynchronous copies -------------------------------------------------------
 
+EMULATED unsigned low_bits(int count) { return unsigned(count) > 31 ? ~0u : (1u << count) - 1u; }
+EMULATED unsigned pair_of(unsigned first, unsigned second) { return (first & 0xffffu) | second << 16; }
+
+/// A place in shared memory.
+struct Shared {
+    unsigned char* address;
+
+    Shared(const void* p) : address(static_cast<unsigned char*>(const_cast<void*>(p))) {}
+    Shared operator+(int bytes) const { return address + bytes; }
+};
+EMULATED Shared settled(Shared place) { return place; }
+EMULATED int settled(int x) { return x; }
+template <class S>
+EMULATED void store_element(Shared to, S x) { store_vec(to.address, x); }
+EMULATED unsigned load_one(Shared from) { return load_vec<unsigned>(from.address); }
+EMULATED void load_two(unsigned& first, unsigned& second, Shared from) {
+    check_aligned(from.address, 8);
+    memcpy(&first, from.address, 4);
+    memcpy(&second, from.address + 4, 4);
+}
+EMULATED void load_four(unsigned (&v)[4], Shared from) {
+    check_aligned(from.address, 16);
+    memcpy(v, from.address, 16);
+}
+EMULATED void store_four(Shared to, const unsigned (&v)[4]) {
+    check_aligned(to.address, 16);
+    memcpy(to.address, v, 16);
+}
+
 struct MatrixLoad {
     unsigned* registers;
     const unsigned char* row;
@@ -261,10 +290,10 @@ EMULATED void load_matrices(unsigned* registers, const void* row) {
     MatrixLoad load = {registers, static_cast<const unsigned char*>(row)};
     slabwise_together(0xffffffffu, matrices_together<COUNT, TRANSPOSED>, &load);
 }
-EMULATED void ldmatrix_x4(unsigned (&r)[4], const void* row) { load_matrices<4, false>(r, row); }
-EMULATED void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) { load_matrices<4, true>(r, row); }
-EMULATED void ldmatrix_x2(unsigned (&r)[2], const void* row) { load_matrices<2, false>(r, row); }
-EMULATED void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) { load_matrices<2, true>(r, row); }
+EMULATED void ldmatrix_x4(unsigned (&r)[4], Shared row) { load_matrices<4, false>(r, row.address); }
+EMULATED void ldmatrix_x4_trans(unsigned (&r)[4], Shared row) { load_matrices<4, true>(r, row.address); }
+EMULATED void ldmatrix_x2(unsigned (&r)[2], Shared row) { load_matrices<2, false>(r, row.address); }
+EMULATED void ldmatrix_x2_trans(unsigned (&r)[2], Shared row) { load_matrices<2, true>(r, row.address); }
 
 struct Product {
     float* d;
@@ -312,11 +341,13 @@ EMULATED unsigned round_tf32(float x) {
 }
 
 template <int BYTES>
-EMULATED void copy_async(void* to, const void* from, bool wanted) {
+EMULATED void copy_async(Shared place, const void* from, bool wanted) {
+    void* const to = place.address;
     if (size_t(to) % BYTES || (wanted && size_t(from) % BYTES)) slabwise_fail("misaligned asynchronous copy");
     slabwise_copy_begin(to, from, BYTES, wanted ? BYTES : 0);
 }
-EMULATED void copy_async_part(void* to, const void* from, int present) {
+EMULATED void copy_async_part(Shared place, const void* from, int present) {
+    void* const to = place.address;
     if (size_t(to) % 16 || (present && size_t(from) % 16)) slabwise_fail("misaligned asynchronous copy");
     if (present < 0 || present > 16) slabwise_fail("an asynchronous copy of more bytes than it has");
     slabwise_copy_begin(to, from, 16, present);

@@ -623,7 +623,7 @@ fn choices_are_sane_and_repeatable() {
     // Kernels use no more shared memory than the device has.
     let small = Target {
         tf32: true,
-        shared_bytes_max: 48 << 10,
+        shared_bytes_max: 50 << 10,
         ..target
     };
     let mut fitting = names([300, 200, 100], &small);
@@ -681,9 +681,10 @@ fn padded_rows() {
         let list = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
         let is_partial = |lowered: &Lowered| {
             let sources = lowered.functions.iter().map(|f| &f.source);
-            // The last two parameters of `Matrix`: whole for all sizes, but for the last vector.
+            // The last parameters of `Matrix`: whole for all sizes, but for the last vector; no
+            // table.
             sources
-                .filter(|text| text.contains("true, true, 0, 0>;"))
+                .filter(|text| text.contains("true, true, 0, 0, 0, 0, 0>;"))
                 .count()
                 > 0
         };

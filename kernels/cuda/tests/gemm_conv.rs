@@ -192,26 +192,50 @@ fn tensor_cores() {
     }
     let mut choices = Choices::new(23);
     let mut cases = Vec::new();
-    for (i, dtype) in [DType::F32, DType::BF16, DType::F16]
-        .into_iter()
-        .enumerate()
-    {
-        let shapes = [
-            Shape::simple(2, 9, 40, 9, 3, 1),
-            Shape {
-                stride: [2, 1],
-                ..Shape::simple(1, 16, 24, 8, 3, 1)
-            },
-        ];
-        let shape = Shape {
-            dtype,
-            ..shapes[i % 2]
-        };
-        for kind in KINDS {
-            let mut case = shape.case(kind, &mut choices);
-            case.target.tf32 = true;
-            small_integers(&mut case, &mut choices);
-            cases.push(case);
+    let one = Shape::simple;
+    let shapes = [
+        one(2, 9, 40, 9, 3, 1),
+        Shape {
+            stride: [2, 1],
+            ..one(1, 16, 24, 8, 3, 1)
+        },
+        // Windows whose elements repeat after many tiles or one, without and with much padding,
+        // also in images smaller than the window, whose rows are apart.
+        Shape {
+            stride: [2, 2],
+            ..one(2, 3, 20, 15, 7, 3)
+        },
+        one(2, 6, 70, 12, 5, 2),
+        one(3, 8, 30, 9, 2, 0),
+        one(2, 10, 20, 2, 3, 1),
+        one(2, 4, 9, 3, 3, 5),
+        Shape {
+            k: [2, 3],
+            dilation: [3, 2],
+            ..one(2, 5, 18, 11, 0, 2)
+        },
+        Shape {
+            groups: 2,
+            ..one(2, 12, 70, 7, 3, 0)
+        },
+        Shape {
+            stride: [2, 2],
+            ..one(2, 40, 70, 8, 1, 0)
+        },
+    ];
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (i, shape) in shapes.iter().enumerate() {
+            // The two halves differ in the multiplication alone.
+            if dtype == DType::F16 && i > 0 {
+                continue;
+            }
+            let shape = Shape { dtype, ..*shape };
+            for kind in KINDS {
+                let mut case = shape.case(kind, &mut choices);
+                case.target.tf32 = true;
+                small_integers(&mut case, &mut choices);
+                cases.push(case);
+            }
         }
     }
     check_exact(&cases, Pick::Two);

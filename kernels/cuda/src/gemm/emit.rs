@@ -145,14 +145,19 @@ impl Writer<'_> {
         }
         let at = self.params.block(words);
         let batch = self.side(&view.batch, None);
-        let free = self.side(&view.free, view.window.map(|w| w.free));
-        let deep = self.side(&view.deep, view.window.map(|w| w.deep));
+        let [free, deep] = view.reaches();
+        let free = self.side(&view.free, free);
+        let deep = self.side(&view.deep, deep);
         let (elem, window) = (elem.name(), view.window.is_some());
         let whole = view.is_known() && view.is_whole(vector, &Env::default());
         let partial = view.ends_partial(vector);
         let [high, wide] = taps;
+        let (stride, [down, over]) = match taps {
+            [0, 0] => (0, [0; 2]),
+            _ => (known_stride(view).unwrap_or(0), view.spans(taps)),
+        };
         format!(
-            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}>;\n"
+            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}, {down}, {over}, {stride}>;\n"
         )
     }
 
@@ -444,19 +449,38 @@ fn located(kernel: &Kernel, view: &View) -> Option<[i64; 2]> {
     view.taps.filter(|_| matches!(kernel, Kernel::Tensor(..)))
 }
 
+/// The distance of neighbours along the free side, where an operand without a window needs no table
+/// because of it: that of a weight's channels, which is the number of elements of the kernel.
+fn known_stride(view: &View) -> Option<i64> {
+    let [(_, stride)] = view.free[..] else {
+        return None;
+    };
+    let known = view.window.is_none() && view.by_deep;
+    stride.as_fixed().filter(|n| known && (1..=64).contains(n))
+}
+
 /// Bytes of shared memory of the tables that locate both operands: `SHARED_BYTES` in `located.cuh`.
 fn table_bytes(kernel: &Kernel, views: &[View; 2], is_wide: bool) -> i64 {
-    let entry = if is_wide { 16 } else { 8 };
+    let entry = if is_wide { 8 } else { 4 };
     let deep = kernel.deep();
-    let entries = |(view, free): (&View, i64)| match located(kernel, view) {
-        None => 0,
-        Some(_) if view.by_deep => free,
-        Some([high, wide]) => {
-            let taps = high * wide;
-            (taps / greatest_common_divisor(taps, deep) + 1) * deep
+    let bytes = |(view, free): (&View, i64)| {
+        let Some(taps) = located(kernel, view) else {
+            return 0;
+        };
+        if !view.by_deep {
+            let taps = taps[0] * taps[1];
+            return entry * (taps / greatest_common_divisor(taps, deep) * deep);
         }
+        let offsets = if known_stride(view).is_some() {
+            0
+        } else {
+            free
+        };
+        let parts: i64 = view.spans(taps).iter().map(|span| 2 * span + 3).sum();
+        let rows = view.window.map_or(0, |_| (kernel.threads() / deep).max(1));
+        entry * offsets + 4 * rows * parts
     };
-    entry * views.iter().zip(kernel.tile()).map(entries).sum::<i64>()
+    views.iter().zip(kernel.tile()).map(bytes).sum()
 }
 
 /// Bytes of shared memory of a block of a kernel for a problem.
@@ -604,9 +628,10 @@ fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
                 };
                 format!("{}, {vector}", view.by_deep)
             };
+            let [left, right] = views.each_ref().map(|view| view.by_deep);
             format!(
                 "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\n\
-                 if (!parts.join(tile.sum)) return;\ntile.give(share, shared, load, take);\n",
+                 if (!parts.join(tile.sum)) return;\ntile.give<{left}, {right}>(share, shared, load, take);\n",
                 kernel.source(),
                 of(0),
                 of(1)

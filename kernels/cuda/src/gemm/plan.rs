@@ -105,13 +105,14 @@ impl ProductInfo<'_> {
         let tensor = self.target.wave_width == 32;
         if tensor && left == right && (left != Elem::F32 || self.target.tf32) {
             // Halves that are loaded one by one stay in registers while a tile is multiplied, and
-            // so do their addresses: the largest tiles leave too few registers for that, and the
-            // smallest tile loads half as many at a time.
-            let one_by_one = left != Elem::F32 && self.views.iter().any(|v| v.vector == 1);
+            // so do their addresses: the largest tiles leave too few registers for that, and of the
+            // smallest tile fewer blocks fit where both operands are loaded so.
+            let single = self.views.map(|v| v.vector == 1);
+            let one_by_one = left != Elem::F32 && single != [false; 2];
             let places = self.views.map(|v| v.vector == 1 && v.by_deep);
             let tiles = TENSOR_TILES.into_iter().filter_map(|t| {
                 if one_by_one {
-                    t.one_by_one(places)
+                    t.one_by_one(single, places)
                 } else {
                     Some(t)
                 }
@@ -284,12 +285,12 @@ impl ProductInfo<'_> {
             } else {
                 view.vector
             };
-            // A table locates elements of an image as fast as others.
+            // A table locates elements of an image in fewer instructions than a thread does others.
             let is_located = view.taps.is_some() && matches!(kernel, Kernel::Tensor(..));
-            let locate = if view.window.is_some() && !is_located {
-                14.0
-            } else {
-                5.0
+            let locate = match view.window {
+                _ if is_located => 3.0,
+                Some(_) => 14.0,
+                None => 5.0,
             };
             locate / vector as f64
         });

@@ -342,12 +342,13 @@ impl View {
             taps: None,
             offset: matrix.offset.clone(),
         };
-        // The side with the smaller stride; for a window that of the pixels, which are many.
+        // The side with the smaller stride; of equal ones, and for a window, that of the pixels,
+        // which are many.
         let step = |axes: &StridedAxes| {
             axes.iter()
                 .rev()
                 .find(|(c, _)| c.known() != Some(1))
-                .map_or(i64::MAX, |(_, s)| s.at(bounds).abs())
+                .map_or((i64::MAX, 0), |(c, s)| (s.at(bounds).abs(), -c.at(bounds)))
         };
         view.by_deep = match view.window {
             Some(w) => {
@@ -367,8 +368,8 @@ impl View {
         view
     }
 
-    /// See [`View::taps`]: few enough for a bit of 31 for each row and column, and along the
-    /// contracted side also for a table of all.
+    /// See [`View::taps`]: few enough for a table of all along the contracted side, or of the parts
+    /// of the window that can lie in the image along the free one.
     fn located_taps(&self) -> Option<[i64; 2]> {
         let [_, across] = self.inner_and_outer();
         if self.window.is_none() {
@@ -378,8 +379,35 @@ impl View {
             return None;
         };
         let (high, wide) = (high.known()?, wide.known()?);
-        let is_few = (1..=16).contains(&high) && (1..=15).contains(&wide);
-        (is_few && (self.by_deep || high * wide <= 64)).then_some([high, wide])
+        let is_few = [high, wide].iter().all(|n| (1..=16).contains(n));
+        let fits = if self.by_deep {
+            self.spans([high, wide]).iter().all(|&span| span <= 64)
+        } else {
+            high * wide <= 64
+        };
+        (is_few && fits).then_some([high, wide])
+    }
+
+    /// The movement of the free and of the contracted side over the image, where there is a window.
+    /// Positions along the side across threads start at 0, those along the other one elsewhere
+    /// instead, because only their sums matter.
+    pub fn reaches(&self) -> [Option<Reach>; 2] {
+        let Some(Window { free, deep, .. }) = self.window else {
+            return [None; 2];
+        };
+        let from = [0, 1].map(|i| free.from[i] + deep.from[i]);
+        [(free, !self.by_deep), (deep, self.by_deep)].map(|(reach, is_along)| {
+            let from = if is_along { from } else { [0; 2] };
+            Some(Reach { from, ..reach })
+        })
+    }
+
+    /// Rows and columns of the image from the first element to the last of a window with so many,
+    /// if it is the side across threads and free; else 0.
+    pub fn spans(&self, taps: [i64; 2]) -> [i64; 2] {
+        let window = self.window.filter(|_| self.by_deep);
+        let step = window.map_or([0; 2], |w| w.free.step);
+        [0, 1].map(|i| (taps[i] - 1) * step[i].abs())
     }
 
     /// The axes along which neighbours lie, and those of the other side.

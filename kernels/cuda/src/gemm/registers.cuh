@@ -56,8 +56,12 @@ struct RegisterTile {
         for (int i = 0; i < HIGH; ++i)
 #pragma unroll
             for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
-        walk<STAGES, DEEP>(left, right, shared, shared + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
-                           [&](const float* x, const float* y) {
+        float* const lefts = shared;
+        float* const rights = shared + STAGES * LeftTile::SIZE;
+        walk<STAGES, DEEP>(left, right, lefts, rights, LeftTile::SIZE * int(sizeof(float)), RightTile::SIZE * int(sizeof(float)), share.deep,
+                           share.end, [&](int stage) {
+            const float* const x = lefts + stage * LeftTile::SIZE;
+            const float* const y = rights + stage * RightTile::SIZE;
             // Four steps at a time: with more, more fragments are read ahead than there are
             // registers. Two for a large tile whose elements are loaded one by one along the
             // contracted axis, because their addresses occupy registers too.
@@ -83,7 +87,7 @@ struct RegisterTile {
     /// neighbouring columns to neighbouring threads: through shared memory, one row of every thread
     /// at a time. The registers are shifted instead of being indexed, so that `take` occurs in the
     /// code only a few times.
-    template <class Share, class Load, class Take>
+    template <bool, bool, class Share, class Load, class Take>
     SLABWISE_METHOD void give(const Share& share, float* shared, Load load, Take take) {
         const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * 8 + thread % 32 / 4;
 #pragma unroll 1

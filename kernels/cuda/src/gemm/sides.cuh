@@ -1,7 +1,5 @@
 // Matrices with arbitrary strides: the mapping from an index along a side to an element.
 
-#define SLABWISE_METHOD __device__ __forceinline__
-
 /// n / d for 0 <= n < 2^31; the low half of the word is the multiplier, the high half the shift.
 SLABWISE_INLINE int quotient(int n, u64 divisor) { return int(__umulhi(unsigned(n) * 2u, unsigned(divisor)) >> unsigned(divisor >> 32)); }
 
@@ -41,23 +39,26 @@ struct Side {
     }
     /// The stride of the outermost axis.
     static SLABWISE_METHOD Offset stride(const u64* w) { return Offset(w[AT]); }
-    /// The part of a row and a column in the image that an index of axis 1 or 2 determines.
-    static SLABWISE_METHOD int row(const u64* w, int index) { return int(w[AT + 3 * AXES - 2]) + index * int(w[AT + 3 * AXES - 1]); }
-    static SLABWISE_METHOD int column(const u64* w, int index) { return int(w[AT + 3 * AXES]) + index * int(w[AT + 3 * AXES + 1]); }
+    /// Rows or columns of the image from index 0 of axis 1 or 2 to another.
+    static SLABWISE_METHOD int rows(const u64* w, int index) { return index * int(w[AT + 3 * AXES - 1]); }
+    static SLABWISE_METHOD int columns(const u64* w, int index) { return index * int(w[AT + 3 * AXES + 1]); }
 };
 
 /// An operand of a product. FREE is the side shared with the result, DEEP the contracted one, BATCH
 /// distinguishes the products. The address is word ADDRESS. Words from AT on: the offset of the
 /// first element; whether neighbours along the contiguous side form aligned vectors (WHOLE: they do
 /// for all sizes; PARTIAL: but for the last of a row, which is shorter than the others); for a
-/// window the image's height and width. Tiles of single elements are located by a table
-/// (`LocatedLoader`) for a window of HIGH_ × WIDE_ elements; without a table, both are 0.
+/// window the image's height and width; positions along the side across threads start at 0. Tiles
+/// of single elements are located by a table (`LocatedLoader`) for a window of HIGH_ × WIDE_
+/// elements, the last of which are DOWN_ rows and OVER_ columns of the image from the first;
+/// without a table, all are 0. STRIDE_ is the distance of neighbours along the free side, or 0
+/// where the words alone know it.
 template <class E, class Offset_, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE, bool PARTIAL_, int HIGH_,
-          int WIDE_>
+          int WIDE_, int DOWN_, int OVER_, int STRIDE_>
 struct Matrix {
     using Offset = Offset_;
     static constexpr bool IS_WINDOW = WINDOW;
-    static constexpr int HIGH = HIGH_, WIDE = WIDE_;
+    static constexpr int HIGH = HIGH_, WIDE = WIDE_, DOWN = DOWN_, OVER = OVER_, STRIDE = STRIDE_;
     static constexpr bool PARTIAL = PARTIAL_;
     using Element = E;
     using Free = FREE;

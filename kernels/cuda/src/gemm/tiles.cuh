@@ -13,18 +13,22 @@ struct Steps {
     static SLABWISE_METHOD int at(int free, int deep) { return deep * (FREE + 4) + free; }
 };
 
-/// A tile for tensor cores, contracted elements contiguous. Chunks of 16 bytes are swizzled so that
-/// the eight rows of a matrix that `ldmatrix` reads lie in different banks.
+/// A tile for tensor cores, contracted elements contiguous, 64 bytes of them for each free element;
+/// if there are 128, the others follow behind all of the first, 64 bytes further, so that both
+/// halves of a row lie in different banks. Chunks of 16 bytes are swizzled so that the eight rows
+/// of a matrix that `ldmatrix` reads do, too.
 template <class E, int FREE, int DEEP>
 struct DeepRows {
     using Element = E;
-    static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E), CHUNKS = DEEP / CHUNK;
-    /// As of `Steps`, along the free elements.
-    static constexpr int PERIOD = 8, FREE_STEP = DEEP, DEEP_STEP = 0;
+    static constexpr int CHUNK = 16 / sizeof(E), CHUNKS = DEEP / CHUNK, ROW = 4 * CHUNK;
     static_assert(CHUNKS == 4 || CHUNKS == 8, "rows of 64 or 128 bytes");
+    /// Elements from the first half of a row to the second.
+    static constexpr int HALF = FREE * ROW + ROW, SIZE = CHUNKS == 8 ? 2 * HALF : FREE * ROW;
+    /// As of `Steps`, along the free elements.
+    static constexpr int PERIOD = 8, FREE_STEP = ROW, DEEP_STEP = 0;
     static SLABWISE_METHOD int at(int free, int deep) {
-        const int swap = CHUNKS == 8 ? free & 7 : (free >> 1) & 3;
-        return free * DEEP + ((deep / CHUNK) ^ swap) * CHUNK + deep % CHUNK;
+        const int chunk = deep / CHUNK;
+        return chunk / 4 * HALF + free * ROW + ((chunk % 4) ^ ((free >> 1) & 3)) * CHUNK + deep % CHUNK;
     }
 };
 
@@ -49,6 +53,27 @@ SLABWISE_INLINE S converted(E x) {
     else return widen(x);
 }
 
+/// The places in a tile of a thread's elements, in bytes: those of turn `j` across, ROWS positions
+/// after that before. Places whose chunks are swizzled alike have constant distances.
+template <class Layout, int ROWS, int TURNS, bool BY_DEEP>
+struct Places {
+    static constexpr int KINDS = ROWS % Layout::PERIOD == 0 ? 1 : Layout::PERIOD / ROWS < TURNS ? Layout::PERIOD / ROWS : TURNS;
+    static constexpr int ELEMENT = sizeof(typename Layout::Element);
+
+    int first[KINDS];
+
+    SLABWISE_METHOD Places(int along, int across) {
+#pragma unroll
+        for (int i = 0; i < KINDS; ++i) {
+            const int at = across + i * ROWS;
+            first[i] = settled(ELEMENT * Layout::at(BY_DEEP ? at : along, BY_DEEP ? along : at));
+        }
+    }
+    SLABWISE_METHOD int at(int j) const {
+        return first[j % KINDS] + j / KINDS * KINDS * ROWS * (BY_DEEP ? Layout::FREE_STEP : Layout::DEEP_STEP) * ELEMENT;
+    }
+};
+
 /// The part of one thread in loading tiles of FREE × DEEP elements to shared memory. Neighbouring
 /// threads load neighbours along the contracted axis (BY_DEEP) or the free one; V elements at a
 /// time. Elements outside the matrix are loaded as zeros.
@@ -67,10 +92,18 @@ struct Loader {
     /// conversion.
     static constexpr bool STRAIGHT = Same<E, S>::value && sizeof(E) * V >= 4;
 
+    static_assert(!BY_DEEP || TURNS_ALONG == 1, "neighbours along the contracted axis are few");
+
     const M m;
     /// The tile's first row or column, and the number of rows or columns from there on.
     int from, room;
     int along, across;
+    /// The first element of the matrix, and those of the thread's positions along the free side.
+    const E* const origin;
+    const E* starts[BY_DEEP ? 1 : FREE_SPOTS];
+    /// Bits of the rows or columns across threads that exist.
+    unsigned exist;
+    const Places<Layout, ROWS, TURNS_ACROSS, BY_DEEP> places;
     bool whole;
     Spot free[FREE_SPOTS];
     S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
@@ -78,113 +111,141 @@ struct Loader {
     static constexpr int SHARED_BYTES = 0;
 
     /// A loader for the tile whose first row or column is `from`, of `count`.
-    SLABWISE_METHOD Loader(const M& matrix, int from, int count, int = 0, int = 0, void* = nullptr) : m(matrix), from(from), room(count - from) {
-        along = int(threadIdx.x) % ALONG;
-        across = int(threadIdx.x) / ALONG;
+    SLABWISE_METHOD Loader(const M& matrix, int from, int count, int = 0, int = 0, void* = nullptr)
+        : m(matrix),
+          from(from),
+          room(count - from),
+          along(int(threadIdx.x) % ALONG),
+          across(int(threadIdx.x) / ALONG),
+          origin(settled(m.first)),
+          places(along * V, across) {
         whole = V > 1 && m.whole();
 #pragma unroll
-        for (int i = 0; i < FREE_SPOTS; ++i) free[i] = M::Free::at(m.w, from + free_at(i));
+        for (int i = 0; i < FREE_SPOTS; ++i) {
+            free[i] = M::Free::at(m.w, from + free_at(i));
+            if constexpr (!BY_DEEP) starts[i] = settled(origin + free[i].offset);
+        }
+        exist = low_bits(BY_DEEP ? (max(room - across, 0) + ROWS - 1) / ROWS : 0);
     }
     SLABWISE_METHOD int along_at(int i) const { return (along + i * THREADS) * V; }
     SLABWISE_METHOD int across_at(int j) const { return across + j * ROWS; }
     SLABWISE_METHOD int free_at(int i) const { return BY_DEEP ? across_at(i) : along_at(i); }
     SLABWISE_METHOD int deep_at(int i) const { return BY_DEEP ? along_at(i) : across_at(i); }
 
+    /// The place in a tile of turn `i` along and turn `j` across.
+    SLABWISE_METHOD Shared place(Shared tile, int i, int j) const { return tile + places.at(j) + i * THREADS * V * int(sizeof(S)); }
+
     /// Starts to load the tile whose contracted elements are `deep..` before `end`.
-    SLABWISE_METHOD void start(S* tile, int deep, int end) {
+    SLABWISE_METHOD void start(Shared tile, int deep, int end) {
         if (V > 1 && !whole) {
 #pragma unroll 1
             for (int turn = 0; turn < TURNS_ALONG * TURNS_ACROSS; ++turn) apart(tile, turn / TURNS_ACROSS, turn % TURNS_ACROSS, deep, end);
             return;
         }
         Spot steps[DEEP_SPOTS];
+        const E* bases[DEEP_SPOTS];
 #pragma unroll
-        for (int i = 0; i < DEEP_SPOTS; ++i) steps[i] = M::Deep::at(m.w, deep + deep_at(i));
+        for (int i = 0; i < DEEP_SPOTS; ++i) {
+            steps[i] = M::Deep::at(m.w, deep + deep_at(i));
+            bases[i] = settled(origin + steps[i].offset);
+        }
+        const unsigned bits = BY_DEEP ? (deep + along_at(0) < end ? exist : 0u) : 0u;
+        const int left_across = settled(end - deep - across);
 #pragma unroll
         for (int i = 0; i < TURNS_ALONG; ++i) {
 #pragma unroll
             for (int j = 0; j < TURNS_ACROSS; ++j) {
                 if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
                 const int f = BY_DEEP ? j : i, d = BY_DEEP ? i : j;
-                const bool wanted = free_at(f) < room && deep + deep_at(d) < end && m.inside(free[f], steps[d]);
-                const E* place = wanted ? m.address(free[f], steps[d]) : m.first;
-                S* to = tile + Layout::at(free_at(f), deep_at(d));
+                unsigned wanted = BY_DEEP ? bits & 1u << j : free_at(f) < room && j * ROWS < left_across;
+                if constexpr (M::IS_WINDOW) wanted = wanted != 0 && m.inside(free[f], steps[d]);
+                // Nothing is read from an address outside the matrix.
+                const E* element;
+                if constexpr (BY_DEEP) element = bases[d] + settled(free[f].offset);
+                else element = starts[f] + steps[d].offset;
+                const Shared to = place(tile, i, j);
                 if constexpr (V > 1 && M::PARTIAL) {
                     const int left = BY_DEEP ? end - deep - deep_at(d) : room - free_at(f);
-                    copy_async_part(to, place, wanted ? min(left, V) * int(sizeof(E)) : 0);
-                } else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, place, wanted);
-                else held[i * TURNS_ACROSS + j] = wanted ? converted<S>(*place) : S{};
+                    copy_async_part(to, wanted != 0 ? element : origin, wanted != 0 ? min(left, V) * int(sizeof(E)) : 0);
+                } else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, element, wanted);
+                else held[i * TURNS_ACROSS + j] = wanted != 0 ? converted<S>(*element) : S{};
             }
         }
     }
     /// Stores the elements held in registers.
-    SLABWISE_METHOD void finish(S* tile) {
+    SLABWISE_METHOD void finish(Shared tile) {
         if constexpr (!STRAIGHT) {
 #pragma unroll
             for (int i = 0; i < TURNS_ALONG; ++i) {
 #pragma unroll
                 for (int j = 0; j < TURNS_ACROSS; ++j) {
                     if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
-                    tile[Layout::at(BY_DEEP ? across_at(j) : along_at(i), BY_DEEP ? along_at(i) : across_at(j))] =
-                        held[i * TURNS_ACROSS + j];
+                    store_element(place(tile, i, j), held[i * TURNS_ACROSS + j]);
                 }
             }
         }
     }
     /// One iteration element by element, where vectors would not be aligned or not whole.
-    SLABWISE_METHOD void apart(S* tile, int i, int j, int deep, int end) const {
+    SLABWISE_METHOD void apart(Shared tile, int i, int j, int deep, int end) const {
         if (across_at(j) >= ACROSS) return;
         const int f = BY_DEEP ? across_at(j) : along_at(i), d = BY_DEEP ? along_at(i) : across_at(j);
-        S* to = tile + Layout::at(f, d);
+        const Shared to = tile + Layout::at(f, d) * int(sizeof(S));
 #pragma unroll 1
         for (int e = 0; e < V; ++e) {
             const int row = f + (BY_DEEP ? 0 : e), k = deep + d + (BY_DEEP ? e : 0);
             const Spot spot = M::Free::at(m.w, from + row), step = M::Deep::at(m.w, k);
             const bool wanted = row < room && k < end && m.inside(spot, step);
-            const E* place = wanted ? m.address(spot, step) : m.first;
-            if constexpr (sizeof(E) == 4) copy_async<4>(to + e, place, wanted);
-            else to[e] = wanted ? converted<S>(*place) : S{};
+            const E* element = m.address(spot, step);
+            if constexpr (sizeof(E) == 4) copy_async<4>(to + e * int(sizeof(S)), element, wanted);
+            else store_element(to + e * int(sizeof(S)), wanted ? converted<S>(*element) : S{});
         }
     }
 };
 
+/// Starts to load tiles of both operands: first the one located by a table, which is read before
+/// copies start.
+template <class LeftLoader, class RightLoader>
+SLABWISE_INLINE void start_both(LeftLoader& left, RightLoader& right, Shared lefts, Shared rights, int deep, int end) {
+    constexpr bool RIGHT_FIRST = LeftLoader::SHARED_BYTES == 0;
+    if constexpr (RIGHT_FIRST) right.start(rights, deep, end);
+    left.start(lefts, deep, end);
+    if constexpr (!RIGHT_FIRST) right.start(rights, deep, end);
+}
+
 /// Iterates over the contracted axis from `deep` to `end`: while one tile is multiplied, the next
-/// ones are being loaded. `multiply` gets the tiles of both operands. Afterwards no copy is in
-/// flight, and shared memory is free for other use.
-template <int STAGES, int DEEP, class LeftLoader, class RightLoader, class S, class Multiply>
-SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rights, int left_size, int right_size, int deep, int end,
+/// ones are being loaded, to one of STAGES tiles of each operand. `multiply` gets the number of
+/// theirs. Afterwards no copy is in flight, and shared memory is free for other use.
+template <int STAGES, int DEEP, class LeftLoader, class RightLoader, class Multiply>
+SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, Shared lefts, Shared rights, int left_bytes, int right_bytes, int deep, int end,
                           Multiply multiply) {
     int ahead = deep;
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; ++stage, ahead += DEEP) {
         if (ahead < end) {
-            left.start(lefts + stage * left_size, ahead, end);
-            right.start(rights + stage * right_size, ahead, end);
-            left.finish(lefts + stage * left_size);
-            right.finish(rights + stage * right_size);
+            start_both(left, right, lefts + stage * left_bytes, rights + stage * right_bytes, ahead, end);
+            left.finish(lefts + stage * left_bytes);
+            right.finish(rights + stage * right_bytes);
         }
         copy_async_commit();
     }
     int read = 0, write = STAGES - 1;
 #pragma unroll 1
-    for (; deep < end; deep += DEEP, ahead += DEEP) {
+    for (; deep < end; deep += DEEP) {
         // This thread's part of the next tile has arrived; after the barrier all parts have, and
         // the tile before it is no longer read.
         copy_async_wait<STAGES - 2>();
         __syncthreads();
+        ahead = deep + (STAGES - 1) * DEEP;
         const bool more = ahead < end;
-        if (more) {
-            left.start(lefts + write * left_size, ahead, end);
-            right.start(rights + write * right_size, ahead, end);
-        }
+        if (more) start_both(left, right, lefts + write * left_bytes, rights + write * right_bytes, ahead, end);
         copy_async_commit();
-        multiply(lefts + read * left_size, rights + read * right_size);
+        multiply(read);
         if (more) {
-            left.finish(lefts + write * left_size);
-            right.finish(rights + write * right_size);
+            left.finish(lefts + write * left_bytes);
+            right.finish(rights + write * right_bytes);
         }
+        write = read;
         read = read + 1 == STAGES ? 0 : read + 1;
-        write = write + 1 == STAGES ? 0 : write + 1;
     }
     copy_async_wait<0>();
     __syncthreads();

@@ -164,32 +164,27 @@ impl TensorTile {
 
     /// As [`RegisterTile::shared_bytes`].
     pub fn shared_bytes(&self) -> i64 {
-        let tiles = self.stages * self.deep_bytes * (self.rows + self.columns);
+        // `DeepRows` shifts the second half of rows of 128 bytes.
+        let shifted = if self.deep_bytes > 64 { 2 * 128 } else { 0 };
+        let tiles = self.stages * (self.deep_bytes * (self.rows + self.columns) + shifted);
         let slice = 4 * 16 * (self.rows / self.high) * (self.columns + 8);
         tiles.max(slice)
     }
 
-    /// The tile for operands that a thread moves one element at a time, if it leaves registers for
-    /// that. `places` says for which operands a thread moves elements from many rows (or columns),
-    /// whose addresses it keeps.
-    pub fn one_by_one(self, places: [bool; 2]) -> Option<TensorTile> {
-        let TensorTile {
-            deep_bytes, stages, ..
-        } = self;
-        let (deep_bytes, stages) = if deep_bytes > 64 {
-            (64, stages + 1)
-        } else {
-            (deep_bytes, stages)
-        };
+    /// The tile for operands of which a thread moves `single` ones one element at a time, if it
+    /// leaves registers for that. `places` says for which operands a thread moves elements from
+    /// many rows (or columns), whose addresses it keeps.
+    pub fn one_by_one(self, single: [bool; 2], places: [bool; 2]) -> Option<TensorTile> {
         let few = [self.rows, self.columns]
             .into_iter()
             .zip(places)
             .all(|(n, kept)| n <= 64 || !kept);
-        (few && self.high * self.wide < 64 * 64).then_some(TensorTile {
-            deep_bytes,
-            stages,
-            ..self
-        })
+        let blocks = if single == [true; 2] {
+            self.blocks.min(2)
+        } else {
+            self.blocks
+        };
+        (few && self.high * self.wide < 64 * 64).then_some(TensorTile { blocks, ..self })
     }
 
     fn source(&self, elem: Elem) -> String {

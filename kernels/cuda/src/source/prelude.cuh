@@ -2,6 +2,7 @@
 // every program that the emulator runs. No standard headers are included, because NVRTC has none.
 
 #define SLABWISE_INLINE static __device__ __forceinline__
+#define SLABWISE_METHOD __device__ __forceinline__
 
 typedef unsigned long long u64;
 
@@ -158,11 +159,54 @@ SLABWISE_INLINE V load_written(const void* p) {
     }
 }
 
-/// The same address, to which the compiler adds others as it is, instead of adding up its parts anew.
+/// The same address in global memory, to which the compiler adds others as it is, instead of adding
+/// up its parts anew.
 template <class T>
 SLABWISE_INLINE const T* settled(const T* p) {
     asm("" : "+l"(p));
+    __builtin_assume(__isGlobal(p));
     return p;
+}
+SLABWISE_INLINE int settled(int x) {
+    asm("" : "+r"(x));
+    return x;
+}
+
+/// A number whose lowest `count` bits are ones: all for more than 31.
+SLABWISE_INLINE unsigned low_bits(int count) {
+    unsigned bits;
+    asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
+    return bits;
+}
+
+/// The lower halves of two registers in one.
+SLABWISE_INLINE unsigned pair_of(unsigned first, unsigned second) { return __byte_perm(first, second, 0x5410); }
+
+/// A place in shared memory, as its 32-bit address.
+struct Shared {
+    unsigned address;
+
+    SLABWISE_METHOD Shared(const void* p) : address(unsigned(__cvta_generic_to_shared(p))) {}
+    SLABWISE_METHOD explicit Shared(unsigned address) : address(address) {}
+    SLABWISE_METHOD Shared operator+(int bytes) const { return Shared(address + unsigned(bytes)); }
+};
+SLABWISE_INLINE Shared settled(Shared place) { return Shared(unsigned(settled(int(place.address)))); }
+SLABWISE_INLINE void store_element(Shared to, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to.address), "f"(x) : "memory"); }
+template <class Half>
+SLABWISE_INLINE void store_element(Shared to, Half x) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(to.address), "h"(x.bits) : "memory"); }
+SLABWISE_INLINE unsigned load_one(Shared from) {
+    unsigned v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from.address) : "memory");
+    return v;
+}
+SLABWISE_INLINE void load_two(unsigned& first, unsigned& second, Shared from) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(from.address) : "memory");
+}
+SLABWISE_INLINE void load_four(unsigned (&v)[4], Shared from) {
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from.address) : "memory");
+}
+SLABWISE_INLINE void store_four(Shared to, const unsigned (&v)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to.address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
 /// Declares `name`, the dynamic shared memory of the block as elements of `type`.
@@ -254,31 +298,29 @@ SLABWISE_INLINE Rank from_lane_xor(Rank x, int mask) {
 // ---- Tensor cores and asynchronous copies -------------------------------------------------------
 
 #ifndef SLABWISE_EMULATED
-SLABWISE_INLINE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
-
 /// Four 8×8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
-SLABWISE_INLINE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+SLABWISE_INLINE void ldmatrix_x4(unsigned (&r)[4], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
+                 : "r"(row.address)
                  : "memory");
 }
-SLABWISE_INLINE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+SLABWISE_INLINE void ldmatrix_x4_trans(unsigned (&r)[4], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
+                 : "r"(row.address)
                  : "memory");
 }
-SLABWISE_INLINE void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+SLABWISE_INLINE void ldmatrix_x2(unsigned (&r)[2], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(row))
+                 : "r"(row.address)
                  : "memory");
 }
-SLABWISE_INLINE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+SLABWISE_INLINE void ldmatrix_x2_trans(unsigned (&r)[2], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(row))
+                 : "r"(row.address)
                  : "memory");
 }
 
@@ -311,18 +353,21 @@ SLABWISE_INLINE unsigned round_tf32(float x) {
 }
 
 /// Starts a copy of BYTES (4, 8 or 16, and aligned to that) from global to shared memory; zeros
-/// where not `wanted`.
+/// where `wanted` is 0.
 template <int BYTES>
-SLABWISE_INLINE void copy_async(void* to, const void* from, bool wanted) {
+SLABWISE_INLINE void copy_async(Shared to, const void* from, unsigned wanted) {
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+        asm volatile("{.reg .pred none; setp.eq.u32 none, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, none;}" ::"r"(to.address), "l"(from),
+                     "r"(wanted)
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(wanted ? BYTES : 0)
+        asm volatile("{.reg .pred none; setp.eq.u32 none, %3, 0; cp.async.ca.shared.global [%0], [%1], %2, none;}" ::"r"(to.address), "l"(from),
+                     "n"(BYTES), "r"(wanted)
                      : "memory");
 }
 /// The same of 16 bytes, of which the first `present` exist; zeros behind those.
-SLABWISE_INLINE void copy_async_part(void* to, const void* from, int present) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(present) : "memory");
+SLABWISE_INLINE void copy_async_part(Shared to, const void* from, int present) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to.address), "l"(from), "r"(present) : "memory");
 }
 SLABWISE_INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most PENDING groups of this thread are in flight.
