@@ -372,11 +372,12 @@ impl Matmul {
             last: part.last,
         });
         let splits = splits(blocks, k_blocks.count());
+        // The workspace is that of so many workers, even if the system has given fewer.
         let blocking = blocking(
             [m, n, slice.len()],
             groups,
             splits,
-            threads,
+            self.threads,
             self.micro,
             (self.limits, self.layout),
         );
