@@ -126,10 +126,12 @@ const AHEAD_ROWS: usize = 256;
 /// Elements between rows at which their cache lines share a set: of the panels of wide vectors, which
 /// have more rows than a set has lines, none stays in the cache then.
 const SAME_SET: i64 = 1 << 10;
-/// Blocks of rows for each worker of a product with swapped operands.
+/// Blocks of rows beside each block of columns of a product with swapped operands, at least.
 const SWAPPED_BLOCKS: usize = 4;
-/// Most elements of an operand that workers share after it is packed.
-const SHARED: usize = 256 << 10;
+/// Most columns of such a block.
+const SWAPPED_COLUMNS: usize = 512;
+/// Most elements of a right operand that stays packed.
+const RIGHT: usize = 128 << 10;
 /// Most columns of a product of several blocks of rows for which its left operand is not worth
 /// packing. A single block of rows is packed by every worker.
 const NARROW: usize = 768;
@@ -226,7 +228,7 @@ impl Matmul {
         let swapped = (groups == 1
             && is_whole
             && (micro.lanes..n).contains(&m)
-            && m.saturating_mul(k[0]) <= SHARED
+            && k[0] <= RIGHT / micro.nr()
             && swaps(spec, body))
         .then(|| space(false, &LIMITS[0], true))
         .filter(|space| space.bytes(threads) <= most.saturating_mul(threads) as u64);
@@ -344,7 +346,7 @@ impl Matmul {
                 slice: 0..k,
                 two_panels: false,
                 left_rows: None,
-                shared: None,
+                keeps_right: false,
                 micro: self.micro,
                 code: self.code.bind(spec, launch),
             };
@@ -402,18 +404,13 @@ impl Matmul {
             slice,
             two_panels,
             left_rows: self.layout.left_stays.then(left_rows),
-            shared: self.layout.swaps.then(|| resources.partial()),
+            keeps_right: self.layout.swaps,
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
-        unsafe {
-            if product.shared.is_some() {
-                product.pack_right(&resources);
-            }
-            drive_some(&product, self.micro, &blocking, &resources, carry)
-        };
+        unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
     }
 }
 
@@ -515,16 +512,21 @@ fn blocking(
 ) -> Blocking {
     let width = micro.nr();
     if layout.swaps {
-        // Rows become columns. A block packs nothing, so there may be many.
-        let mc = limits
-            .mc
-            .min(m.div_ceil(SWAPPED_BLOCKS * threads))
-            .max(micro.lanes);
-        let mc = even(m, mc, micro.lanes);
+        // The operand that is read in place is read again for each block of columns, of which one
+        // for each thread is enough; its blocks of rows need no packing and may be many. Their rows
+        // become columns.
+        let nc = even(n, swapped_columns([n, k], threads, micro), width);
+        let blocks = SWAPPED_BLOCKS * threads.div_ceil(n.div_ceil(nc).max(1));
+        let mc = (limits.acc(true) / nc).min(m.div_ceil(blocks));
         return Blocking {
-            mc,
-            nc: even(n, (limits.acc(true) / mc / width * width).max(width), width),
+            mc: even(
+                m,
+                (mc / micro.lanes * micro.lanes).max(micro.lanes),
+                micro.lanes,
+            ),
+            nc,
             resident: true,
+            by_columns: true,
             splits,
         };
     }
@@ -533,6 +535,7 @@ fn blocking(
             mc: even(m, MC, 1),
             nc: SPLIT_NC.min(n.next_multiple_of(width)),
             resident: false,
+            by_columns: false,
             splits,
         };
     }
@@ -566,8 +569,18 @@ fn blocking(
         mc,
         nc,
         resident,
+        by_columns: false,
         splits,
     }
+}
+
+/// Most columns of a block of a product with swapped operands, up to so many columns and steps; no
+/// fewer for more columns.
+fn swapped_columns([n, k]: [usize; 2], threads: usize, micro: &Micro) -> usize {
+    let width = micro.nr();
+    let most = (RIGHT / k.max(1)).min(SWAPPED_COLUMNS) / width * width;
+    most.max(width)
+        .min(n.div_ceil(threads).next_multiple_of(width))
 }
 
 /// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
@@ -658,10 +671,11 @@ fn space(
         ..Space::default()
     };
     if layout.swaps {
-        let blocking = blocking([m, n, k], groups, 1, threads, micro, (limits, layout));
+        let nc = swapped_columns([n, k], threads, micro);
+        let mc = m.div_ceil(SWAPPED_BLOCKS).next_multiple_of(micro.lanes);
         return Space {
-            acc: blocking.mc.saturating_mul(blocking.nc),
-            partial: n.next_multiple_of(width).saturating_mul(k),
+            right: nc.saturating_mul(k),
+            acc: limits.acc(true).max(micro.lanes * nc).min(mc * nc),
             ..Space::default()
         };
     }

@@ -206,6 +206,7 @@ pub(super) unsafe fn run(call: &Call) {
         mc: even(rows, limits.mc.max(MIN_MC), 1),
         nc: 0,
         resident: true,
+        by_columns: false,
         splits: 1,
     };
     blocking.resident = limits.resident(blocking.mc, depth);

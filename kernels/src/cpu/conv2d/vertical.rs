@@ -232,6 +232,7 @@ pub(super) unsafe fn run(call: &Call) {
         mc,
         nc: positions * images,
         resident: false,
+        by_columns: false,
         splits: 1,
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the

@@ -170,6 +170,7 @@ fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
         mc,
         nc: even(sizes.other, most, micro.nr()),
         resident: false,
+        by_columns: false,
         splits,
     }
 }

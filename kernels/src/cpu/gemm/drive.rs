@@ -89,7 +89,8 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         left: *const f32,
     ) -> Left;
-    /// Prepares the data that the micro-panels of a block of columns share.
+    /// Prepares the data that the micro-panels of a block of columns share. With
+    /// [`Blocking::by_columns`], those of all sub-blocks stay in the same buffer.
     unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32);
     /// The columns from `column` on that need the same steps of a sub-block.
     unsafe fn span(
@@ -170,6 +171,9 @@ pub(in super::super) struct Blocking {
     pub nc: usize,
     /// Whether the left operand is kept packed for the whole contracted axis.
     pub resident: bool,
+    /// Whether blocks of the same columns follow one another, so that their right operand is
+    /// prepared once; the left one needs no preparation then.
+    pub by_columns: bool,
     /// Parts of the contracted axis that are summed separately.
     pub splits: usize,
 }
@@ -444,8 +448,15 @@ struct Job<'a, P> {
 impl<P: Product> Job<'_, P> {
     /// A block of the result, by number.
     fn cut(&self, number: usize) -> Cut {
-        let (row_block, column_block) = (number / self.column_blocks, number % self.column_blocks);
-        let (group, row_block) = (row_block / self.row_blocks, row_block % self.row_blocks);
+        let (row_blocks, column_blocks) = (self.row_blocks, self.column_blocks);
+        let (group, rest) = (
+            number / (row_blocks * column_blocks),
+            number % (row_blocks * column_blocks),
+        );
+        let (row_block, column_block) = match self.blocking.by_columns {
+            true => (rest % row_blocks, rest / row_blocks),
+            false => (rest / column_blocks, rest % column_blocks),
+        };
         let first = row_block * self.blocking.mc;
         let rows = first..(first + self.blocking.mc).min(self.product.rows());
         Cut {
@@ -539,7 +550,10 @@ impl<P: Product> Job<'_, P> {
             None if apart => self.part(&cut, split),
             None => (slot.acc, self.stride()),
         };
-        let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
+        let key = match blocking.by_columns {
+            true => cut.group * self.column_blocks + cut.column_block,
+            false => product.left_group(cut.group) * self.row_blocks + cut.row_block,
+        };
         let pack = !blocking.resident || *resident != key;
         *resident = key;
         let k_blocks = product.k_blocks();
@@ -588,7 +602,9 @@ impl<P: Product> Job<'_, P> {
                             left,
                         );
                     }
-                    product.right(cut.group, cut.column_block, block, slot.right);
+                    if pack || !blocking.by_columns {
+                        product.right(cut.group, cut.column_block, block, slot.right);
+                    }
                     self.sweep(&cut, block, left, slot, sums, before);
                     before = Before::Sums;
                 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::drive::{KBlocks, MicroPanel, Product, Resources, Slot, panel_rows};
+use super::drive::{KBlocks, MicroPanel, Product, panel_rows};
 use super::matrix::Matrix;
 use super::micro::{Ahead, Left, LeftLayout, Micro, ROWS, Right};
 use super::pack::{self, Source};
@@ -13,8 +13,6 @@ use crate::spec::{MAX_AXES, Spec};
 /// Left panels from which on a right micro-panel is transposed beside the sums: with fewer of them,
 /// there is less time for it than the packing of a whole panel takes.
 const TRANSPOSING_PANELS: usize = 6;
-/// Elements that one thread packs sooner than two.
-const SERIAL_ELEMENTS: usize = 8 << 10;
 
 /// A batch of products of strided matrices.
 pub(super) struct Strided<'a> {
@@ -36,8 +34,8 @@ pub(super) struct Strided<'a> {
     pub two_panels: bool,
     /// Offsets of the rows of a left panel that is read where it lies.
     pub left_rows: Option<[i32; ROWS]>,
-    /// The right operand as [`Strided::pack_right`] packs it, if workers share it.
-    pub shared: Option<*mut f32>,
+    /// Whether the right operand of a block of columns stays packed.
+    pub keeps_right: bool,
     pub micro: &'static Micro,
     pub code: Bound<'a>,
 }
@@ -59,56 +57,34 @@ impl Strided<'_> {
 }
 
 impl Strided<'_> {
-    /// The columns from `column` on of the right operand that workers share, for steps from `step`
-    /// on: whole micro-panels, one after another, of all steps.
-    fn shared(&self, to: *mut f32, column: usize, step: usize) -> *mut f32 {
-        to.wrapping_add(column * self.sizes[3] + step * self.micro.width(self.sizes[2] - column))
+    /// A micro-panel of a sub-block, from column `first` of a block of columns on, in the buffer of
+    /// the right operand of that block.
+    fn kept<T>(&self, right: *mut T, first: usize, block: usize) -> *mut T {
+        let (depth, columns) = (
+            self.depth(block),
+            self.nc.next_multiple_of(self.micro.lanes),
+        );
+        right.wrapping_add(depth.start * columns + first * depth.len())
     }
 
-    /// Packs the right operand of the one group for all workers.
+    /// Packs so many columns of a sub-block.
     ///
     /// # Safety
-    /// The operand may be read, and there is room for whole vectors of its columns in `shared`.
-    pub unsafe fn pack_right(&self, resources: &Resources) {
-        let (Some(to), [_, _, columns, depth]) = (self.shared.map(Shared), self.sizes) else {
-            return;
+    /// They lie inside the operand, and `to` has room for their steps, a width of a micro-panel each.
+    unsafe fn pack_right(&self, group: usize, columns: Range<usize>, block: usize, to: *mut f32) {
+        let (depth, [step, stride]) = (self.depth(block), self.b.strides);
+        let origin = self.origin(group);
+        let batch = &origin[..self.spec.dims.len() - 2];
+        let from = self.b.at(batch, depth.start, columns.start, self.env);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.b.pack(
+                self.micro,
+                (from, [stride, step]),
+                (columns.len(), depth.len()),
+                (to, self.micro.width(columns.len())),
+            )
         };
-        let nr = self.micro.nr();
-        let blocks = self.k_blocks.count();
-        let panel = |number: usize, _: &Slot, _: &mut usize| {
-            let (column, k_block) = (number / blocks * nr, number % blocks);
-            let steps = self.depth(self.blocks(k_block).start);
-            let count = nr.min(columns - column);
-            let [step, stride] = self.b.strides;
-            let from = self.b.at(&[], steps.start, column, self.env);
-            let to = self.shared(to.get(), column, steps.start);
-            // SAFETY: the columns and steps lie inside the operand, and each micro-panel has room
-            // of its own.
-            unsafe {
-                self.b.pack(
-                    self.micro,
-                    (from, [stride, step]),
-                    (count, steps.len()),
-                    (to, self.micro.width(count)),
-                );
-            }
-        };
-        let panels = columns.div_ceil(nr) * blocks;
-        let serial = columns * depth < SERIAL_ELEMENTS;
-        // SAFETY: panels do not overlap.
-        unsafe { resources.tasks(panels, serial, panel) };
-    }
-}
-
-/// The address of panels that threads write one by one.
-struct Shared(*mut f32);
-
-// SAFETY: see `Strided::pack_right`.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn get(&self) -> *mut f32 {
-        self.0
     }
 }
 
@@ -225,37 +201,37 @@ impl Product for Strided<'_> {
         Left::packed(unsafe { left.add(row * depth.len()) })
     }
 
-    unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
+    unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32) {
+        if !self.keeps_right {
+            return;
+        }
+        let columns = self.columns(column_block);
+        for column in columns.clone().step_by(self.micro.nr()) {
+            let end = (column + self.micro.nr()).min(columns.end);
+            let to = self.kept(to, column - columns.start, block);
+            // SAFETY: the workspace has room for whole vectors of all columns of the block.
+            unsafe { self.pack_right(group, column..end, block, to) };
+        }
+    }
 
-    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
-        let depth = self.depth(at.block);
-        if let Some(shared) = self.shared {
-            let panel = self.shared(shared, at.columns.start, depth.start);
-            return Right::packed(panel, at.width);
+    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
+        if self.keeps_right {
+            let first = at.columns.start - self.columns(at.column_block).start;
+            return Right::packed(self.kept(right.cast_mut(), first, at.block), at.width);
         }
         let [step, stride] = self.b.strides;
-        let origin = self.origin(at.group);
-        let from = self.b.at(
-            &origin[..self.spec.dims.len() - 2],
-            depth.start,
-            at.columns.start,
-            self.env,
-        );
         // The operand is read once and in whole vectors, so packing would only be another pass.
         let is_whole = at.panels == 1 && at.columns.len() == at.width;
         if stride == 1 && step >= 0 && is_whole && self.b.is_wide() {
+            let origin = self.origin(at.group);
+            let batch = &origin[..self.spec.dims.len() - 2];
+            let first = self.depth(at.block).start;
+            let from = self.b.at(batch, first, at.columns.start, self.env);
             return Right::packed(from.cast(), step as usize);
         }
         // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth ·
         // width` elements.
-        unsafe {
-            self.b.pack(
-                self.micro,
-                (from, [stride, step]),
-                (at.columns.len(), depth.len()),
-                (to, at.width),
-            )
-        };
+        unsafe { self.pack_right(at.group, at.columns, at.block, to) };
         Right::packed(to, at.width)
     }
 
@@ -275,7 +251,7 @@ impl Product for Strided<'_> {
         let whole = at.columns.len() == self.micro.nr();
         let copies = stride == 1 && step >= 0 && at.panels > 1;
         let transposes = step == 1 && stride > 1 && at.panels >= TRANSPOSING_PANELS;
-        if self.shared.is_some()
+        if self.keeps_right
             || !(self.two_panels && whole && (copies || transposes) && self.b.is_wide())
         {
             return Ahead::NOTHING;
