@@ -530,18 +530,11 @@ mod x86 {
             rows: usize,
             to: *mut f32,
             to_stride: usize,
-            over: bool,
+            _over: bool,
         ) {
             // SAFETY: callers enable AVX-512 and give readable and writable blocks of these shapes;
             // the mask keeps to `rows`.
             unsafe {
-                // (Masked stores are slow on Zen 5.)
-                if over || rows == 8 {
-                    for (j, column) in transposed(from, from_stride, rows).into_iter().enumerate() {
-                        _mm256_storeu_ps(to.add(j * to_stride), column);
-                    }
-                    return;
-                }
                 let mask = ((1u32 << rows) - 1) as u8;
                 for (j, column) in transposed(from, from_stride, rows).into_iter().enumerate() {
                     _mm256_mask_storeu_ps(to.add(j * to_stride), mask, column);
