@@ -2,15 +2,18 @@
 //!
 //! The result is cut into blocks of MC rows × NC columns. A task computes one such block over the
 //! whole contracted axis in the worker's part of the workspace and passes it to the product's
-//! epilogue, so that the result is written once, by arbitrary code; without an epilogue, it is summed
-//! where it is stored. The left operand of a block of rows is kept packed as long as a worker stays
-//! with these rows; the right operand is packed one micro-panel at a time, just before it is
-//! multiplied with all left panels or, if it is only to be copied or transposed, by the micro-kernels
-//! that multiply the one before. The contracted axis is cut into *k-blocks* of at most KC steps, over
+//! epilogue, so that the result is written once, by arbitrary code; without an epilogue, it is
+//! summed where it is stored. The left operand of a block of rows is kept packed as long as a
+//! worker stays with these rows; the right operand is packed one micro-panel at a time, just before
+//! it is multiplied with all left panels or, if it is only to be copied or transposed, by the
+//! micro-kernels that multiply the one before. Where the left operand is read in place and the
+//! right one has to be transposed, a worker stays with a block of columns instead, whose right
+//! operand it packs once. The contracted axis is cut into *k-blocks* of at most KC steps, over
 //! which an element is summed from 0 before it is added to the sum of those before, and for small
-//! results of long sums into splits of several k-blocks. Both depend on the shape alone, so that every
-//! element is summed in the same order for any number of threads. If memory is short, a k-block is
-//! computed in several *sub-blocks*; each continues the sums of the one before, which changes no bit.
+//! results of long sums into splits of several k-blocks. Both depend on the shape alone, so that
+//! every element is summed in the same order for any number of threads. If memory is short, a
+//! k-block is computed in several *sub-blocks*; each continues the sums of the one before, which
+//! changes no bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
