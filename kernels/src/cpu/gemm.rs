@@ -512,10 +512,9 @@ fn blocking(
 ) -> Blocking {
     let width = micro.nr();
     if layout.swaps {
-        // The operand that is read in place is read again for each block of columns, of which one
-        // for each thread is enough; its blocks of rows need no packing and may be many. Their rows
-        // become columns.
-        let nc = even(n, swapped_columns([n, k], threads, micro), width);
+        // Each worker packs a block of columns, but reads rows of its own: those of weights that it
+        // has updated before. Blocks of rows need no packing and may be many; they become columns.
+        let nc = even(n, swapped_columns([n, k], micro), width);
         let blocks = SWAPPED_BLOCKS * threads.div_ceil(n.div_ceil(nc).max(1));
         let mc = (limits.acc(true) / nc).min(m.div_ceil(blocks));
         return Blocking {
@@ -576,11 +575,10 @@ fn blocking(
 
 /// Most columns of a block of a product with swapped operands, up to so many columns and steps; no
 /// fewer for more columns.
-fn swapped_columns([n, k]: [usize; 2], threads: usize, micro: &Micro) -> usize {
+fn swapped_columns([n, k]: [usize; 2], micro: &Micro) -> usize {
     let width = micro.nr();
     let most = (RIGHT / k.max(1)).min(SWAPPED_COLUMNS) / width * width;
-    most.max(width)
-        .min(n.div_ceil(threads).next_multiple_of(width))
+    most.max(width).min(n.next_multiple_of(width))
 }
 
 /// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
@@ -671,7 +669,7 @@ fn space(
         ..Space::default()
     };
     if layout.swaps {
-        let nc = swapped_columns([n, k], threads, micro);
+        let nc = swapped_columns([n, k], micro);
         let mc = m.div_ceil(SWAPPED_BLOCKS).next_multiple_of(micro.lanes);
         return Space {
             right: nc.saturating_mul(k),
