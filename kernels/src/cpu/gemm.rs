@@ -383,7 +383,7 @@ impl Matmul {
             self.micro,
             (self.limits, self.layout),
         );
-        let blocking = match self.layout.sums_stay {
+        let blocking = match self.layout.sums_stay || self.layout.swaps {
             true => blocking,
             false => blocking.within(self.space.acc, self.micro),
         };
@@ -514,9 +514,8 @@ fn blocking(
     if layout.swaps {
         // Each worker packs a block of columns, but reads rows of its own: those of weights that it
         // has updated before. Blocks of rows need no packing and may be many; they become columns.
-        let nc = even(n, swapped_columns([n, k], micro), width);
-        let blocks = SWAPPED_BLOCKS * threads.div_ceil(n.div_ceil(nc).max(1));
-        let mc = (limits.acc(true) / nc).min(m.div_ceil(blocks));
+        let nc = swapped_columns([n, k], micro);
+        let mc = (limits.acc(true) / nc).min(swapped_rows([m, n], nc, threads));
         return Blocking {
             mc: even(
                 m,
@@ -573,12 +572,16 @@ fn blocking(
     }
 }
 
-/// Most columns of a block of a product with swapped operands, up to so many columns and steps; no
-/// fewer for more columns.
+/// Columns of each block but the last of a product with swapped operands; no fewer for more columns.
 fn swapped_columns([n, k]: [usize; 2], micro: &Micro) -> usize {
     let width = micro.nr();
     let most = (RIGHT / k.max(1)).min(SWAPPED_COLUMNS) / width * width;
-    most.max(width).min(n.next_multiple_of(width))
+    most.max(width).min(n.max(1).next_multiple_of(micro.lanes))
+}
+
+/// Most rows of such a block, of which every thread has several; no fewer for more columns.
+fn swapped_rows([m, n]: [usize; 2], nc: usize, threads: usize) -> usize {
+    m.div_ceil(SWAPPED_BLOCKS * threads.div_ceil(n.div_ceil(nc).max(1)))
 }
 
 /// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
@@ -670,9 +673,10 @@ fn space(
     };
     if layout.swaps {
         let nc = swapped_columns([n, k], micro);
-        let mc = m.div_ceil(SWAPPED_BLOCKS).next_multiple_of(micro.lanes);
+        let mc = swapped_rows([m, n], nc, threads).next_multiple_of(micro.lanes);
         return Space {
             right: nc.saturating_mul(k),
+            // Fewer columns make no higher blocks beyond the limit.
             acc: limits.acc(true).max(micro.lanes * nc).min(mc * nc),
             ..Space::default()
         };
