@@ -7,7 +7,7 @@ use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
 use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error, Measures};
+use slabwise::{CompileOptions, Error, Isa, Measures};
 use slabwise_models::{Examples, Model, OptimizerKind, noise};
 use support::networks::Trained;
 
@@ -280,44 +280,55 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
 /// Its largest workspaces are larger than all that its kernels touch.
 #[test]
 fn workspaces_grow_into_the_available_bytes() {
-    let (all, roomy) = (
-        CompileOptions::default(),
-        CompileOptions {
+    let isas = Isa::available();
+    for (isa, threads) in isas.into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+        let all = CompileOptions {
+            isa: Some(isa),
+            ..CompileOptions::default()
+        };
+        let roomy = CompileOptions {
             measures: Measures {
                 small_workspaces: false,
                 ..Measures::default()
             },
-            ..CompileOptions::default()
-        },
-    );
-    for threads in [1, 2] {
+            ..all
+        };
+        let case = format!("{isa}, {threads} threads");
         let whole = perceptron(Budget::Unlimited, threads, all).expect("it compiles");
         let once = whole.program.plan().slab_bytes();
         let mut workspaces = vec![];
-        for percent in [80, 85, 90] {
+        for percent in [70, 80, 85, 90, 95] {
             let within = perceptron(Budget::Fraction(percent as f64 / 100.0), threads, all);
-            let within = within.unwrap_or_else(|e| panic!("{threads} threads, {percent} %: {e}"));
+            // What the kernels touch, and the smallest workspaces, take more than half of the slab;
+            // how much depends on the vectors and on the threads.
+            let within = match within {
+                Err(Error::Budget { budget, needed, .. }) if percent < 85 => {
+                    assert!(budget < needed, "{case}: {budget} {needed}");
+                    continue;
+                }
+                within => within.unwrap_or_else(|e| panic!("{case}, {percent} %: {e}")),
+            };
             let plan = within.program.plan();
             assert!(
                 plan.slab_bytes() * 100 <= once * percent && plan.budget_report().tasks.is_empty(),
-                "{plan}"
+                "{case}: {plan}"
             );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
-            within.assert_same(&whole, &format!("{threads} threads within {percent} %"));
+            within.assert_same(&whole, &format!("{case} within {percent} %"));
             let tasks = plan.dag().tasks.iter();
             workspaces.push(tasks.map(|task| task.workspace).sum::<u64>());
         }
         // Additional memory is used, where the next size of a workspace fits into it.
         assert!(
             workspaces.is_sorted() && workspaces[0] < workspaces[workspaces.len() - 1],
-            "{threads} threads: {workspaces:?}"
+            "{case}: {workspaces:?}"
         );
         let Some(Error::Budget { budget, needed, .. }) =
             perceptron(Budget::Fraction(0.5), threads, roomy).err()
         else {
-            panic!("too small")
+            panic!("{case}: too small")
         };
-        assert!(budget < needed, "{budget} {needed}");
+        assert!(budget < needed, "{case}: {budget} {needed}");
     }
 }
 
