@@ -411,22 +411,28 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
             kept == 3 && runs >= 12,
             "{runs} kernels again in {kept} programs"
         );
-        let half = train(Budget::Fraction(0.5)).expect("it fits");
-        let (plan, dag) = (half.program.plan(), half.program.plan().dag());
-        assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
-        // A convolution is fused with its norm and activation, and an activation is one value in
-        // both passes.
-        assert!(
-            plan.steps()
-                .any(|name| name.contains("conv2d recomputed & ")),
-            "{dag}"
-        );
-        assert!(
-            !dag.buffers
-                .iter()
-                .any(|b| b.name.ends_with("relu.recomputed")),
-            "{dag}"
-        );
+        let mut fused = 0;
+        for percent in [60, 55, 50, 45, 40] {
+            let Ok(within) = train(Budget::Fraction(f64::from(percent) / 100.0)) else {
+                assert!(percent < 50, "{percent} % fits");
+                continue;
+            };
+            let (plan, dag) = (within.program.plan(), within.program.plan().dag());
+            let peak = within.session.last_run().peak_slab_bytes;
+            assert_eq!(peak, plan.slab_bytes());
+            // An activation is one value in both passes.
+            assert!(
+                !dag.buffers
+                    .iter()
+                    .any(|b| b.name.ends_with("relu.recomputed")),
+                "{dag}"
+            );
+            let joins = |name: &str| name.contains("conv2d recomputed & ");
+            fused += usize::from(plan.steps().any(|name| joins(&name)));
+        }
+        // A convolution is fused with its norm and activation; within which budgets depends on the
+        // workspaces of the instruction set.
+        assert!(fused > 0);
     }
 }
 
