@@ -428,7 +428,7 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
                 "{dag}"
             );
             let joins = |name: &str| name.contains("conv2d recomputed & ");
-            fused += usize::from(plan.steps().any(|name| joins(&name)));
+            fused += usize::from(plan.steps().any(joins));
         }
         // A convolution is fused with its norm and activation; within which budgets depends on the
         // workspaces of the instruction set.
