@@ -37,6 +37,31 @@ fn train(device: Device, model: &str, precision: Precision, tf32: bool) -> (Vec<
     (losses, used.map(|used| used.function).collect())
 }
 
+/// Losses on the device differ from those on the CPU by at most so much of themselves.
+fn assert_within(got: &[f32], expected: &[f32], most: f32) {
+    for (a, b) in got.iter().zip(expected) {
+        assert!(
+            (a - b).abs() <= most * b.abs(),
+            "{got:?} on the device, {expected:?} on the CPU"
+        );
+    }
+}
+
+/// There are kernels of attention, forward and of both gradients, and what follows their kind in
+/// their names is as chosen.
+fn assert_all(functions: &[String], is_chosen: impl Fn(&str) -> bool) {
+    for kind in [
+        "attention_",
+        "attention_query_gradients_",
+        "attention_key_gradients_",
+    ] {
+        let own = functions.iter().filter_map(|name| name.strip_prefix(kind));
+        let own: Vec<&str> = own.filter(|rest| !rest.contains("gradients")).collect();
+        let as_chosen = own.iter().all(|rest| is_chosen(rest));
+        assert!(!own.is_empty() && as_chosen, "{kind}: {functions:?}");
+    }
+}
+
 #[test]
 fn transformers_train_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
@@ -48,25 +73,9 @@ fn transformers_train_as_on_the_cpu() {
         let (got, functions) = train(Device::Cuda(0), model, Precision::F32, tf32);
         match tf32 {
             false => assert_close(&got, &expected),
-            true => {
-                for (a, b) in got.iter().zip(&expected) {
-                    assert!(
-                        (a - b).abs() <= 2e-3 * b.abs(),
-                        "{got:?} on the device, {expected:?} on the CPU"
-                    );
-                }
-            }
+            true => assert_within(&got, &expected, 2e-3),
         }
-        for kind in [
-            "attention_",
-            "attention_query_gradients_",
-            "attention_key_gradients_",
-        ] {
-            let own = functions.iter().filter_map(|name| name.strip_prefix(kind));
-            let own: Vec<&str> = own.filter(|rest| !rest.contains("gradients")).collect();
-            let as_chosen = own.iter().all(|rest| rest.starts_with("tf32") == tf32);
-            assert!(!own.is_empty() && as_chosen, "{kind}: {functions:?}");
-        }
+        assert_all(&functions, |rest| rest.starts_with("tf32") == tf32);
     }
 }
 
@@ -81,22 +90,8 @@ fn transformers_in_bf16_train_as_on_the_cpu() {
     let model = "gpt:layers=2,width=64,heads=2,length=72,vocabulary=40";
     let (expected, _) = train(Device::Cpu, model, Precision::Bf16, false);
     let (got, functions) = train(Device::Cuda(0), model, Precision::Bf16, false);
-    for (a, b) in got.iter().zip(&expected) {
-        assert!(
-            (a - b).abs() <= 5e-4 * b.abs(),
-            "{got:?} on the device, {expected:?} on the CPU"
-        );
-    }
-    for kind in [
-        "attention_",
-        "attention_query_gradients_",
-        "attention_key_gradients_",
-    ] {
-        let own = functions.iter().filter_map(|name| name.strip_prefix(kind));
-        let own: Vec<&str> = own.filter(|rest| !rest.contains("gradients")).collect();
-        let are_of_halves = own.iter().all(|rest| rest.starts_with("bf16_"));
-        assert!(!own.is_empty() && are_of_halves, "{kind}: {functions:?}");
-    }
+    assert_within(&got, &expected, 5e-4);
+    assert_all(&functions, |rest| rest.starts_with("bf16_"));
 }
 
 /// Heads that no kernel is wide enough for are computed by products.

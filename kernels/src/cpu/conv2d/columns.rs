@@ -527,10 +527,8 @@ impl Product for Columns<'_> {
             };
             return Left::indirect(at.wrapping_offset(first), rows, steps);
         }
-        Left::packed(
-            // SAFETY: `row` rows are packed before it.
-            unsafe { left.add(row * self.depth(block).len()) },
-        )
+        // SAFETY: `row` rows are packed before it.
+        Left::packed(unsafe { left.add(row * self.depth(block).len()) })
     }
 
     /// The first step of every phase, the offset of every step, then the tile.
