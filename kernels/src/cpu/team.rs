@@ -10,7 +10,8 @@
 //! scheduling, Markatos and LeBlanc 1994). It takes chunks from the front of its range, and when
 //! that is empty from the end of others' ranges, so that no thread waits for threads that are slower
 //! or have not woken up. It takes a fixed part of the chunks that are left in a range, which are
-//! neighbours.
+//! neighbours. A thread that is still looking through others' ranges when the next region starts
+//! takes no chunk of that region there, because it is to start with its own range.
 //!
 //! One atomic word holds a range and the number of its region. Taking chunks is a compare-and-swap
 //! on both at once, so that a thread that reads the word late cannot take a chunk of a later region
@@ -217,7 +218,7 @@ impl Shared {
             drop(self.lock());
             (0..sleeping.min(job.chunks - 1)).for_each(|_| self.work_ready.notify_one());
         }
-        self.work(0);
+        self.work(0, region);
         if !spin_until(|| self.unfinished.load(Ordering::Acquire) == 0) {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
@@ -232,13 +233,13 @@ impl Shared {
         self.lock().take()
     }
 
-    /// Takes and runs chunks of the current region until none is left.
-    fn work(&self, worker: usize) {
+    /// Takes and runs chunks of a region until none is left.
+    fn work(&self, worker: usize, region: u64) {
         let outer = CURRENT.replace((self, worker));
         let threads = self.chunks.len();
         for other in 0..threads {
             let owner = (worker + other) % threads;
-            while let Some((job, chunks)) = self.take(owner, other == 0) {
+            while let Some((job, chunks)) = self.take(owner, region, other == 0) {
                 let count = chunks.len();
                 for chunk in chunks {
                     let work = AssertUnwindSafe(|| (job.work)(job.first + chunk, worker));
@@ -258,13 +259,18 @@ impl Shared {
         CURRENT.set(outer);
     }
 
-    /// Takes some of the chunks that are set aside for a thread, from the front or from the end.
-    fn take(&self, owner: usize, front: bool) -> Option<(&Job<'static>, Range<usize>)> {
+    /// Takes some of the chunks of a region that are set aside for a thread, from the front or the end.
+    fn take(
+        &self,
+        owner: usize,
+        region: u64,
+        front: bool,
+    ) -> Option<(&Job<'static>, Range<usize>)> {
         let chunks = &self.chunks[owner].0;
         let mut word = chunks.load(Ordering::Acquire);
         loop {
             let left = Chunks::range(word);
-            if left.is_empty() {
+            if left.is_empty() || Chunks::word(region, &left) != word {
                 return None;
             }
             let job = self.job.load(Ordering::Relaxed);
@@ -273,7 +279,6 @@ impl Shared {
                 true => (left.start..left.start + count, left.start + count..left.end),
                 false => (left.end - count..left.end, left.start..left.end - count),
             };
-            let region = word >> (2 * CHUNK_BITS);
             match chunks.compare_exchange_weak(
                 word,
                 Chunks::word(region, &rest),
@@ -311,7 +316,7 @@ impl Shared {
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }
             seen.set(self.region.load(Ordering::Acquire));
-            self.work(worker);
+            self.work(worker, seen.get());
         }
     }
 }
