@@ -386,6 +386,7 @@ fn swapped_operands_give_the_same_bits() {
         (64, 257, 1100),
         (33, 1030, 7),
         (100, 101, 784),
+        (130, 160, 784),
     ];
     for (m, n, k) in shapes {
         for rows in [m, m / 2 + 1, 1, 0] {

@@ -130,8 +130,9 @@ const SAME_SET: i64 = 1 << 10;
 const SWAPPED_BLOCKS: usize = 4;
 /// Most columns of such a block.
 const SWAPPED_COLUMNS: usize = 512;
-/// Most elements of a right operand that stays packed.
-const RIGHT: usize = 128 << 10;
+/// Most elements of a block of columns of the right operand that stays packed; twice as many if that
+/// is what the fewest columns take.
+const RIGHT: usize = 64 << 10;
 /// Most columns of a product of several blocks of rows for which its left operand is not worth
 /// packing. A single block of rows is packed by every worker.
 const NARROW: usize = 768;
@@ -228,7 +229,7 @@ impl Matmul {
         let swapped = (groups == 1
             && is_whole
             && (micro.lanes..n).contains(&m)
-            && k[0] <= RIGHT / micro.nr()
+            && k[0] <= 2 * RIGHT / micro.nr()
             && swaps(spec, body))
         .then(|| space(false, &LIMITS[0], true))
         .filter(|space| space.bytes(threads) <= most.saturating_mul(threads) as u64);
@@ -514,7 +515,7 @@ fn blocking(
     if layout.swaps {
         // Each worker packs a block of columns, but reads rows of its own: those of weights that it
         // has updated before. Blocks of rows need no packing and may be many; they become columns.
-        let nc = swapped_columns([n, k], micro);
+        let nc = even(n, swapped_columns([n, k], micro), micro.lanes);
         let mc = (limits.acc(true) / nc).min(swapped_rows([m, n], nc, threads));
         return Blocking {
             mc: even(
@@ -572,7 +573,7 @@ fn blocking(
     }
 }
 
-/// Columns of each block but the last of a product with swapped operands; no fewer for more columns.
+/// Most columns of a block of a product with swapped operands; no fewer for more columns.
 fn swapped_columns([n, k]: [usize; 2], micro: &Micro) -> usize {
     let width = micro.nr();
     let most = (RIGHT / k.max(1)).min(SWAPPED_COLUMNS) / width * width;
