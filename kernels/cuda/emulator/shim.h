@@ -240,6 +240,7 @@ EMULATED unsigned pair_of(unsigned first, unsigned second) { return (first & 0xf
 struct Shared {
     unsigned char* address;
 
+    Shared() = default;
     Shared(const void* p) : address(static_cast<unsigned char*>(const_cast<void*>(p))) {}
     Shared operator+(int bytes) const { return address + bytes; }
 };

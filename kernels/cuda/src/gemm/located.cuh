@@ -63,17 +63,17 @@ struct LocatedLoader {
     unsigned exist;
     const Shared parts;
     unsigned held[STRAIGHT ? 1 : TURNS_ALONG * TURNS];
-    int vectors[STRAIGHT ? 1 : TURNS / V];
+    Shared vectors[STRAIGHT ? 1 : TURNS / V];
 
-    /// A loader for the tile whose first row or column is `from`, of `count`, and for contracted
-    /// elements `deep..end`. A barrier has to follow.
-    SLABWISE_METHOD LocatedLoader(const M& matrix, int from, int count, int deep, int end, void* shared)
+    /// A loader for the tile whose first row or column is `from`, of `count`, at `tile` in the first
+    /// stage, and for contracted elements `deep..end`. A barrier has to follow.
+    SLABWISE_METHOD LocatedLoader(const M& matrix, Shared tile, int from, int count, int deep, int end, void* shared)
         : m(matrix),
           along(int(threadIdx.x) % ALONG),
           across(int(threadIdx.x) / ALONG),
           origin(settled(STRIDE != 0 ? m.first + M::Free::at(m.w, from + across_at(across, 0)).offset : m.first)),
           table(settled(Shared(shared) + across * TURNS * int(sizeof(Offset)))),
-          places(along, across),
+          places(tile, along, across),
           last(settled(STRAIGHT ? end - across + ROWS - 1 : end - across * TURNS)),
           parts(settled(Shared(static_cast<char*>(shared) + ENTRIES * int(sizeof(Offset))) + across * PARTS * 4)) {
         const int room = count - from;
@@ -108,7 +108,7 @@ struct LocatedLoader {
 #pragma unroll
             for (int c = 0; c < TURNS / V; ++c) {
                 const int at = across * TURNS + c * V;
-                vectors[c] = settled(int(sizeof(S)) * Layout::at(BY_DEEP ? at : along, BY_DEEP ? along : at));
+                vectors[c] = settled(tile + int(sizeof(S)) * Layout::at(BY_DEEP ? at : along, BY_DEEP ? along : at));
             }
         }
     }
@@ -173,7 +173,7 @@ struct LocatedLoader {
         }
     }
     /// As of `Loader`; tiles follow each other.
-    SLABWISE_METHOD void start(Shared tile, int deep, int end) {
+    SLABWISE_METHOD void start(int stage, int deep, int end) {
         [[maybe_unused]] const Shared entries = table + (BY_DEEP ? 0 : turn * (ACROSS * int(sizeof(Offset))));
         constexpr int AT_ONCE = TURNS < 16 ? TURNS : 16, SOME = 16 / int(sizeof(Offset));
 #pragma unroll
@@ -206,7 +206,7 @@ struct LocatedLoader {
                     if constexpr (STRIDE != 0) element = from + (at + j) * (STEP * STRIDE);
                     else element = from + offset(some[j / SOME], j % SOME);
                     if constexpr (STRAIGHT) {
-                        copy_async<sizeof(E)>(tile + places.at(at + j) + i * THREADS * int(sizeof(S)), element, wanted);
+                        copy_async<sizeof(E)>(places.at(stage, at + j) + i * THREADS * int(sizeof(S)), element, wanted);
                     } else {
                         unsigned half = 0;
                         if (wanted != 0) half = element->bits;
@@ -238,7 +238,7 @@ struct LocatedLoader {
         else return Offset(u64(some[2 * i + 1]) << 32 | some[2 * i]);
     }
     /// Stores the elements held in registers.
-    SLABWISE_METHOD void finish(Shared tile) {
+    SLABWISE_METHOD void finish(int stage) {
         if constexpr (!STRAIGHT) {
             constexpr int DISTANCE = THREADS * int(sizeof(S)) * Layout::FREE_STEP;
 #pragma unroll
@@ -246,7 +246,7 @@ struct LocatedLoader {
                 unsigned words[4];
 #pragma unroll
                 for (int word = 0; word < 4; ++word) words[word] = pair_of(held[V * i + 2 * word], held[V * i + 2 * word + 1]);
-                store_four(tile + vectors[i % (TURNS / V)] + i / (TURNS / V) * DISTANCE, words);
+                store_four(vectors[i % (TURNS / V)] + stage + i / (TURNS / V) * DISTANCE, words);
             }
         }
     }

@@ -49,19 +49,18 @@ struct RegisterTile {
     SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
         using LeftTile = Steps<ROWS, DEEP>;
         using RightTile = Steps<COLUMNS, DEEP>;
-        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
-        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
+        float* const rights = shared + LeftTile::SIZE;
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, shared, share.row, share.rows);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, rights, share.column, share.columns);
         const int row = first_row(int(threadIdx.x)), column = first_column(int(threadIdx.x));
 #pragma unroll
         for (int i = 0; i < HIGH; ++i)
 #pragma unroll
             for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
-        float* const lefts = shared;
-        float* const rights = shared + STAGES * LeftTile::SIZE;
-        walk<STAGES, DEEP>(left, right, lefts, rights, LeftTile::SIZE * int(sizeof(float)), RightTile::SIZE * int(sizeof(float)), share.deep,
-                           share.end, [&](int stage) {
-            const float* const x = lefts + stage * LeftTile::SIZE;
-            const float* const y = rights + stage * RightTile::SIZE;
+        constexpr int BYTES = (LeftTile::SIZE + RightTile::SIZE) * int(sizeof(float));
+        walk<STAGES, BYTES, DEEP>(left, right, share.deep, share.end, [&](int stage) {
+            const float* const x = shared + stage / int(sizeof(float));
+            const float* const y = rights + stage / int(sizeof(float));
             // Four steps at a time: with more, more fragments are read ahead than there are
             // registers. Two for a large tile whose elements are loaded one by one along the
             // contracted axis, because their addresses occupy registers too.

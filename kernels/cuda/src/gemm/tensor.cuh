@@ -13,13 +13,13 @@ struct Fragments {
     /// those of two steps, or of 64 or 32 free elements.
     static constexpr int KINDS = DEEP_ROWS ? 2 : sizeof(E) == 4 ? (IS_FIRST ? 2 : 4) : BLOCKS < 4 ? BLOCKS : 4;
 
-    int places[KINDS];
+    Shared places[KINDS];
 
-    /// For a warp whose first row or column in the tile is `first`.
-    SLABWISE_METHOD explicit Fragments(int first) {
+    /// For a warp whose first row or column in the tile is `first`; the first stage's is `tile`.
+    SLABWISE_METHOD Fragments(Shared tile, int first) {
         const int lane = int(threadIdx.x) % 32;
 #pragma unroll
-        for (int i = 0; i < KINDS; ++i) places[i] = settled(BYTES * place(lane, first, i));
+        for (int i = 0; i < KINDS; ++i) places[i] = settled(tile + BYTES * place(lane, first, i));
     }
     static SLABWISE_METHOD int place(int lane, int first, int kind) {
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -28,23 +28,23 @@ struct Fragments {
         else if constexpr (IS_FIRST) return Layout::at(first + 16 * kind + lane / 4 * 2, lane % 4);
         else return Layout::at(first + 8 * kind + lane / 4, lane % 4);
     }
-    SLABWISE_METHOD void read(unsigned (&x)[BLOCKS][4], Shared tile, int step) const {
+    /// Reads those of a step from the tile of the stage that is `stage` bytes from the first.
+    SLABWISE_METHOD void read(unsigned (&x)[BLOCKS][4], int stage, int step) const {
 #pragma unroll
         for (int i = 0; i < BLOCKS; ++i) {
             if constexpr (DEEP_ROWS) {
-                ldmatrix_x4(x[i], tile + places[step % 2] + (16 * i * Layout::FREE_STEP + step / 2 * Layout::HALF) * BYTES);
+                ldmatrix_x4(x[i], places[step % 2] + stage + (16 * i * Layout::FREE_STEP + step / 2 * Layout::HALF) * BYTES);
             } else if constexpr (sizeof(E) == 2) {
-                ldmatrix_x4_trans(x[i], tile + places[i % KINDS] + (i / KINDS * 64 + 16 * step * Layout::DEEP_STEP) * BYTES);
+                ldmatrix_x4_trans(x[i], places[i % KINDS] + stage + (i / KINDS * 64 + 16 * step * Layout::DEEP_STEP) * BYTES);
             } else {
-                const Shared from = tile + (i / 2 * 32 + 8 * step * Layout::DEEP_STEP) * BYTES;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int deep = 4 * half * Layout::DEEP_STEP * BYTES;
+                    const int further = (i / 2 * 32 + (8 * step + 4 * half) * Layout::DEEP_STEP) * BYTES;
                     if constexpr (IS_FIRST) {
-                        load_two(x[i][2 * half], x[i][2 * half + 1], from + places[i % 2] + deep);
+                        load_two(x[i][2 * half], x[i][2 * half + 1], places[i % 2] + stage + further);
                     } else {
-                        x[i][half] = load_one(from + places[i % 2 * 2] + deep);
-                        x[i][2 + half] = load_one(from + places[i % 2 * 2 + 1] + deep);
+                        x[i][half] = load_one(places[i % 2 * 2] + stage + further);
+                        x[i][2 + half] = load_one(places[i % 2 * 2 + 1] + stage + further);
                     }
                 }
             }
@@ -103,32 +103,31 @@ struct TensorTile {
         using LeftLoader = LoaderOf<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V>;
         using RightLoader = LoaderOf<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V>;
         constexpr int LEFT_BYTES = LeftTile::SIZE * int(sizeof(E)), RIGHT_BYTES = RightTile::SIZE * int(sizeof(E));
-        const Shared lefts = settled(Shared(shared)), rights = lefts + STAGES * LEFT_BYTES;
+        const Shared lefts = Shared(shared), rights = lefts + LEFT_BYTES;
         char* const tables = reinterpret_cast<char*>(shared) + STAGES * (LEFT_BYTES + RIGHT_BYTES);
-        LeftLoader left(a, share.row, share.rows, share.deep, share.end, tables);
-        RightLoader right(b, share.column, share.columns, share.deep, share.end, tables + LeftLoader::SHARED_BYTES);
+        LeftLoader left(a, lefts, share.row, share.rows, share.deep, share.end, tables);
+        RightLoader right(b, rights, share.column, share.columns, share.deep, share.end, tables + LeftLoader::SHARED_BYTES);
         if constexpr (LeftLoader::SHARED_BYTES + RightLoader::SHARED_BYTES > 0) __syncthreads();
         constexpr bool SWAPPED = is_swapped(RIGHT_BY_DEEP);
-        const Fragments<E, LeftTile, HIGH, LEFT_ROWS, !SWAPPED> rows(first_row());
-        const Fragments<E, RightTile, WIDE, RIGHT_ROWS, SWAPPED> columns(first_column());
+        const Fragments<E, LeftTile, HIGH, LEFT_ROWS, !SWAPPED> rows(lefts, first_row());
+        const Fragments<E, RightTile, WIDE, RIGHT_ROWS, SWAPPED> columns(rights, first_column());
 #pragma unroll
         for (int i = 0; i < HIGH / 16; ++i)
 #pragma unroll
             for (int j = 0; j < WIDE / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
-        walk<STAGES, DEEP>(left, right, lefts, rights, LEFT_BYTES, RIGHT_BYTES, share.deep, share.end, [&](int stage) {
-            const Shared x = lefts + stage * LEFT_BYTES, y = rights + stage * RIGHT_BYTES;
+        walk<STAGES, LEFT_BYTES + RIGHT_BYTES, DEEP>(left, right, share.deep, share.end, [&](int stage) {
             // The fragments of the next step are read while those of this step are multiplied.
             unsigned down[2][HIGH / 16][4], across[2][WIDE / 16][4];
-            rows.read(down[0], x, 0);
-            columns.read(across[0], y, 0);
+            rows.read(down[0], stage, 0);
+            columns.read(across[0], stage, 0);
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 const int now = step % 2;
                 if (step + 1 < STEPS) {
-                    rows.read(down[1 - now], x, step + 1);
-                    columns.read(across[1 - now], y, step + 1);
+                    rows.read(down[1 - now], stage, step + 1);
+                    columns.read(across[1 - now], stage, step + 1);
                 }
                 if constexpr (SWAPPED) {
 #pragma unroll

@@ -53,24 +53,25 @@ SLABWISE_INLINE S converted(E x) {
     else return widen(x);
 }
 
-/// The places in a tile of a thread's elements, in bytes: those of turn `j` across, ROWS positions
-/// after that before. Places whose chunks are swizzled alike have constant distances.
+/// The places of a thread's elements in the tile of the first stage: those of turn `j` across, ROWS
+/// positions after that before. Places whose chunks are swizzled alike have constant distances.
 template <class Layout, int ROWS, int TURNS, bool BY_DEEP>
 struct Places {
     static constexpr int KINDS = ROWS % Layout::PERIOD == 0 ? 1 : Layout::PERIOD / ROWS < TURNS ? Layout::PERIOD / ROWS : TURNS;
     static constexpr int ELEMENT = sizeof(typename Layout::Element);
 
-    int first[KINDS];
+    Shared first[KINDS];
 
-    SLABWISE_METHOD Places(int along, int across) {
+    SLABWISE_METHOD Places(Shared tile, int along, int across) {
 #pragma unroll
         for (int i = 0; i < KINDS; ++i) {
             const int at = across + i * ROWS;
-            first[i] = settled(ELEMENT * Layout::at(BY_DEEP ? at : along, BY_DEEP ? along : at));
+            first[i] = settled(tile + ELEMENT * Layout::at(BY_DEEP ? at : along, BY_DEEP ? along : at));
         }
     }
-    SLABWISE_METHOD int at(int j) const {
-        return first[j % KINDS] + j / KINDS * KINDS * ROWS * (BY_DEEP ? Layout::FREE_STEP : Layout::DEEP_STEP) * ELEMENT;
+    /// The place in the tile of the stage that is `stage` bytes from the first.
+    SLABWISE_METHOD Shared at(int stage, int j) const {
+        return first[j % KINDS] + stage + j / KINDS * KINDS * ROWS * (BY_DEEP ? Layout::FREE_STEP : Layout::DEEP_STEP) * ELEMENT;
     }
 };
 
@@ -95,6 +96,8 @@ struct Loader {
     static_assert(!BY_DEEP || TURNS_ALONG == 1, "neighbours along the contracted axis are few");
 
     const M m;
+    /// The tile of the first stage.
+    const Shared tile;
     /// The tile's first row or column, and the number of rows or columns from there on.
     int from, room;
     int along, across;
@@ -110,15 +113,17 @@ struct Loader {
 
     static constexpr int SHARED_BYTES = 0;
 
-    /// A loader for the tile whose first row or column is `from`, of `count`.
-    SLABWISE_METHOD Loader(const M& matrix, int from, int count, int = 0, int = 0, void* = nullptr)
+    /// A loader for the tile whose first row or column is `from`, of `count`, at `tile` in the first
+    /// stage.
+    SLABWISE_METHOD Loader(const M& matrix, Shared tile, int from, int count, int = 0, int = 0, void* = nullptr)
         : m(matrix),
+          tile(tile),
           from(from),
           room(count - from),
           along(int(threadIdx.x) % ALONG),
           across(int(threadIdx.x) / ALONG),
           origin(settled(m.first)),
-          places(along * V, across) {
+          places(tile, along * V, across) {
         whole = V > 1 && m.whole();
 #pragma unroll
         for (int i = 0; i < FREE_SPOTS; ++i) {
@@ -132,14 +137,15 @@ struct Loader {
     SLABWISE_METHOD int free_at(int i) const { return BY_DEEP ? across_at(i) : along_at(i); }
     SLABWISE_METHOD int deep_at(int i) const { return BY_DEEP ? along_at(i) : across_at(i); }
 
-    /// The place in a tile of turn `i` along and turn `j` across.
-    SLABWISE_METHOD Shared place(Shared tile, int i, int j) const { return tile + places.at(j) + i * THREADS * V * int(sizeof(S)); }
+    /// The place in a stage's tile of turn `i` along and turn `j` across.
+    SLABWISE_METHOD Shared place(int stage, int i, int j) const { return places.at(stage, j) + i * THREADS * V * int(sizeof(S)); }
 
-    /// Starts to load the tile whose contracted elements are `deep..` before `end`.
-    SLABWISE_METHOD void start(Shared tile, int deep, int end) {
+    /// Starts to load the tile whose contracted elements are `deep..` before `end`, to a stage that
+    /// is `stage` bytes from the first.
+    SLABWISE_METHOD void start(int stage, int deep, int end) {
         if (V > 1 && !whole) {
 #pragma unroll 1
-            for (int turn = 0; turn < TURNS_ALONG * TURNS_ACROSS; ++turn) apart(tile, turn / TURNS_ACROSS, turn % TURNS_ACROSS, deep, end);
+            for (int turn = 0; turn < TURNS_ALONG * TURNS_ACROSS; ++turn) apart(stage, turn / TURNS_ACROSS, turn % TURNS_ACROSS, deep, end);
             return;
         }
         Spot steps[DEEP_SPOTS];
@@ -163,7 +169,7 @@ struct Loader {
                 const E* element;
                 if constexpr (BY_DEEP) element = bases[d] + settled(free[f].offset);
                 else element = starts[f] + steps[d].offset;
-                const Shared to = place(tile, i, j);
+                const Shared to = place(stage, i, j);
                 if constexpr (V > 1 && M::PARTIAL) {
                     const int left = BY_DEEP ? end - deep - deep_at(d) : room - free_at(f);
                     copy_async_part(to, wanted != 0 ? element : origin, wanted != 0 ? min(left, V) * int(sizeof(E)) : 0);
@@ -173,23 +179,23 @@ struct Loader {
         }
     }
     /// Stores the elements held in registers.
-    SLABWISE_METHOD void finish(Shared tile) {
+    SLABWISE_METHOD void finish(int stage) {
         if constexpr (!STRAIGHT) {
 #pragma unroll
             for (int i = 0; i < TURNS_ALONG; ++i) {
 #pragma unroll
                 for (int j = 0; j < TURNS_ACROSS; ++j) {
                     if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
-                    store_element(place(tile, i, j), held[i * TURNS_ACROSS + j]);
+                    store_element(place(stage, i, j), held[i * TURNS_ACROSS + j]);
                 }
             }
         }
     }
     /// One iteration element by element, where vectors would not be aligned or not whole.
-    SLABWISE_METHOD void apart(Shared tile, int i, int j, int deep, int end) const {
+    SLABWISE_METHOD void apart(int stage, int i, int j, int deep, int end) const {
         if (across_at(j) >= ACROSS) return;
         const int f = BY_DEEP ? across_at(j) : along_at(i), d = BY_DEEP ? along_at(i) : across_at(j);
-        const Shared to = tile + Layout::at(f, d) * int(sizeof(S));
+        const Shared to = tile + stage + Layout::at(f, d) * int(sizeof(S));
 #pragma unroll 1
         for (int e = 0; e < V; ++e) {
             const int row = f + (BY_DEEP ? 0 : e), k = deep + d + (BY_DEEP ? e : 0);
@@ -205,30 +211,31 @@ struct Loader {
 /// Starts to load tiles of both operands: first the one located by a table, which is read before
 /// copies start.
 template <class LeftLoader, class RightLoader>
-SLABWISE_INLINE void start_both(LeftLoader& left, RightLoader& right, Shared lefts, Shared rights, int deep, int end) {
+SLABWISE_INLINE void start_both(LeftLoader& left, RightLoader& right, int stage, int deep, int end) {
     constexpr bool RIGHT_FIRST = LeftLoader::SHARED_BYTES == 0;
-    if constexpr (RIGHT_FIRST) right.start(rights, deep, end);
-    left.start(lefts, deep, end);
-    if constexpr (!RIGHT_FIRST) right.start(rights, deep, end);
+    if constexpr (RIGHT_FIRST) right.start(stage, deep, end);
+    left.start(stage, deep, end);
+    if constexpr (!RIGHT_FIRST) right.start(stage, deep, end);
 }
 
 /// Iterates over the contracted axis from `deep` to `end`: while one tile is multiplied, the next
-/// ones are being loaded, to one of STAGES tiles of each operand. `multiply` gets the number of
-/// theirs. Afterwards no copy is in flight, and shared memory is free for other use.
-template <int STAGES, int DEEP, class LeftLoader, class RightLoader, class Multiply>
-SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, Shared lefts, Shared rights, int left_bytes, int right_bytes, int deep, int end,
-                          Multiply multiply) {
+/// ones are being loaded, to one of STAGES stages of BYTES each, which have a tile of each operand.
+/// `multiply` gets the bytes from the first stage to theirs. Afterwards no copy is in flight, and
+/// shared memory is free for other use.
+template <int STAGES, int BYTES, int DEEP, class LeftLoader, class RightLoader, class Multiply>
+SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, int deep, int end, Multiply multiply) {
+    constexpr int LAST = (STAGES - 1) * BYTES;
     int ahead = deep;
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES - 1; ++stage, ahead += DEEP) {
+    for (int stage = 0; stage < LAST; stage += BYTES, ahead += DEEP) {
         if (ahead < end) {
-            start_both(left, right, lefts + stage * left_bytes, rights + stage * right_bytes, ahead, end);
-            left.finish(lefts + stage * left_bytes);
-            right.finish(rights + stage * right_bytes);
+            start_both(left, right, stage, ahead, end);
+            left.finish(stage);
+            right.finish(stage);
         }
         copy_async_commit();
     }
-    int read = 0, write = STAGES - 1;
+    int read = 0, write = LAST;
 #pragma unroll 1
     for (; deep < end; deep += DEEP) {
         // This thread's part of the next tile has arrived; after the barrier all parts have, and
@@ -237,15 +244,15 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, Shared lefts, Sh
         __syncthreads();
         ahead = deep + (STAGES - 1) * DEEP;
         const bool more = ahead < end;
-        if (more) start_both(left, right, lefts + write * left_bytes, rights + write * right_bytes, ahead, end);
+        if (more) start_both(left, right, write, ahead, end);
         copy_async_commit();
         multiply(read);
         if (more) {
-            left.finish(lefts + write * left_bytes);
-            right.finish(rights + write * right_bytes);
+            left.finish(write);
+            right.finish(write);
         }
         write = read;
-        read = read + 1 == STAGES ? 0 : read + 1;
+        read = read == LAST ? 0 : read + BYTES;
     }
     copy_async_wait<0>();
     __syncthreads();

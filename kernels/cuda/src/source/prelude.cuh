@@ -186,6 +186,7 @@ SLABWISE_INLINE unsigned pair_of(unsigned first, unsigned second) { return __byt
 struct Shared {
     unsigned address;
 
+    Shared() = default;
     SLABWISE_METHOD Shared(const void* p) : address(unsigned(__cvta_generic_to_shared(p))) {}
     SLABWISE_METHOD explicit Shared(unsigned address) : address(address) {}
     SLABWISE_METHOD Shared operator+(int bytes) const { return Shared(address + unsigned(bytes)); }

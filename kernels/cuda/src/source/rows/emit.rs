@@ -637,9 +637,11 @@ impl Emitter<'_> {
                     text,
                     "if (m % {wave} == 0) s{i}[m / {wave}] = f{i};\n__syncthreads();\nf{i} = s{i}[0];"
                 );
+                // Eight at a time: in blocks of 1,024 threads more have no registers beside the values
+                // of the row.
                 let _ = writeln!(
                     text,
-                    "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{",
+                    "#pragma unroll 8\nfor (int q = 1; q < {}; ++q) {{",
                     mapping.team / wave
                 );
                 let _ = writeln!(
