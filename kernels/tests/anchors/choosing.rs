@@ -140,6 +140,74 @@ fn orders_are_those_of_a_stable_sort() {
 }
 
 #[test]
+fn long_rows_are_in_the_order_of_a_stable_sort() {
+    let mut random = Random(25);
+    let types = [DType::F32, DType::I32, DType::U8, DType::F16, DType::BF16];
+    for round in 0..20 {
+        let dtype = types[round % 5];
+        // One row of several parts, or several of one.
+        let len = [20_000, 8192, 13_001, 700][round % 4];
+        let axes = [fixed(random.pick(1..4)), fixed(len)];
+        let count = points(&axes);
+        let values: Vec<f32> = match round % 6 {
+            0 | 1 => random.floats(count),
+            2 => random.finite(count),
+            // Every key is among the first ones so far, or none is.
+            3 => (0..count).map(|i| (i / 3) as f32).collect(),
+            4 => (0..count).map(|i| -((i / 3) as f32)).collect(),
+            _ => vec![1.5; count],
+        };
+        let (bits, keys): (Vec<u32>, Vec<f64>) = values
+            .into_iter()
+            .map(|v| match dtype {
+                DType::F32 => (v.to_bits(), f64::from(v)),
+                DType::I32 => (v as i32 as u32, f64::from(v as i32)),
+                DType::U8 => (u32::from(v as u8), f64::from(v as u8)),
+                DType::F16 => {
+                    let v = half::f16::from_f32(v);
+                    (u32::from(v.to_bits()), v.to_f64())
+                }
+                _ => {
+                    let v = half::bf16::from_f32(v);
+                    (u32::from(v.to_bits()), v.to_f64())
+                }
+            })
+            .unzip();
+        for wanted in [0, 1, 40, len / 2, len - 1, len] {
+            let descending = random.chance(2);
+            let results = [axes[0], fixed(wanted)];
+            let expected: Vec<u32> = keys
+                .chunks(len)
+                .flat_map(|row| {
+                    let mut order: Vec<u32> = (0..len as u32).collect();
+                    order.sort_by(|&a, &b| {
+                        let (a, b) = (row[a as usize], row[b as usize]);
+                        let above = a.is_nan().cmp(&b.is_nan());
+                        let order = a.partial_cmp(&b).unwrap_or(above);
+                        if descending { order.reverse() } else { order }
+                    });
+                    order.into_iter().take(wanted)
+                })
+                .collect();
+            let contiguous = random.chance(2);
+            let body = Body::Sort(Sort {
+                descending,
+                len: axes[1].size,
+                source: layout(&mut random, dtype, &axes, contiguous),
+                positions: layout(&mut random, DType::I32, &results, contiguous),
+            });
+            let given = [Some(Values(bits.clone())), None];
+            let found = run(&spec(body, &results), 1, &given).unwrap();
+            let rows = axes[0].value;
+            assert!(
+                found[1].0 == expected,
+                "round {round}: the first {wanted} of {rows} rows of {len} {dtype}"
+            );
+        }
+    }
+}
+
+#[test]
 fn boxes_stay_as_one_after_the_other_would() {
     let mut random = Random(23);
     for round in 0..40 {

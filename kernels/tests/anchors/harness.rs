@@ -172,13 +172,13 @@ const POISON: u8 = 0xa5;
 /// The bound of the one symbol that tests use.
 pub const BOUND: usize = 5;
 
-/// Runs a spec with every instruction set and one to three threads. `given` holds an argument's
+/// Runs a spec with every instruction set and one to four threads. `given` holds an argument's
 /// values, or `None` for one that is written. Returns the values of every argument; panics if runs
 /// differ in a bit, but for those of a NaN, or touch other memory.
 pub fn run(spec: &Spec, batch: usize, given: &[Option<Values>]) -> Result<Vec<Values>, Fault> {
     let mut results: Vec<Result<Vec<Values>, Fault>> = vec![];
     for isa in Isa::available() {
-        for threads in 1..=3 {
+        for threads in 1..=4 {
             results.push(run_once(spec, batch, given, &Config { threads, isa }));
         }
     }

@@ -306,7 +306,7 @@ impl Sampling {
         let all = logits.len(1).unwrap_or(0);
         let k = self.top_k.unwrap_or(all).clamp(1, all.max(1));
         // The likeliest first; a token less likely than the last one allowed is excluded.
-        let mut sorted = logits.sort(true).slice(1, ..k);
+        let (mut sorted, _) = logits.topk(k, 1);
         if let Some(p) = self.top_p {
             let shares = sorted.softmax(1);
             // The first is always allowed.
