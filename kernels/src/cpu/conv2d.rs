@@ -96,6 +96,7 @@ impl Conv2d {
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let is_copied = prologue.is_some() || body.a.strides[3].as_fixed() != Some(1);
+        let is_stored = code.only_stores() && spec.operands[0].strides[3].is(1);
         let threads = workers([few::work(&sizes), 1, 1, 1], config);
         let most = most.saturating_mul(config.threads.max(1) / threads);
         let space = |limits: &Limits| {
@@ -109,7 +110,9 @@ impl Conv2d {
                     winograd_weight::space(&sizes, micro, limits, copied)
                 }
                 (ConvKind::WeightGrad, None) => weight_grad::space(&sizes, micro, limits, buffer),
-                (_, Some(filtering)) => winograd::space(&sizes, filtering, micro, limits, copied),
+                (_, Some(filtering)) => {
+                    winograd::space(&sizes, filtering, micro, limits, copied, is_stored)
+                }
                 _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };

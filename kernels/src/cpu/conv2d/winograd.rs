@@ -113,13 +113,15 @@ pub(super) fn point(elements: usize) -> usize {
 }
 
 /// The buffers for sizes up to these; `copied`: those beside a copy of the image, of which there is
-/// none unless it is given.
+/// none unless it is given; `is_stored`: whether results are transformed to the memory where they
+/// stay.
 pub(super) fn space(
     sizes: &Sizes,
     filtering: Filtering,
     micro: &Micro,
     limits: &Limits,
     copied: Option<usize>,
+    is_stored: bool,
 ) -> Space {
     let axes = axes(sizes, filtering);
     let (width, depth) = (width(micro, limits), sizes.source);
@@ -135,10 +137,12 @@ pub(super) fn space(
         right: copied.map_or(0, |more| tile.next_multiple_of(LINE).saturating_add(more)),
         micro_panel: points * point(depth * width),
         k_block: points * point(micro.mr.min(sizes.other) * width),
-        acc: sizes
-            .other
-            .saturating_mul(results * results)
-            .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
+        acc: match is_stored {
+            true => 0,
+            false => (sizes.other)
+                .saturating_mul(results * results)
+                .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
+        },
         partial: points * depth * sizes.other,
         ..Space::default()
     }
