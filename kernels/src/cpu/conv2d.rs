@@ -8,10 +8,11 @@
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
 //! product, but loops over the tile's rows ([`depthwise`]). 3×3 and 5×5 kernels of enough channels
-//! are computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
-//! product with the transposed weights, and neither operand is packed ([`few`]). Vectors along
-//! images skip the padding of small ones ([`vertical`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the
-//! addressing by offsets that of the indirect convolution (Dukhan, 2019).
+//! are computed with fewer multiplications ([`winograd`]), also of many over small images
+//! ([`winograd_panels`]). A few output positions are the rows of a product with the transposed
+//! weights, and neither operand is packed ([`few`]). Vectors along images skip the padding of small
+//! ones ([`vertical`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM
+//! (Chetlur et al., 2014), the addressing by offsets that of the indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
@@ -25,6 +26,7 @@ mod tile;
 mod vertical;
 mod weight_grad;
 mod winograd;
+mod winograd_panels;
 mod winograd_weight;
 
 use super::gemm::drive::{Resources, Space};
