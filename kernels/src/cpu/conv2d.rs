@@ -8,10 +8,11 @@
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
 //! product, but loops over the tile's rows ([`depthwise`]). 3×3 and 5×5 kernels of enough channels
-//! are computed with fewer multiplications ([`winograd`]). A few output positions are the rows of a
-//! product with the transposed weights, and neither operand is packed ([`few`]). Vectors along
-//! images skip the padding of small ones ([`vertical`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the
-//! addressing by offsets that of the indirect convolution (Dukhan, 2019).
+//! are computed with fewer multiplications ([`winograd`]), also of many over small images
+//! ([`winograd_panels`]). A few output positions are the rows of a product with the transposed
+//! weights, and neither operand is packed ([`few`]). Vectors along images skip the padding of small
+//! ones ([`vertical`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM
+//! (Chetlur et al., 2014), the addressing by offsets that of the indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
@@ -25,6 +26,7 @@ mod tile;
 mod vertical;
 mod weight_grad;
 mod winograd;
+mod winograd_panels;
 mod winograd_weight;
 
 use super::gemm::drive::{Resources, Space};
@@ -96,6 +98,7 @@ impl Conv2d {
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let is_copied = prologue.is_some() || body.a.strides[3].as_fixed() != Some(1);
+        let is_stored = code.only_stores() && spec.operands[0].strides[3].is(1);
         let threads = workers([few::work(&sizes), 1, 1, 1], config);
         let most = most.saturating_mul(config.threads.max(1) / threads);
         let space = |limits: &Limits| {
@@ -109,7 +112,9 @@ impl Conv2d {
                     winograd_weight::space(&sizes, micro, limits, copied)
                 }
                 (ConvKind::WeightGrad, None) => weight_grad::space(&sizes, micro, limits, buffer),
-                (_, Some(filtering)) => winograd::space(&sizes, filtering, micro, limits, copied),
+                (_, Some(filtering)) => {
+                    winograd::space(&sizes, filtering, micro, limits, copied, is_stored)
+                }
                 _ if few => few::space(body, &sizes, micro),
                 _ => columns::space(&sizes, micro, limits, buffer, indirect),
             };

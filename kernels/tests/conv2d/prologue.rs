@@ -348,6 +348,8 @@ fn images_that_cross_blocks() {
         // Several images in one block, and few rows in whole vectors.
         Shape::simple(9, 4, 32, 6, 3, 1),
         Shape::simple(3, 16, 32, 32, 3, 1),
+        // Filtering of many channels of small images.
+        Shape::simple(9, 130, 127, 4, 3, 1),
         // Rows and columns that no element reads, and a kernel larger than the image.
         Shape {
             stride: [4, 3],

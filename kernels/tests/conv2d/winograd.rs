@@ -3,14 +3,17 @@
 
 use super::common::{Random, contiguous, operand, run_all, teams};
 use super::{KINDS, Shape, at, conv, layout};
+use slabwise_kernels::cpu::{Config, Isa, Kernel};
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::ConvKind;
+use slabwise_kernels::spec::{ConvKind, Inst, Spec};
 
 const PRODUCTS: [ConvKind; 2] = [ConvKind::Forward, ConvKind::InputGrad];
 
 /// Shapes at the limits of the filtering, of 3×3 and 5×5 kernels: the fewest channels and rows, odd
 /// results, no and much padding, several panels and blocks, rows longer than a block; of tiles of 4×4
-/// results also the fewest, the most channels, and two and three in a row.
+/// results also the fewest, the most channels, and two and three in a row; of many channels of small
+/// images a few tiles, several passes, incomplete panels and blocks of channels.
 fn shapes() -> Vec<Shape> {
     vec![
         Shape::simple(3, 8, 9, 8, 5, 2),
@@ -58,6 +61,14 @@ fn shapes() -> Vec<Shape> {
             pad: [2, 1],
             cut: [2, 0],
             ..Shape::simple(2, 16, 8, 0, 3, 0)
+        },
+        Shape::simple(1, 67, 256, 4, 3, 1),
+        Shape::simple(9, 130, 133, 4, 3, 1),
+        Shape::simple(3, 136, 124, 7, 3, 1),
+        Shape {
+            hw: [7, 4],
+            cut: [1, 0],
+            ..Shape::simple(2, 241, 72, 0, 3, 1)
         },
     ]
 }
@@ -300,11 +311,12 @@ fn weight_gradients_are_sums() {
 #[test]
 fn the_switch_chooses_the_algorithm() {
     let mut random = Random(47);
-    for (size, kind) in [12, 16]
+    for (size, channels, kind) in [(12, 16), (16, 16), (4, 130)]
         .into_iter()
-        .flat_map(|size| KINDS.map(|kind| (size, kind)))
+        .flat_map(|(size, channels)| KINDS.map(|kind| (size, channels, kind)))
+        .filter(|&(size, _, kind)| size > 4 || kind != ConvKind::WeightGrad)
     {
-        let shape = Shape::simple(2, 16, 16, size, 3, 1);
+        let shape = Shape::simple(2, channels, channels, size, 3, 1);
         let [a, b, out] = shape
             .spaces(kind)
             .map(|space| operand(0, &contiguous(&space)));
@@ -320,16 +332,38 @@ fn the_switch_chooses_the_algorithm() {
     }
 }
 
+/// Workers have no block for results that are only stored.
+#[test]
+fn stored_results_need_no_block() {
+    let shape = Shape::simple(2, 16, 16, 16, 3, 1);
+    let results: usize = shape.spaces(ConvKind::Forward)[2].iter().product();
+    let [a, b, out] =
+        (shape.spaces(ConvKind::Forward)).map(|space| operand(0, &contiguous(&space)));
+    let mut spec = shape.spec(ConvKind::Forward, a, b, out);
+    for isa in Isa::available() {
+        let config = Config { isa, threads: 1 };
+        let workspace = |spec: &Spec| {
+            let kernel = Kernel::within(spec.clone(), &Env::default(), &config, u64::MAX);
+            kernel.expect("a valid spec").workspace()
+        };
+        (spec.code, spec.stores[0].value) = (vec![Inst::Acc], 0);
+        let stored = workspace(&spec);
+        spec.code.push(Inst::Op(ScalarOp::Relu, [0; 3]));
+        spec.stores[0].value = 1;
+        assert!(stored + 4 * results as u64 <= workspace(&spec), "{isa}");
+    }
+}
+
 /// An image has the same bits in a batch of any size.
 #[test]
 fn images_do_not_depend_on_the_batch() {
     let mut random = Random(53);
     let images = Size::symbol(Symbol(0));
-    for (size, kind) in [10, 16]
+    for (size, channels, kind) in [(10, [12, 16]), (16, [12, 16]), (4, [120, 140])]
         .into_iter()
-        .flat_map(|size| PRODUCTS.map(|kind| (size, kind)))
+        .flat_map(|(size, channels)| PRODUCTS.map(|kind| (size, channels, kind)))
     {
-        let shape = Shape::simple(7, 12, 16, size, 3, 1);
+        let shape = Shape::simple(7, channels[0], channels[1], size, 3, 1);
         let spaces = shape.spaces(kind);
         let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
         let mut spec = shape.spec(kind, a, b, out);

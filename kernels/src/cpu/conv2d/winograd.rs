@@ -20,12 +20,14 @@ use super::columns::weight_strides;
 use super::image::Image;
 use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape};
-use super::{Call, Sizes, source, winograd_weight};
+use super::{Call, Sizes, source, winograd_panels, winograd_weight};
 use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
-use crate::cpu::gemm::winograd::{Filtering, Kernels, Products, Run, Tiles};
+use crate::cpu::gemm::winograd::{
+    Filtering, Kernels, Products, Run, TAPS_MAX, Tiles, TransformKernels,
+};
 use crate::cpu::gemm::{Limits, even, wanted};
-use crate::cpu::tile::Bound;
+use crate::cpu::tile::{Bound, prefetch};
 use crate::spec::{self, ConvKind};
 
 /// Fewest channels on either side: with fewer, the transforms cost more than they save.
@@ -39,18 +41,20 @@ const OUT_MIN: usize = 8;
 /// how many times fewer than those of 2×2 results they have to be.
 const TILES_MIN: usize = 16;
 const TILES_RATIO: usize = 3;
+/// Most output channels of a panel: the sums of 36 elements of a tile stay in the first cache, and
+/// the weights of two channels of the image fill the widest vector.
+const PANEL: usize = 8;
 /// Elements of a cache line.
 const LINE: usize = 16;
 /// Most runs of tiles in a micro-panel.
-const RUNS: usize = 32;
+pub(super) const RUNS: usize = 32;
 
 /// The filtering by which a convolution is computed by this module, or [`winograd_weight`].
 pub(super) fn of(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> Option<Filtering> {
     let [rows, depth] = [sizes.other, sizes.source];
     let is_weight = body.kind == ConvKind::WeightGrad;
-    let fits = |filtering: Filtering| filtering.elements() * rows * depth <= WEIGHTS_MAX;
     let filtering = match body.k {
-        [3, 3] if !is_weight && fits(Filtering::F4_3) && is_large(sizes) => Filtering::F4_3,
+        [3, 3] if !is_weight && fits(sizes, Filtering::F4_3) && is_large(sizes) => Filtering::F4_3,
         [3, 3] => Filtering::F2_3,
         [5, 5] => Filtering::F2_5,
         _ => return None,
@@ -60,12 +64,21 @@ pub(super) fn of(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> Option<Fi
         && body.dilation == [1; 2]
         && sizes.fixed
         && sizes.groups == 1
-        && rows.min(depth) >= CHANNELS_MIN
-        && rows <= ROWS_MAX
-        && fits(filtering)
-        && sizes.axes.iter().all(|axis| axis.out >= OUT_MIN)
-        && (!is_weight || winograd_weight::fits(sizes, micro));
+        && match fits(sizes, filtering) {
+            true => {
+                rows.min(depth) >= CHANNELS_MIN
+                    && rows <= ROWS_MAX
+                    && sizes.axes.iter().all(|axis| axis.out >= OUT_MIN)
+                    && (!is_weight || winograd_weight::fits(sizes, micro))
+            }
+            false => !is_weight && winograd_panels::applies(sizes, filtering),
+        };
     applies.then_some(filtering)
+}
+
+/// Whether the transformed weights of all output channels are few enough to be kept.
+fn fits(sizes: &Sizes, filtering: Filtering) -> bool {
+    filtering.elements() * sizes.other * sizes.source <= WEIGHTS_MAX
 }
 
 /// Whether F(4×4, 3×3) is faster than F(2×2, 3×3): a tile costs 36 products instead of 16, and the
@@ -92,12 +105,17 @@ pub(super) fn axes(sizes: &Sizes, filtering: Filtering) -> [Axis; 2] {
 }
 
 /// Most tiles that are transformed at a time, whole vectors of them.
-fn width(micro: &Micro, limits: &Limits) -> usize {
+pub(super) fn width(micro: &Micro, limits: &Limits) -> usize {
     if limits.is_fastest() {
         micro.nr()
     } else {
         micro.lanes
     }
+}
+
+/// Output channels of a panel.
+pub(super) fn panel(sizes: &Sizes, micro: &Micro) -> usize {
+    panel_rows(sizes.other, micro.mr.min(PANEL))
 }
 
 /// Most tiles of a block.
@@ -113,14 +131,19 @@ pub(super) fn point(elements: usize) -> usize {
 }
 
 /// The buffers for sizes up to these; `copied`: those beside a copy of the image, of which there is
-/// none unless it is given.
+/// none unless it is given; `is_stored`: whether results are transformed to the memory where they
+/// stay.
 pub(super) fn space(
     sizes: &Sizes,
     filtering: Filtering,
     micro: &Micro,
     limits: &Limits,
     copied: Option<usize>,
+    is_stored: bool,
 ) -> Space {
+    if !fits(sizes, filtering) {
+        return winograd_panels::space(sizes, filtering, micro, limits, copied, is_stored);
+    }
     let axes = axes(sizes, filtering);
     let (width, depth) = (width(micro, limits), sizes.source);
     let (results, points) = (filtering.results, filtering.elements());
@@ -134,11 +157,13 @@ pub(super) fn space(
     Space {
         right: copied.map_or(0, |more| tile.next_multiple_of(LINE).saturating_add(more)),
         micro_panel: points * point(depth * width),
-        k_block: points * point(micro.mr.min(sizes.other) * width),
-        acc: sizes
-            .other
-            .saturating_mul(results * results)
-            .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
+        k_block: points * point(panel(sizes, micro) * width),
+        acc: match is_stored {
+            true => 0,
+            false => (sizes.other)
+                .saturating_mul(results * results)
+                .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
+        },
         partial: points * depth * sizes.other,
         ..Space::default()
     }
@@ -153,8 +178,8 @@ struct Winograd<'a> {
     parts: Parts,
     /// Output channels of a panel.
     panel: usize,
-    /// The transformed weights.
-    weights: *mut f32,
+    weights: Weights,
+    transformed: *mut f32,
     code: Bound<'a>,
 }
 
@@ -165,6 +190,10 @@ unsafe impl Sync for Winograd<'_> {}
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call, filtering: Filtering) {
+    if !fits(call.sizes, filtering) {
+        // SAFETY: the caller's promise.
+        return unsafe { winograd_panels::run(call, filtering) };
+    }
     let Call {
         spec,
         body,
@@ -199,8 +228,9 @@ pub(super) unsafe fn run(call: &Call, filtering: Filtering) {
         axes,
         image: Image::new(call, &axes, source(&body.a, launch.args[0], launch.env)),
         parts: blocks,
-        panel: panel_rows(sizes.other, micro.mr),
-        weights: resources.partial(),
+        panel: panel(sizes, micro),
+        weights: Weights::new(call, filtering),
+        transformed: resources.partial(),
         code: kernel.code.bind(spec, launch),
     };
     let panels = sizes.other.div_ceil(product.panel);
@@ -208,11 +238,104 @@ pub(super) unsafe fn run(call: &Call, filtering: Filtering) {
     // panels and blocks are one task's each.
     unsafe {
         resources.tasks(panels, false, |panel, _, _| {
-            product.transform_weights(panel)
+            let (rows, to) = (product.rows(panel), product.transformed(panel));
+            let width = rows.len();
+            (product.weights).transform(rows, 0..sizes.source, to, width)
         });
         resources.tasks(blocks.count(), false, |block, slot, _| {
             product.block(block, slot)
         });
+    }
+}
+
+/// The weights of one run.
+pub(super) struct Weights {
+    at: *const f32,
+    row: isize,
+    channel: isize,
+    /// See [`Kernels::taps`].
+    taps: [isize; TAPS_MAX * TAPS_MAX],
+    transform: TransformKernels,
+    lanes: usize,
+}
+
+impl Weights {
+    pub fn new(call: &Call, filtering: Filtering) -> Self {
+        let weight = source(
+            &call.body.b,
+            call.launch.args[call.body.sources()],
+            call.launch.env,
+        );
+        let (at, [row, channel, kernel_row, kernel_column]) = weight_strides(call, &weight, 0);
+        // By their distance from the first element of the image that a result reads.
+        let (mut taps, size) = (<[isize; _]>::default(), filtering.taps);
+        for tap in 0..size * size {
+            let [i, j] = [tap / size, tap % size];
+            let [down, right] = [call.sizes.axes[0].offset(i), call.sizes.axes[1].offset(j)];
+            taps[size * down + right] = i as isize * kernel_row + j as isize * kernel_column;
+        }
+        let micro = call.kernel.micro;
+        Weights {
+            at,
+            row,
+            channel,
+            taps,
+            transform: micro.transforms(filtering).kernels,
+            lanes: micro.lanes,
+        }
+    }
+
+    /// Requests the cache lines of one of `parts` parts of the weights of some output channels for
+    /// some channels of the image.
+    pub fn request(&self, rows: &Range<usize>, channels: &Range<usize>, part: usize, parts: usize) {
+        let [outer, inner] = match self.row.abs() < self.channel.abs() {
+            true => [(channels, self.channel), (rows, self.row)],
+            false => [(rows, self.row), (channels, self.channel)],
+        };
+        let (indices, stride) = outer;
+        let share = indices.len().div_ceil(parts);
+        let first = (indices.start + part * share).min(indices.end);
+        let step = inner.1.unsigned_abs().max(LINE);
+        let steps = (inner.0.len() * inner.1.unsigned_abs()).div_ceil(step);
+        for index in first..(first + share).min(indices.end) {
+            let before = index as isize * stride + inner.0.start as isize * inner.1;
+            let at = self.at.wrapping_offset(before);
+            for i in 0..steps {
+                prefetch(
+                    at.wrapping_offset(inner.1.signum() * (i * step) as isize)
+                        .cast(),
+                );
+            }
+        }
+    }
+
+    /// Transforms the weights of some output channels for some channels of the image, `width`
+    /// elements from channel to channel.
+    ///
+    /// # Safety
+    /// The weights may be read, and `to` has room for the transformed ones.
+    pub unsafe fn transform(
+        &self,
+        rows: Range<usize>,
+        channels: Range<usize>,
+        to: *mut f32,
+        width: usize,
+    ) {
+        let before = channels.start as isize * self.channel;
+        for first in rows.clone().step_by(self.lanes) {
+            let kernels = Kernels {
+                at: self.at.wrapping_offset(first as isize * self.row + before),
+                rows: self.lanes.min(rows.end - first),
+                row: self.row,
+                channels: channels.len(),
+                channel: self.channel,
+                taps: self.taps,
+                to: to.wrapping_add(first - rows.start),
+                width,
+            };
+            // SAFETY: the caller's promise.
+            unsafe { (self.transform)(&kernels) };
+        }
     }
 }
 
@@ -223,37 +346,9 @@ impl Winograd<'_> {
     }
 
     /// The transformed weights of a panel.
-    fn weights(&self, panel: usize) -> *mut f32 {
+    fn transformed(&self, panel: usize) -> *mut f32 {
         let before = self.filtering.elements() * self.call.sizes.source * self.rows(panel).start;
-        self.weights.wrapping_add(before)
-    }
-
-    unsafe fn transform_weights(&self, panel: usize) {
-        let (call, rows) = (self.call, self.rows(panel));
-        let weight = source(
-            &call.body.b,
-            call.launch.args[call.body.sources()],
-            call.launch.env,
-        );
-        let (at, [row, channel, kernel_row, kernel_column]) = weight_strides(call, &weight, 0);
-        // By their distance from the first element of the image that a result reads.
-        let (mut taps, size) = (<[isize; _]>::default(), self.filtering.taps);
-        for tap in 0..size * size {
-            let [i, j] = [tap / size, tap % size];
-            let [down, right] = [call.sizes.axes[0].offset(i), call.sizes.axes[1].offset(j)];
-            taps[size * down + right] = i as isize * kernel_row + j as isize * kernel_column;
-        }
-        let kernels = Kernels {
-            at: at.wrapping_offset(rows.start as isize * row),
-            rows: rows.len(),
-            row,
-            channels: call.sizes.source,
-            channel,
-            taps,
-            to: self.weights(panel),
-        };
-        // SAFETY: these are elements of the weight, and the panel is this worker's.
-        unsafe { (call.kernel.micro.transforms(self.filtering).kernels)(&kernels) };
+        self.transformed.wrapping_add(before)
     }
 
     /// Computes the results of a part of the tiles.
@@ -264,20 +359,14 @@ impl Winograd<'_> {
         let (transforms, filtering) = (micro.transforms(self.filtering), self.filtering);
         let elements = filtering.elements();
         let part = self.parts.get(block);
-        let results = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
-            let end = (filtering.results * range.end).min(sizes.axes[axis].out);
-            filtering.results * range.start..end
-        });
-        let [high, wide] = [results[0].len(), results[1].len()];
-        let origin = [part.images.start, 0, results[0].start, results[1].start];
-        let stored = self.code.stored(&origin);
-        let stored = stored.filter(|(_, strides)| strides[3] == 1);
-        let stride = part.images.len() * high * wide;
-        // The results of the block, and the distances of images, channels and rows.
-        let (to, [image_stride, row_stride, pitch]) = match stored {
-            Some((at, strides)) => (at, [strides[0], strides[1], strides[2]]),
-            None => (slot.acc, [high * wide, stride, wide].map(|n| n as isize)),
-        };
+        let results = Results::new(
+            self.call,
+            &self.code,
+            filtering,
+            &part,
+            0..sizes.other,
+            slot,
+        );
         // SAFETY: buffers have the sizes of `space`.
         unsafe {
             let end = slot.right.add(kernel.space.right);
@@ -300,12 +389,12 @@ impl Winograd<'_> {
                 };
                 (transforms.tiles)(&tiles);
                 let mut runs = [Run::default(); RUNS];
-                let strides = [image_stride, pitch];
-                let runs = self.runs(&part, chunk, [high, wide], strides, &mut runs);
+                let runs = results.runs(chunk, micro.lanes, &mut runs);
                 for panel in 0..sizes.other.div_ceil(self.panel) {
                     let rows = self.rows(panel);
                     for e in 0..elements {
-                        let left = Left::packed(self.weights(panel).add(e * depth * rows.len()));
+                        let left =
+                            Left::packed(self.transformed(panel).add(e * depth * rows.len()));
                         let right =
                             Right::packed(slot.micro_panel.add(e * point(depth * width)), width);
                         let sums = slot.k_block.add(e * point(rows.len() * width));
@@ -324,56 +413,127 @@ impl Winograd<'_> {
                         rows: rows.len(),
                         width,
                         runs,
-                        to: to.wrapping_offset(rows.start as isize * row_stride),
-                        row: row_stride,
-                        pitch,
+                        to: results.row(rows.start),
+                        row: results.strides[1],
+                        pitch: results.strides[2],
                     };
                     (transforms.products)(&products);
                 }
             }
-            if stored.is_some() {
-                return;
-            }
-            let positions = high * wide;
-            // A part of a row of tiles is a part of each of its rows.
-            let (runs, columns) = if wide == sizes.axes[1].out {
-                (1, positions)
-            } else {
-                (high, wide)
-            };
-            for (i, image) in part.images.clone().enumerate() {
-                for run in 0..runs {
-                    let origin = [image, 0, results[0].start + run, results[1].start];
+            results.finish(slot.scratch);
+        }
+    }
+}
+
+/// The results of some output channels of a part of the tiles, where they are stored or in a buffer.
+pub(super) struct Results<'a> {
+    code: &'a Bound<'a>,
+    filtering: Filtering,
+    part: &'a Part,
+    channels: Range<usize>,
+    /// Rows and columns of results.
+    ranges: [Range<usize>; 2],
+    /// Columns of an image.
+    columns: usize,
+    is_stored: bool,
+    pub to: *mut f32,
+    /// The distances of images, channels and rows.
+    pub strides: [isize; 3],
+}
+
+impl<'a> Results<'a> {
+    pub fn new(
+        call: &Call,
+        code: &'a Bound<'a>,
+        filtering: Filtering,
+        part: &'a Part,
+        channels: Range<usize>,
+        slot: &Slot,
+    ) -> Self {
+        let axes = &call.sizes.axes;
+        let ranges = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
+            let end = (filtering.results * range.end).min(axes[axis].out);
+            filtering.results * range.start..end
+        });
+        let [high, wide] = [ranges[0].len(), ranges[1].len()];
+        let origin = [
+            part.images.start,
+            channels.start,
+            ranges[0].start,
+            ranges[1].start,
+        ];
+        let stored = code.stored(&origin);
+        let stored = stored.filter(|(_, strides)| strides[3] == 1);
+        let stride = part.images.len() * high * wide;
+        let (to, strides) = match stored {
+            Some((at, strides)) => (at, [strides[0], strides[1], strides[2]]),
+            None => (slot.acc, [high * wide, stride, wide].map(|n| n as isize)),
+        };
+        Results {
+            code,
+            filtering,
+            part,
+            channels,
+            ranges,
+            columns: axes[1].out,
+            is_stored: stored.is_some(),
+            to,
+            strides,
+        }
+    }
+
+    /// The first result of one of the channels.
+    pub fn row(&self, channel: usize) -> *mut f32 {
+        let row = channel - self.channels.start;
+        self.to.wrapping_offset(row as isize * self.strides[1])
+    }
+
+    /// Passes the results to the epilogue, unless they are stored.
+    ///
+    /// # Safety
+    /// They are computed, no other thread touches these points, and `scratch` has room for the code.
+    pub unsafe fn finish(&self, scratch: *mut u8) {
+        if self.is_stored {
+            return;
+        }
+        let [high, wide] = [self.ranges[0].len(), self.ranges[1].len()];
+        let positions = high * wide;
+        // A part of a row of tiles is a part of each of its rows.
+        let (runs, columns) = if wide == self.columns {
+            (1, positions)
+        } else {
+            (high, wide)
+        };
+        for (i, image) in self.part.images.clone().enumerate() {
+            for run in 0..runs {
+                let [row, column] = [self.ranges[0].start + run, self.ranges[1].start];
+                let at = self.to.wrapping_add(i * positions + run * columns);
+                // SAFETY: the caller's promise.
+                unsafe {
                     self.code.block(
-                        &origin,
+                        &[image, self.channels.start, row, column],
                         1,
-                        sizes.other,
+                        self.channels.len(),
                         columns,
-                        slot.acc.add(i * positions + run * columns).cast(),
-                        stride,
-                        slot.scratch,
-                    );
-                }
+                        at.cast(),
+                        self.part.images.len() * positions,
+                        scratch,
+                    )
+                };
             }
         }
     }
 
-    /// The runs of some tiles of a part, whose results are `high` rows and `wide` columns, with the
-    /// distances of images and rows.
-    fn runs<'a>(
+    /// The runs of some tiles of the part.
+    pub fn runs<'r>(
         &self,
-        part: &Part,
         tiles: Range<usize>,
-        [high, wide]: [usize; 2],
-        [image_stride, pitch]: [isize; 2],
-        to: &'a mut [Run; RUNS],
-    ) -> &'a [Run] {
-        let (results, lanes, columns, rows) = (
-            self.filtering.results,
-            self.call.kernel.micro.lanes,
-            part.columns.len(),
-            part.rows.len(),
-        );
+        lanes: usize,
+        to: &'r mut [Run; RUNS],
+    ) -> &'r [Run] {
+        let ([image_stride, _, pitch], results) = (self.strides, self.filtering.results);
+        let [high, wide] = [self.ranges[0].len(), self.ranges[1].len()];
+        let (columns, rows) = (self.part.columns.len(), self.part.rows.len());
         let (mut tile, mut count) = (tiles.start, 0);
         while tile < tiles.end {
             let (image, row, column) =

@@ -51,7 +51,7 @@ use std::mem::MaybeUninit;
 use super::simd::Simd;
 
 /// Most taps of an axis of a kernel.
-const TAPS_MAX: usize = 5;
+pub(in super::super) const TAPS_MAX: usize = 5;
 /// Most groups of columns of a tile, of as many columns as it has results in a row.
 const GROUPS_MAX: usize = 3;
 /// Most results of an axis of a tile.
@@ -63,6 +63,11 @@ const B: f32 = std::f32::consts::SQRT_2;
 
 /// Most lanes of a vector.
 const LANES: usize = 16;
+
+/// Vectors of kernels that are read before the first of them is transformed.
+const AHEAD: usize = 8;
+/// Rows and columns of a block that [`Simd::transpose`] transposes.
+const BLOCK: usize = 8;
 
 /// The sizes of F(m×m, r×r).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +156,7 @@ pub(in super::super) type TransformTiles = unsafe fn(tiles: &Tiles);
 
 /// Kernels of `rows` output channels, at most a vector, and `channels` input channels: element t of
 /// the kernel of row r and channel c is at `at + r·row + c·channel + taps[t]`, element e of the
-/// transformed one at `to + (e·channels + c)·rows + r`.
+/// transformed one at `to + (e·channels + c)·width + r`.
 pub(in super::super) struct Kernels {
     pub at: *const f32,
     pub rows: usize,
@@ -160,6 +165,8 @@ pub(in super::super) struct Kernels {
     pub channel: isize,
     pub taps: [isize; TAPS_MAX * TAPS_MAX],
     pub to: *mut f32,
+    /// Elements between neighbouring channels, at least `rows`.
+    pub width: usize,
 }
 
 /// Computes `G·g·Gᵀ`.
@@ -386,43 +393,118 @@ unsafe fn of_tile<S: Simd, const P: usize>(d: [S::V; P]) -> [S::V; P] {
 
 #[inline(always)]
 pub(super) unsafe fn kernels<S: Simd, const P: usize, const R: usize>(kernels: &Kernels) {
-    let mut loaded = [[[0.0f32; LANES]; R]; R];
-    for channel in 0..kernels.channels {
-        let at = kernels
-            .at
-            .wrapping_offset(channel as isize * kernels.channel);
-        // SAFETY: the caller enables S's instruction set and gives kernels that may be read, and
-        // room for the transformed ones.
-        unsafe {
-            for i in 0..R {
+    let &Kernels {
+        rows,
+        channels,
+        width,
+        ..
+    } = kernels;
+    let taps = &kernels.taps[..R * R];
+    let first = taps.iter().copied().min().unwrap_or_default();
+    let is_dense = (0..taps.len()).all(|t| taps.contains(&(first + t as isize)));
+    let mut places = [0; TAPS_MAX * TAPS_MAX];
+    for t in 0..taps.len() {
+        places[t] = if is_dense {
+            (taps[t] - first) as usize
+        } else {
+            t
+        };
+    }
+    // A vector holds the rows of several channels, if they are stored side by side and fill it.
+    let share = match width == rows && S::LANES.is_multiple_of(rows) {
+        true => S::LANES / rows,
+        false => 1,
+    };
+    // Kernels are read some time before they are transformed, so that they have left the store
+    // buffer.
+    let mut loaded = [[[[0.0f32; LANES]; R]; R]; AHEAD];
+    let loaded = loaded.as_mut_ptr().cast::<f32>();
+    let vector = |v: usize| loaded.wrapping_add(v * R * R * LANES);
+    for group in (0..channels).step_by(AHEAD * share) {
+        let end = (group + AHEAD * share).min(channels);
+        for channel in group..end {
+            let at = kernels
+                .at
+                .wrapping_offset(channel as isize * kernels.channel);
+            let lane = (channel - group) % share * rows;
+            let to = vector((channel - group) / share).wrapping_add(lane);
+            // SAFETY: the caller enables S's instruction set and gives kernels that may be read.
+            unsafe {
+                if is_dense {
+                    transposed::<S, R>(at.wrapping_offset(first), kernels, to, LANES - lane);
+                    continue;
+                }
+                for t in 0..R * R {
+                    let tap = at.wrapping_offset(taps[t]);
+                    for row in 0..rows {
+                        *to.add(t * LANES + row) = *tap.wrapping_offset(row as isize * kernels.row);
+                    }
+                }
+            }
+        }
+        for (v, channel) in (group..end).step_by(share).enumerate() {
+            let count = rows * share.min(end - channel);
+            let loaded = vector(v);
+            // SAFETY: the caller enables S's instruction set and gives room for transformed kernels.
+            unsafe {
+                let mut columns = [[S::zero(); R]; P];
                 for j in 0..R {
-                    let tap = at.wrapping_offset(kernels.taps[R * i + j]);
-                    for row in 0..kernels.rows {
-                        loaded[i][j][row] = *tap.wrapping_offset(row as isize * kernels.row);
+                    let mut g = [S::zero(); R];
+                    for i in 0..R {
+                        g[i] = S::load(loaded.add(places[R * i + j] * LANES));
+                    }
+                    let g = of_kernel::<S, P, R>(g);
+                    for i in 0..P {
+                        columns[i][j] = g[i];
                     }
                 }
-            }
-            let mut columns = [[S::zero(); R]; P];
-            for j in 0..R {
-                let mut g = [S::zero(); R];
-                for i in 0..R {
-                    g[i] = S::load(loaded[i][j].as_ptr());
-                }
-                let g = of_kernel::<S, P, R>(g);
                 for i in 0..P {
-                    columns[i][j] = g[i];
+                    let row = of_kernel::<S, P, R>(columns[i]);
+                    for j in 0..P {
+                        let step = (P * i + j) * channels + channel;
+                        let to = kernels.to.add(step * width);
+                        if count == S::LANES {
+                            S::store(to, row[j]);
+                        } else {
+                            S::store_first(to, row[j], count);
+                        }
+                    }
                 }
             }
-            for i in 0..P {
-                let row = of_kernel::<S, P, R>(columns[i]);
-                for j in 0..P {
-                    let step = (P * i + j) * kernels.channels + channel;
-                    let to = kernels.to.add(step * kernels.rows);
-                    if kernels.rows == S::LANES {
-                        S::store(to, row[j]);
-                    } else {
-                        S::store_first(to, row[j], kernels.rows);
-                    }
+        }
+    }
+}
+
+/// Transposes the kernels of a channel whose elements are neighbours from `at` on: element t of row r
+/// is written to `to + t·LANES + r`, of which `room` may be written for an element.
+#[inline(always)]
+unsafe fn transposed<S: Simd, const R: usize>(
+    at: *const f32,
+    kernels: &Kernels,
+    to: *mut f32,
+    room: usize,
+) {
+    let whole = R * R / BLOCK * BLOCK;
+    for row in (0..kernels.rows).step_by(BLOCK) {
+        let count = BLOCK.min(kernels.rows - row);
+        let at = at.wrapping_offset(row as isize * kernels.row);
+        let to = to.wrapping_add(row);
+        // SAFETY: the caller enables S's instruction set, and gives kernels that may be read and room
+        // for them.
+        unsafe {
+            for t in (0..whole).step_by(BLOCK) {
+                let (at, to) = (at.wrapping_add(t), to.wrapping_add(t * LANES));
+                if count == BLOCK {
+                    S::transpose(at, kernels.row, BLOCK, to, LANES, true);
+                } else {
+                    let over = row + BLOCK <= room;
+                    S::transpose(at, kernels.row, count, to, LANES, over);
+                }
+            }
+            for t in whole..R * R {
+                for row in 0..count {
+                    let tap = at.wrapping_offset(row as isize * kernels.row);
+                    *to.add(t * LANES + row) = *tap.wrapping_add(t);
                 }
             }
         }
