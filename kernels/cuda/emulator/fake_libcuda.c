@@ -81,7 +81,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
     /* Not zero, and NaN in every type of float: no caller may rely on the contents. */
     memset(memory, 0xFF, bytes);
     *to = (Address)memory;
-    add_block(*to, bytes);
+    add_block(*to, bytes, 1);
     LEAVE(OK);
 }
 Result cuMemFree_v2(Address at) {
@@ -159,13 +159,25 @@ Result cuMemMap(Address at, size_t bytes, size_t offset, unsigned long long hand
     Physical* p = (Physical*)handle;
     for (const Block* b = blocks; b; b = b->next)
         if (b->base < at + bytes && at < b->base + b->bytes) LEAVE(INVALID_VALUE);
-    if (offset + bytes > p->bytes) LEAVE(INVALID_VALUE);
+    /* The real driver maps memory from its start on, and whole pages. */
+    if (offset != 0 || bytes > p->bytes || bytes % (size_t)page) LEAVE(INVALID_VALUE);
     void* got = mmap((void*)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->file, (off_t)offset);
     if (got == MAP_FAILED) LEAVE(INVALID_VALUE);
-    add_block(at, bytes);
+    add_block(at, bytes, 0);
     LEAVE(OK);
 }
-Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) { (void)at; (void)bytes; (void)access; (void)count; CALL LEAVE(OK); }
+/* Mapped memory is accessible only from here on. */
+Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) {
+    (void)access; (void)count;
+    CALL
+    size_t opened = 0;
+    for (Block* b = blocks; b; b = b->next)
+        if (at <= b->base && b->base + b->bytes <= at + bytes) {
+            b->open = 1;
+            opened += b->bytes;
+        }
+    LEAVE(opened == bytes ? OK : INVALID_VALUE);
+}
 Result cuMemUnmap(Address at, size_t bytes) {
     CALL
     /* The real driver does not wait either. */
@@ -468,6 +480,7 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     if (!stream || stream->graph) LEAVE(CAPTURE_UNSUPPORTED);
     ++captures;
     stream->graph = calloc(1, sizeof(Graph));
+    stream->early = 0;
     stream->graph->capture = ++recordings;
     stream->graph->origin = stream;
     /* If it is set to be strict, it treats relaxed mode as thread-local. */
@@ -536,19 +549,24 @@ Result cuGraphNodeGetType(void* node, int* type) {
     *type = kind == LAUNCH || kind == CALL_OF_LIBRARY ? 0 : kind == COPY ? 1 : kind == FILL ? 2 : 5;
     LEAVE(OK);
 }
-/* A programmatic edge may only lead from one kernel to another; the type of its target is not
- * checked. */
+/* A programmatic edge may only lead from one kernel to another, on devices that launch kernels
+ * early. */
 Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* edges, size_t count, unsigned flags) {
     CALL
     Stream* stream = of(at);
     Graph* graph = stream->graph;
     if (!graph || flags > 1) LEAVE(INVALID_VALUE);
-    if (flags == 1) clear(&stream->front);
+    if (flags == 1) {
+        clear(&stream->front);
+        stream->early = 0;
+    }
     for (size_t i = 0; i < count; ++i) {
         size_t node = (size_t)nodes[i] - 1;
         if (node >= graph->count) LEAVE(INVALID_VALUE);
         const int kind = graph->pieces[node].op.kind;
-        if (edges && edges[i].type && (edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
+        const int early = edges && edges[i].type;
+        if (early && (capability < 90 || edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
+        stream->early |= early;
         add(&stream->front, node);
     }
     graph->by_hand = 1;

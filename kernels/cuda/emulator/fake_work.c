@@ -118,13 +118,13 @@ static Result enter(const char* name) {
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Addresses of the device that have memory. */
-typedef struct Block { Address base; size_t bytes; struct Block* next; } Block;
+/* Addresses of the device that have memory, and whether the device may access it. */
+typedef struct Block { Address base; size_t bytes; int open; struct Block* next; } Block;
 static Block* blocks;
 
-static void add_block(Address base, size_t bytes) {
+static void add_block(Address base, size_t bytes, int open) {
     Block* b = malloc(sizeof *b);
-    *b = (Block){base, bytes, blocks};
+    *b = (Block){base, bytes, open, blocks};
     blocks = b;
 }
 static size_t remove_block(Address base) {
@@ -138,13 +138,13 @@ static size_t remove_block(Address base) {
         }
     return 0;
 }
-/* Whether all these bytes are memory of the device; they may lie in several blocks. */
+/* Whether all these bytes are memory that the device may access; they may lie in several blocks. */
 int fake_inside(Address from, size_t bytes) {
     Address end = from + bytes;
     while (from < end) {
         const Block* b = blocks;
         while (b && !(b->base <= from && from < b->base + b->bytes)) b = b->next;
-        if (!b) return 0;
+        if (!b || !b->open) return 0;
         from = b->base + b->bytes;
     }
     return 1;
@@ -201,8 +201,9 @@ enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; int mode, spoiled, by_hand; pthread_t thread; };
 /* The last point at which it was recorded, or the pieces of a graph that precede that point. */
 typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
-/* The submitted work that is not done yet; or the graph that captures the stream, and the front. */
-struct Stream { List queue; int launches; Graph* graph; Front front; Stream* next; };
+/* The submitted work that is not done yet; or the graph that captures the stream, the front, and
+ * whether one of the edges from there is programmatic. */
+struct Stream { List queue; int launches; Graph* graph; Front front; int early; Stream* next; };
 /* The first is the default stream. A stream's work is done when a caller waits for it, and its
  * dependencies just before: as late as possible, and unordered with other streams except by events.
  * */
@@ -356,6 +357,13 @@ static Result submit(void* to, Op op) {
     stream->launches |= op.kind == LAUNCH || op.kind == CALL_OF_LIBRARY || op.kind == REPLAY;
     Graph* graph = stream->graph;
     if (graph && graph->spoiled) return CAPTURE_INVALIDATED;
+    /* The target of a programmatic edge is a kernel; those of libraries do not wait for others. */
+    if (graph && stream->early && op.kind != LAUNCH) {
+        snprintf(trouble, sizeof trouble, "the target of a programmatic edge is no kernel that waits");
+        graph->spoiled = 1;
+        return INVALID_VALUE;
+    }
+    stream->early = 0;
     if (graph) {
         int is_forked = stream != graph->origin;
         forked += is_forked;

@@ -60,7 +60,7 @@ struct RegisterTile {
         constexpr int BYTES = (LeftTile::SIZE + RightTile::SIZE) * int(sizeof(float));
         walk<STAGES, BYTES, DEEP>(left, right, share.deep, share.end, [&](int stage) {
             const float* const x = shared + stage / int(sizeof(float));
-            const float* const y = rights + stage / int(sizeof(float));
+            const float* const y = x + LeftTile::SIZE;
             // Four steps at a time: with more, more fragments are read ahead than there are
             // registers. Two for a large tile whose elements are loaded one by one along the
             // contracted axis, because their addresses occupy registers too.
