@@ -29,9 +29,9 @@ mod winograd;
 mod winograd_panels;
 mod winograd_weight;
 
-use super::gemm::drive::{Resources, Space};
 use super::gemm::micro::Micro;
 use super::gemm::winograd::Filtering;
+use super::gemm::workspace::{Resources, Space};
 use super::gemm::{Limits, SHORT, workers};
 use super::simd::{Entry, entry};
 use super::tile::TileCode;

@@ -11,18 +11,20 @@ pub(super) mod simd;
 pub(super) mod small;
 mod strided;
 pub(super) mod winograd;
+pub(super) mod workspace;
 
 use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
-use drive::{Blocking, Carry, KBlocks, Resources, SERIAL_WORK, Space, drive_some};
+use drive::{Blocking, Carry, KBlocks, SERIAL_WORK, drive_some};
 use matrix::Matrix;
 use micro::Micro;
 use share::{balanced, equal_rows};
 pub(super) use share::{share_rows, split_blocks, splits, wanted};
 use strided::Strided;
+use workspace::{Resources, Space};
 
 // Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
 // micro-kernels that compute MR rows by NR columns.
@@ -695,7 +697,7 @@ fn space(
         let rows = m.min(MC);
         space = space.max(&block(rows, 0, rows * SPLIT_NC));
         // These sums pass from slice to slice.
-        space.partial = if k < whole {
+        space.shared = if k < whole {
             0
         } else {
             partial_space(m, n, fewest, k_blocks, micro)

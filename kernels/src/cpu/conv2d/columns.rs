@@ -13,9 +13,10 @@ use super::phases::Interleave;
 use super::pieces::pieces;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Space, Span, drive};
+use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Span, drive};
 use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::pack;
+use crate::cpu::gemm::workspace::Space;
 use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
@@ -170,7 +171,7 @@ pub(super) fn space(
         } else {
             0
         },
-        partial: 0,
+        shared: 0,
     }
 }
 

@@ -13,9 +13,10 @@ use super::columns::{PACKED_COLUMNS, k_blocks, weight_strides};
 use super::image::Image;
 use super::tile::{Axis, Part, Shape, Source};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Space, Span, drive};
+use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Span, drive};
 use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
+use crate::cpu::gemm::workspace::Space;
 use crate::cpu::gemm::{KC, Limits, MC, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::size::Env;
@@ -190,7 +191,7 @@ pub(super) fn space(
         } else {
             0
         },
-        partial: 0,
+        shared: 0,
     }
 }
 

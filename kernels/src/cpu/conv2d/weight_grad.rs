@@ -10,8 +10,9 @@ use super::inside::{self, Inside};
 use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
-use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Space, drive_some, sums};
+use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, drive_some, sums};
 use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
+use crate::cpu::gemm::workspace::Space;
 use crate::cpu::gemm::{
     Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
 };
@@ -135,7 +136,7 @@ pub(super) fn space(
             0
         },
         // There are either splits or lists.
-        partial: match apart {
+        shared: match apart {
             Some(_) => Inside::elements(sizes, parts(sizes).size()[0]),
             None => partial_space(product, sizes.other, fewest, k_blocks, micro),
         },
@@ -219,7 +220,7 @@ pub(super) unsafe fn run(call: &Call) {
     let resources = call.resources();
     // SAFETY: `space` has room for the lists, and nothing else is there, because there are no splits.
     let inside =
-        apart.map(|_| unsafe { Inside::new(sizes, parts.size()[0], resources.partial().cast()) });
+        apart.map(|_| unsafe { Inside::new(sizes, parts.size()[0], resources.shared().cast()) });
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,

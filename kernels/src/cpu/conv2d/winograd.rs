@@ -21,11 +21,12 @@ use super::image::Image;
 use super::stretches::stretches;
 use super::tile::{Axis, Part, Parts, Shape};
 use super::{Call, Sizes, source, winograd_panels, winograd_weight};
-use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
+use crate::cpu::gemm::drive::panel_rows;
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::winograd::{
     Filtering, Kernels, Products, Run, TAPS_MAX, Tiles, TransformKernels,
 };
+use crate::cpu::gemm::workspace::{Slot, Space};
 use crate::cpu::gemm::{Limits, even, wanted};
 use crate::cpu::tile::{Bound, prefetch};
 use crate::spec::{self, ConvKind};
@@ -164,7 +165,7 @@ pub(super) fn space(
                 .saturating_mul(results * results)
                 .saturating_mul(tiles.min(most(sizes, filtering, micro, limits))),
         },
-        partial: points * depth * sizes.other,
+        shared: points * depth * sizes.other,
         ..Space::default()
     }
 }
@@ -230,7 +231,7 @@ pub(super) unsafe fn run(call: &Call, filtering: Filtering) {
         parts: blocks,
         panel: panel(sizes, micro),
         weights: Weights::new(call, filtering),
-        transformed: resources.partial(),
+        transformed: resources.shared(),
         code: kernel.code.bind(spec, launch),
     };
     let panels = sizes.other.div_ceil(product.panel);

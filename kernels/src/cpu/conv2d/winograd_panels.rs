@@ -16,9 +16,10 @@ use super::tile::{Axis, Part, Parts, Shape};
 use super::winograd::{RUNS, Results, Weights, axes, panel, point, width};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::Limits;
-use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
+use crate::cpu::gemm::drive::panel_rows;
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::winograd::{Filtering, Products, Run, Tiles};
+use crate::cpu::gemm::workspace::{Slot, Space};
 use crate::cpu::tile::Bound;
 
 /// Most channels of the image, whose transformed tiles stay in the second cache, and fewest output

@@ -15,9 +15,10 @@ use super::tile::{Axis, Part, Parts, Shape, Source};
 use super::winograd::{self, point};
 use super::{Call, Sizes, part_source};
 use crate::cpu::MicroBatchLimits;
-use crate::cpu::gemm::drive::{Slot, Space, panel_rows};
+use crate::cpu::gemm::drive::panel_rows;
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::winograd::{Filtering, Gradients, Sums, Tiles};
+use crate::cpu::gemm::workspace::{Slot, Space};
 use crate::cpu::gemm::{Limits, pack};
 use crate::cpu::tile::Bound;
 
@@ -145,7 +146,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, copied: Optio
         acc: finished,
         // The transposed block, in front of the epilogue's scratch memory.
         scratch: (4 * finished).next_multiple_of(64),
-        partial: splits(sizes, micro) * sums(sizes, micro),
+        shared: splits(sizes, micro) * sums(sizes, micro),
     }
 }
 
@@ -205,7 +206,7 @@ pub(super) unsafe fn run(call: &Call) {
         }),
         sums: launch
             .part
-            .map_or(resources.partial(), |part| part.sums.cast()),
+            .map_or(resources.shared(), |part| part.sums.cast()),
         code: kernel.code.bind(spec, launch),
     };
     let panels = sizes.other.div_ceil(micro.nr());

@@ -6,11 +6,12 @@
 //! columns. The sums are those of [`super::drive`]: the same k-blocks, over each of which an
 //! element is one sequence of multiply-adds, so that no bit depends on which of both runs.
 
-use super::drive::{Product, Resources, SERIAL_WORK, Slot, Space};
+use super::drive::{Product, SERIAL_WORK};
 use super::matrix::Matrix;
 use super::micro::{Before, Left, LeftLayout, Micro, Right};
 use super::pack::Source;
 use super::share::SPLIT_K_BLOCKS;
+use super::workspace::{Resources, Slot, Space};
 use super::{KC, Strided, even, wanted};
 
 /// Most rows of a product that is computed here, and of a block of it.
