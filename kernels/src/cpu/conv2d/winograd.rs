@@ -131,6 +131,24 @@ pub(super) fn point(elements: usize) -> usize {
     elements + LINE
 }
 
+/// Elements of the copy of some channels of a tile of the image, and of `copied` beside it; none if
+/// there is no copy.
+pub(super) fn copy_space(
+    sizes: &Sizes,
+    axes: &[Axis; 2],
+    [channels, width]: [usize; 2],
+    limits: &Limits,
+    copied: Option<usize>,
+) -> usize {
+    let [height, length] = [axes[0].out, axes[1].out];
+    let of = |rows, columns, images| Shape::new(axes, channels, rows, columns).elements(images);
+    let tile = limits
+        .tile
+        .max(of(1, width.min(length), 1))
+        .min(of(height, length, sizes.images));
+    copied.map_or(0, |more| tile.next_multiple_of(LINE).saturating_add(more))
+}
+
 /// The buffers for sizes up to these; `copied`: those beside a copy of the image, of which there is
 /// none unless it is given; `is_stored`: whether results are transformed to the memory where they
 /// stay.
@@ -149,14 +167,9 @@ pub(super) fn space(
     let (width, depth) = (width(micro, limits), sizes.source);
     let (results, points) = (filtering.results, filtering.elements());
     let [height, length] = [axes[0].out, axes[1].out];
-    let of = |rows, columns, images| Shape::new(&axes, depth, rows, columns).elements(images);
-    let tile = limits
-        .tile
-        .max(of(1, width.min(length), 1))
-        .min(of(height, length, sizes.images));
     let tiles = sizes.images.saturating_mul(height).saturating_mul(length);
     Space {
-        right: copied.map_or(0, |more| tile.next_multiple_of(LINE).saturating_add(more)),
+        right: copy_space(sizes, &axes, [depth, width], limits, copied),
         micro_panel: points * point(depth * width),
         k_block: points * point(panel(sizes, micro) * width),
         acc: match is_stored {

@@ -12,8 +12,8 @@ use std::ops::{Range, RangeInclusive};
 
 use super::image::Image;
 use super::stretches::stretches;
-use super::tile::{Axis, Part, Parts, Shape};
-use super::winograd::{RUNS, Results, Weights, axes, panel, point, width};
+use super::tile::{Axis, Part, Parts};
+use super::winograd::{RUNS, Results, Weights, axes, copy_space, panel, point, width};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::Limits;
 use crate::cpu::gemm::drive::panel_rows;
@@ -104,12 +104,6 @@ pub(super) fn space(
     } = blocks;
     let axes = axes(sizes, filtering);
     let [height, length] = [axes[0].out, axes[1].out];
-    let of = |rows, columns, images| Shape::new(&axes, chunk, rows, columns).elements(images);
-    let tile =
-        limits
-            .tile
-            .max(of(1, blocks.width.min(length), 1))
-            .min(of(height, length, sizes.images));
     let tiles = sizes.images.saturating_mul(height).saturating_mul(length);
     let tiles = tiles.min(blocks.width);
     let (width, few) = (micro.width(tiles), tiles.min(blocks.few));
@@ -121,7 +115,7 @@ pub(super) fn space(
     let few_sums = point(few * micro.width(rows)) + point(rows * micro.lanes);
     Space {
         left: points * weights.max(of_few(few_weights)),
-        right: copied.map_or(0, |more| tile.next_multiple_of(LANES).saturating_add(more)),
+        right: copy_space(sizes, &axes, [chunk, blocks.width], limits, copied),
         micro_panel: points * point(depth * width),
         k_block: points * sums.max(of_few(few_sums)),
         acc: match is_stored {
