@@ -183,6 +183,33 @@ fn loads(function: &Function) -> usize {
     digits.parse().unwrap_or_default()
 }
 
+/// Loops over rows whose threads keep values of the row from one pass to the next, for all
+/// architectures.
+#[test]
+fn rows_that_are_kept_spill_nothing() {
+    if !compiler() {
+        return;
+    }
+    for device in DEVICES {
+        let all = functions(device);
+        let keeps = |f: &&Function| {
+            let declared = |line: &str| {
+                let name = line.trim().trim_end_matches("];").split(' ').nth(1)?;
+                name.strip_prefix('k')?
+                    .split_once('[')?
+                    .1
+                    .parse::<u32>()
+                    .ok()
+            };
+            let kept = f.source.lines().filter_map(declared);
+            f.name.starts_with("rows_") && kept.sum::<u32>() >= 8
+        };
+        let kept: Vec<&Function> = all.values().filter(keeps).collect();
+        assert!(kept.len() > 10, "{} loops", kept.len());
+        check(&kept, device);
+    }
+}
+
 /// All functions for all architectures.
 #[test]
 #[ignore = "compiles for an hour"]

@@ -222,6 +222,11 @@ fn tensor_cores() {
             stride: [2, 2],
             ..one(2, 40, 70, 8, 1, 0)
         },
+        // Windows beside each other.
+        Shape {
+            stride: [2, 2],
+            ..one(3, 20, 70, 10, 2, 0)
+        },
     ];
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for (i, shape) in shapes.iter().enumerate() {

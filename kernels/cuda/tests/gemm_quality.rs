@@ -135,14 +135,15 @@ fn hot_kernels_do_not_spill() {
 }
 
 /// A convolution of this type, with a kernel of `k` × `k` and strides of 1 or 2, whose positions
-/// are then half as many.
+/// are then half as many. Windows of 2 × 2 by 2 lie beside each other.
 fn strided(kind: ConvKind, dtype: DType, k: usize, stride: usize) -> Spec {
     let mut spec = convolution(kind);
     let Body::Conv2d(conv) = &mut spec.body else {
         panic!("a convolution");
     };
     (conv.a.dtype, conv.b.dtype) = (dtype, dtype);
-    (conv.k, conv.pad) = ([k; 2], [k / 2; 2]);
+    let pad = if k == stride { 0 } else { k / 2 };
+    (conv.k, conv.pad) = ([k; 2], [pad; 2]);
     let strides = typed(dtype, 0, &contiguous(&[128, 64, k, k])).strides;
     if kind == ConvKind::WeightGrad {
         spec.dims[2..].fill(Size::fixed(k as i64));
@@ -218,14 +219,23 @@ fn convolutions_multiply_more_than_they_locate() {
         (WeightGrad, "64x64", 1280),
         (InputGrad, "64x64", 1090),
     ];
+    // Windows that never cross the border.
+    let tf32_apart = [
+        (WeightGrad, "128x128", 2600),
+        (WeightGrad, "128x64", 1850),
+        (WeightGrad, "64x64", 1500),
+    ];
+    let halves_apart = [(WeightGrad, "128x64", 1880), (WeightGrad, "64x64", 1370)];
     // The two halves differ in the multiplication alone.
     let classes = [
         (DType::F32, "tf32", 3, 1, &tf32[..]),
         (DType::F32, "tf32", 3, 2, &tf32[..]),
+        (DType::F32, "tf32", 2, 2, &tf32_apart[..]),
         (DType::F32, "tf32", 5, 1, &tf32_small[..]),
         (DType::F32, "tf32", 7, 2, &tf32_small[..2]),
         (DType::BF16, "bf16", 3, 1, &halves[..]),
         (DType::BF16, "bf16", 3, 2, &halves[..]),
+        (DType::BF16, "bf16", 2, 2, &halves_apart[..]),
         (DType::BF16, "bf16", 5, 1, &halves_small[..]),
         (DType::BF16, "bf16", 7, 2, &halves_small[..2]),
         (DType::F16, "f16", 3, 1, &halves[..]),

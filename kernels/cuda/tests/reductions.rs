@@ -226,6 +226,72 @@ fn rows_in_several_passes() {
     check(&cases, 1e-5);
 }
 
+/// Three results of a row, one of each pass: 2x; whether x is its largest element, times the sum of
+/// all; and where x is positive, the difference from the mean of that. The truth value is cheaper
+/// to compute again than to keep. `keeps` says whether the last result needs x.
+fn stores_of_every_pass(rows: i64, n: i64, keeps: bool) -> Builder {
+    let mut b = Builder::new(&[rows, n], 1);
+    let x = b.load(&[n, 1]);
+    let (two, zero) = (b.number(2.0), b.number(0.0));
+    let each = b.number(1.0 / n as f32);
+    let double = b.op(ScalarOp::Mul, &[x, two]);
+    let sum = b.reduce(ReduceOp::Sum, x);
+    let found = b.reduce(ReduceOp::ArgMax, x);
+    b.spec
+        .indices
+        .push([0, 1].map(Size::fixed).into_iter().collect());
+    let index = b.inst(Inst::Index(0));
+    let is_found = b.op(ScalarOp::Eq, &[index, found]);
+    let marked = b.op(ScalarOp::Select, &[is_found, sum, zero]);
+    let total = b.reduce(ReduceOp::Sum, marked);
+    let mean = b.op(ScalarOp::Mul, &[total, each]);
+    let last = if keeps {
+        let is_positive = b.op(ScalarOp::Gt, &[x, zero]);
+        let rest = b.op(ScalarOp::Sub, &[x, mean]);
+        b.op(ScalarOp::Select, &[is_positive, rest, zero])
+    } else {
+        b.op(ScalarOp::Sub, &[marked, mean])
+    };
+    for value in [double, marked, last] {
+        let out = b.operand(&[n, 1]);
+        b.store(value, out);
+    }
+    b
+}
+
+/// Rows of vectors and not, kept in registers and in shared memory, too long to keep, and split
+/// into parts; each of the results in place of the argument.
+#[test]
+fn every_pass_stores_its_values() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(11);
+    let mut cases = Vec::new();
+    for (rows, n) in [
+        (1, 1),
+        (5, 7),
+        (33, 256),
+        (2, 4100),
+        (3, 40_000),
+        (1, 40_000),
+    ] {
+        for (at, keeps) in [true, false, true].into_iter().enumerate() {
+            let mut case = Case::new(
+                format!("{rows} × {n}, result {at} in place, keeps {keeps}"),
+                stores_of_every_pass(rows, n, keeps).spec,
+                &mut choices,
+            );
+            case.same.push((at + 1, 0));
+            if rows == 3 {
+                case.target.multiprocessors = 1;
+            }
+            cases.push(case);
+        }
+    }
+    check(&cases, 1e-5);
+}
+
 /// The two sums of a batch norm's gradient over [n, c, h, w] for each channel, and the gradient
 /// itself.
 fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {

@@ -364,8 +364,27 @@ impl View {
         let windows = [&problem.left, &problem.right].map(|m| m.window.is_some());
         if windows != [false; 2] && view.vector == 1 {
             view.taps = view.located_taps();
+            if view.taps.is_none() && view.steps_over_windows() {
+                view.by_deep = true;
+                view.taps = view.located_taps();
+            }
         }
         view
+    }
+
+    /// Whether neighbours along the contracted side are pixels a window's width apart, but close:
+    /// then more of them lie together than along the short rows of the window.
+    fn steps_over_windows(&self) -> bool {
+        let (Some((_, step)), Some((width, 1))) = (
+            self.deep.last(),
+            self.free
+                .last()
+                .and_then(|(count, stride)| Some((count.known()?, stride.as_fixed()?))),
+        ) else {
+            return false;
+        };
+        let is_close = |step: i64| 1 < width && width <= step && step <= 4;
+        self.window.is_none() && step.as_fixed().is_some_and(is_close)
     }
 
     /// See [`View::taps`]: few enough for a table of all along the contracted side, or of the parts

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Inst, ValueId};
+use slabwise_kernels::spec::{Inst, Store, ValueId};
 
 use super::levels::Levels;
 use super::{Keep, Mapping};
@@ -19,6 +19,9 @@ use crate::source::space::{Point, Space, Via, pointers, points};
 const AHEAD: [i64; 2] = [24, 8];
 /// Most iterations whose loads a thread batches.
 const TURNS: i64 = 8;
+/// Registers of a multiprocessor; those of a thread if the compiler chooses, which rather spills a
+/// few values than take more; and those for anything but the values of a row.
+const REGISTERS: [i64; 3] = [65_536, 64, 20];
 
 /// The emitter of one spec's kernels.
 pub struct Emitter<'a> {
@@ -120,8 +123,10 @@ impl Site for InPass<'_> {
 }
 
 impl Emitter<'_> {
+    /// Whether no pass loads what an earlier one has loaded.
     fn keeps(&self) -> bool {
-        self.mapping.keep != Keep::Recompute
+        let keeps_nothing = self.mapping.parts == 1 && !self.levels.crossing.contains(&true);
+        self.mapping.keep != Keep::Recompute || keeps_nothing
     }
 
     fn crossing(&self) -> impl Iterator<Item = usize> {
@@ -185,7 +190,29 @@ impl Emitter<'_> {
             body += "__syncthreads();\n";
         }
         body += "}\n";
-        params.function("rows", mapping.threads, &body)
+        params.function("rows", self.launch_bounds(), &body)
+    }
+
+    /// The threads of a block, and after a comma the number of blocks for which a thread has enough
+    /// registers, if the compiler might choose too few.
+    fn launch_bounds(&self) -> String {
+        let threads = i64::from(self.mapping.threads);
+        let kept = match self.mapping.keep {
+            Keep::Registers(each) => each * self.crossing().count() as i64,
+            _ => 0,
+        };
+        let loaded = |l| {
+            let loads = self.loads(&self.levels.full(self.code, l, self.keeps()));
+            self.turns(&loads) * self.loaded(&loads)
+        };
+        let [all, chosen, other] = REGISTERS;
+        let most_loaded = (0..=self.levels.depth).map(loaded).max();
+        let needed = kept + most_loaded.unwrap_or(0) + other;
+        if kept > 0 && needed > chosen {
+            format!("{threads}, {}", (all / (threads * needed)).max(1))
+        } else {
+            threads.to_string()
+        }
     }
 
     /// One pass over a part of every row.
@@ -595,9 +622,8 @@ impl Emitter<'_> {
         list
     }
 
-    /// The number of iterations that a thread batches: as many as have loads that fit in its
-    /// registers.
-    fn turns(&self, loads: &[u16]) -> i64 {
+    /// Registers that the loads of an iteration fill.
+    fn loaded(&self, loads: &[u16]) -> i64 {
         let (vector, last) = (self.mapping.vector, self.space.dims.len() - 1);
         let registers = |&k: &u16| {
             let elements = if self.space.stride(k, last).is(1) {
@@ -607,21 +633,22 @@ impl Emitter<'_> {
             };
             (elements * self.code.spec.operands[usize::from(k)].dtype.bytes() as i64 + 3) / 4
         };
-        let each = loads.iter().map(registers).sum::<i64>().max(1);
+        loads.iter().map(registers).sum()
+    }
+
+    /// The number of iterations that a thread batches: as many as have loads that fit in its
+    /// registers.
+    fn turns(&self, loads: &[u16]) -> i64 {
         let ahead = AHEAD[usize::from(self.mapping.threads >= 1024)];
-        let most = (ahead / each).min(TURNS).min(self.mapping.turns).max(1);
+        let fit = ahead / self.loaded(loads).max(1);
+        let most = fit.min(TURNS).min(self.mapping.turns).max(1);
         // The largest power of two that is not larger.
         1 << most.ilog2()
     }
 
-    fn full_stores(&self, l: usize) -> impl Iterator<Item = &slabwise_kernels::spec::Store> {
-        let stores = self
-            .code
-            .spec
-            .stores
-            .iter()
-            .filter(|s| !self.code.per_row[usize::from(s.value)]);
-        stores.filter(move |_| self.levels.top == Some(l))
+    /// The stores of full values in pass `l`.
+    fn full_stores(&self, l: usize) -> impl Iterator<Item = &Store> {
+        self.levels.stores(self.code, l, self.keeps())
     }
 
     /// Combines the accumulators of a team, so that every thread has the result.
