@@ -8,13 +8,16 @@ use std::ops::Range;
 
 use super::pointwise::{Block, BlockCode, OperandView, Space};
 use super::{Config, Launch, SpecError};
-use crate::dtype::Lane;
+use crate::dtype::{DType, Lane};
 use crate::size::Env;
 use crate::spec::{Body, ReduceOp, Spec};
 
 /// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
 /// large as fits comfortably into the second-level cache.
 const BLOCK: usize = 1 << 14;
+
+/// Indices that are compared at once with those of a block: most groups of so many have none of them.
+const AT_ONCE: usize = 16;
 
 /// See [`Body::Scatter`]. Values whose index lies outside the axis go nowhere;
 /// [`super::gather::BoundsCheck`] reports them.
@@ -143,6 +146,7 @@ impl Sums {
         };
         let (value_step, index_step) = (step(value_inner), step(index_inner));
         let repeats = index_inner.iter().all(|&s| s == 0);
+        let is_row = repeats && *index_axis == 1 && self.index.dtype == DType::I32;
         // SAFETY: called for points of the values' space only.
         let index = |offset: isize| unsafe { self.index.load(offset) } as i32;
         // SAFETY: as above.
@@ -158,10 +162,25 @@ impl Sums {
                 from - outer * per_outer..to - outer * per_outer,
             );
             let at = self.outer.point(outer);
-            for s in 0..self.values {
-                let index_at = self.index.offset(&at[..self.axis]) + s as isize * index_axis;
-                let value_at = self.value.offset(&at[..self.axis])
-                    + s as isize * self.value.strides[self.axis];
+            let (index_from, value_from) = (
+                self.index.offset(&at[..self.axis]),
+                self.value.offset(&at[..self.axis]),
+            );
+            // The indices whose parts are in the range are searched in groups.
+            let own = wanted.start / inner..wanted.end.div_ceil(inner);
+            // SAFETY: the indices of this outer index, which nothing writes meanwhile.
+            let indices = is_row.then(|| unsafe {
+                let first = self.index.element::<i32>(index_from);
+                std::slice::from_raw_parts(first, self.values)
+            });
+            let group = |first: usize| first..(first + AT_ONCE).min(self.values);
+            let groups = (0..self.values).step_by(AT_ONCE).map(group);
+            let some = groups
+                .filter(|group| indices.is_none_or(|all| any_of(&all[group.clone()], &own)))
+                .flatten();
+            for s in some {
+                let index_at = index_from + s as isize * index_axis;
+                let value_at = value_from + s as isize * self.value.strides[self.axis];
                 if repeats {
                     let Some(place) = self.place(index(index_at), inner) else {
                         continue;
@@ -211,4 +230,15 @@ impl Sums {
             .filter(|&index| index < self.len)
             .map(|index| index * inner)
     }
+}
+
+/// Whether one of the indices is in a range.
+fn any_of(indices: &[i32], range: &Range<usize>) -> bool {
+    let Ok(first) = i32::try_from(range.start) else {
+        return false;
+    };
+    let count = u32::try_from(range.len()).unwrap_or(u32::MAX);
+    // Without a branch for each, so that the compiler compares vectors.
+    let is_in = |&index: &i32| index.wrapping_sub(first).cast_unsigned() < count;
+    indices.iter().fold(false, |any, index| any | is_in(index))
 }

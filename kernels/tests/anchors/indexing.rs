@@ -251,6 +251,60 @@ fn scatter_adds_in_row_major_order() {
     }
 }
 
+/// Many indices, each of a whole row, of which a block of the result has few; some lie outside.
+#[test]
+fn scatters_of_many_rows_find_those_of_each_block() {
+    let mut random = Random(26);
+    for (count, width, len) in [
+        (1000, 3, 20_000),
+        (37, 1, 50_000),
+        (500, 70, 700),
+        (16, 2, 9),
+    ] {
+        let (axes, result) = ([fixed(count), fixed(width)], [fixed(len), fixed(width)]);
+        let rows: Vec<i32> = (0..count)
+            .map(|_| match random.pick(0..9) {
+                0 => -1 - random.pick(0..9) as i32,
+                1 => (len + random.pick(0..9)) as i32,
+                2 => [i32::MIN, i32::MAX, 0, len as i32 - 1][random.pick(0..4)],
+                _ => random.pick(0..len) as i32,
+            })
+            .collect();
+        let value = random.finite(points(&axes));
+        let index = Operand {
+            dtype: DType::I32,
+            offset: Size::ZERO,
+            strides: [Size::fixed(1), Size::ZERO].into_iter().collect(),
+        };
+        let body = Body::Scatter(Scatter {
+            axis: 0,
+            reduce: ReduceOp::Sum,
+            space: sizes(&axes),
+            value: layout(&mut random, DType::F32, &axes, true),
+            index,
+        });
+        let out = layout(&mut random, DType::F32, &result, true);
+        let spec = storing(body, sizes(&result), out, None);
+        let mut sums = vec![0.0f32; points(&result)];
+        for (at, v) in value.iter().enumerate() {
+            let row = usize::try_from(rows[at / width]).ok();
+            if let Some(row) = row.filter(|&row| row < len) {
+                sums[row * width + at % width] += v;
+            }
+        }
+        let repeated: Vec<i32> = (0..count * width).map(|at| rows[at / width]).collect();
+        let given = [
+            Some(Values::f32(&value)),
+            Some(Values::i32(&repeated)),
+            None,
+        ];
+        let got = run(&spec, 1, &given).unwrap();
+        let expected: Vec<u32> = sums.iter().map(|sum| sum.to_bits()).collect();
+        let case = format!("{count} rows of {width} into {len}");
+        assert_same(Lane::F32, got.last().unwrap(), &expected, &case);
+    }
+}
+
 fn check(index: Operand, axes: &[Axis], limit: usize) -> Spec {
     Spec {
         body: Body::BoundsCheck(BoundsCheck {
