@@ -316,6 +316,19 @@ fn sampling_keeps_to_the_likeliest_tokens() {
 }
 
 #[test]
+fn sampling_of_a_vocabulary_that_may_be_smaller_is_refused() {
+    let trace = Trace::inference().sampling();
+    let rows = trace.input("logits", F32, (2, Dim::bounded("vocabulary", 100)));
+    let token = Sampling::new().top_k(3).of(rows);
+    let mut session = Session::new(Device::Cpu, Params::seeded(1)).expect("a session");
+    let error = session.compile(&trace, [token]).map(drop);
+    let error = error.expect_err("there may be one token").to_string();
+    for part in ["topk", "vocabulary", "does not have 3 elements"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn vision_transformer() {
     let vit = Vit {
         size: 12,

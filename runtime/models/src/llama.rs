@@ -303,8 +303,9 @@ impl Sampling {
         if self.top_k.is_none() && self.top_p.is_none() {
             return Some(logits);
         }
-        let all = logits.len(1).unwrap_or(0);
-        let k = self.top_k.unwrap_or(all).clamp(1, all.max(1));
+        let all = logits.len(1);
+        let k = self.top_k.or(all).unwrap_or(1);
+        let k = k.clamp(1, all.unwrap_or(usize::MAX).max(1));
         // The likeliest first; a token less likely than the last one allowed is excluded.
         let (mut sorted, _) = logits.topk(k, 1);
         if let Some(p) = self.top_p {
