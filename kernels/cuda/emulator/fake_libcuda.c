@@ -170,13 +170,13 @@ Result cuMemMap(Address at, size_t bytes, size_t offset, unsigned long long hand
 Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) {
     (void)access; (void)count;
     CALL
-    size_t opened = 0;
+    size_t mapped = 0;
+    for (const Block* b = blocks; b; b = b->next)
+        if (at <= b->base && b->base + b->bytes <= at + bytes) mapped += b->bytes;
+    if (mapped != bytes) LEAVE(INVALID_VALUE);
     for (Block* b = blocks; b; b = b->next)
-        if (at <= b->base && b->base + b->bytes <= at + bytes) {
-            b->open = 1;
-            opened += b->bytes;
-        }
-    LEAVE(opened == bytes ? OK : INVALID_VALUE);
+        if (at <= b->base && b->base + b->bytes <= at + bytes) b->open = 1;
+    LEAVE(OK);
 }
 Result cuMemUnmap(Address at, size_t bytes) {
     CALL

@@ -244,3 +244,83 @@ impl FakeDriver {
         Picks::forget_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Limits};
+
+    const OK: c_int = 0;
+    const INVALID_VALUE: c_int = 1;
+    const PAGE: usize = 2 << 20;
+
+    /// Memory is mapped from its start on, in whole pages, and is no memory of the device before its
+    /// access is set.
+    #[test]
+    fn mapped_memory_is_refused_as_by_a_real_driver() {
+        let Some(driver) = FakeDriver::install() else {
+            return;
+        };
+        let limits = Limits {
+            fraction: 0.75,
+            bytes_max: None,
+            preallocate: false,
+        };
+        let _current = Device::open(0, limits).expect("it is there");
+        let object = driver.object;
+        // SAFETY: the source declares the functions with these types; addresses and handles are those
+        // that it has returned, and each is released once.
+        unsafe {
+            type Pointer = *const std::ffi::c_void;
+            let reserve = object
+                .get::<unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int>(
+                    b"cuMemAddressReserve\0",
+                )
+                .expect("it is exported");
+            let create = object
+                .get::<unsafe extern "C" fn(*mut u64, usize, Pointer, u64) -> c_int>(
+                    b"cuMemCreate\0",
+                )
+                .expect("it is exported");
+            let map = object
+                .get::<unsafe extern "C" fn(u64, usize, usize, u64, u64) -> c_int>(b"cuMemMap\0")
+                .expect("it is exported");
+            let set_access = object
+                .get::<unsafe extern "C" fn(u64, usize, Pointer, usize) -> c_int>(
+                    b"cuMemSetAccess\0",
+                )
+                .expect("it is exported");
+            let unmap = object
+                .get::<unsafe extern "C" fn(u64, usize) -> c_int>(b"cuMemUnmap\0")
+                .expect("it is exported");
+            let release = object
+                .get::<unsafe extern "C" fn(u64) -> c_int>(b"cuMemRelease\0")
+                .expect("it is exported");
+            let free = object
+                .get::<unsafe extern "C" fn(u64, usize) -> c_int>(b"cuMemAddressFree\0")
+                .expect("it is exported");
+            let is_inside = object
+                .get::<unsafe extern "C" fn(u64, usize) -> c_int>(b"fake_inside\0")
+                .expect("it is exported");
+            let (mut at, mut memory, none) = (0, 0, std::ptr::null());
+            assert_eq!(reserve(&mut at, 2 * PAGE, 0, 0, 0), OK);
+            assert_eq!(create(&mut memory, 2 * PAGE, none, 0), OK);
+            // Not from its start, a part of a page, and more than there is.
+            for (bytes, offset) in [(PAGE, PAGE), (PAGE / 2, 0), (3 * PAGE, 0)] {
+                assert_eq!(map(at, bytes, offset, memory, 0), INVALID_VALUE);
+            }
+            // Nothing is mapped yet.
+            assert_eq!(set_access(at, PAGE, none, 1), INVALID_VALUE);
+            assert_eq!(map(at, PAGE, 0, memory, 0), OK);
+            assert_eq!(is_inside(at, PAGE), 0);
+            // The second page is not mapped.
+            assert_eq!(set_access(at, 2 * PAGE, none, 1), INVALID_VALUE);
+            assert_eq!(is_inside(at, PAGE), 0);
+            assert_eq!(set_access(at, PAGE, none, 1), OK);
+            assert_eq!(is_inside(at, PAGE), 1);
+            assert_eq!(unmap(at, PAGE), OK);
+            assert_eq!(release(memory), OK);
+            assert_eq!(free(at, 2 * PAGE), OK);
+        }
+    }
+}
