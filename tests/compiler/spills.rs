@@ -8,9 +8,10 @@ use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention};
 
 use slabwise::{Params, Precision, Trace};
-use slabwise_compiler::backend::HalfProducts;
+use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower, rematerialize, simplify,
+    ChannelsLast, Fuse, Pass, REMAT_MIN_ELEMENTS, Simplify, StoreChannelsLast, expand, fuse,
+    legalize, lower, rematerialize, simplify,
 };
 use slabwise_models::Model;
 
@@ -40,10 +41,12 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
                 HalfProducts::OfOneType,
             );
             let bounds = graph.symbols.bounds();
-            for task in lower(&fuse(&graph, &Fuse::default()), false)
-                .expect("kernels")
-                .kernels
-            {
+            let program = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
+            // Images in both layouts.
+            let described = backend::Target::described(device);
+            let pass = StoreChannelsLast::on(&described, ChannelsLast::All).expect("a GPU");
+            let last = pass.run(&program).expect("layouts");
+            for task in program.kernels.iter().chain(&last.kernels) {
                 for tf32 in [false, true] {
                     let target = Target { tf32, ..device };
                     let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use slabwise::{Dim, Params, Precision, Trace};
 use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS, RowPadding, Simplify, expand, fuse,
-    legalize, lower, moved, operations, rematerialize, simplify,
+    ChannelsLast, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS, RowPadding, Simplify,
+    StoreChannelsLast, expand, fuse, legalize, lower, moved, operations, rematerialize, simplify,
 };
 use slabwise_cuda::{Description, Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -139,6 +139,10 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     let bounds = graph.symbols.bounds();
     let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| text(&e))?;
     let described = backend::Target::described(target);
+    let program = match StoreChannelsLast::on(&described, ChannelsLast::default()) {
+        Some(pass) => pass.run(&program).map_err(|e| text(&e))?,
+        None => program,
+    };
     let program = match PadRows::on(&described, RowPadding::default()) {
         Some(pass) => pass.run(&program).map_err(|e| text(&e))?,
         None => program,

@@ -44,3 +44,16 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         )),
     }
 }
+
+/// Cycles between the ends of two small kernels of which one depends on the other.
+const LAUNCH_CYCLES: f64 = 4000.0;
+
+/// The modelled cycles of a product, and of another kernel those of its launches alone. `None` if
+/// there is no kernel.
+pub fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
+    if let Body::Matmul(_) | Body::Conv2d(_) = spec.body {
+        return products::cycles(spec, bounds, target);
+    }
+    let launches = lower(spec, bounds, target).ok()?.launches(bounds).len();
+    Some(launches as f64 * LAUNCH_CYCLES)
+}

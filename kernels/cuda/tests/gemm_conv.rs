@@ -246,6 +246,73 @@ fn tensor_cores() {
     check_exact(&cases, Pick::Two);
 }
 
+/// Images whose channels are innermost, in vectors where there are enough of them: register tiles
+/// and tensor cores, on sums without rounding.
+#[test]
+fn channels_innermost() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(29);
+    let mut cases = Vec::new();
+    let one = Shape::simple;
+    let shapes = [
+        one(2, 16, 40, 9, 3, 1),
+        one(3, 40, 24, 7, 1, 0),
+        // No vectors of channels of the image, of the result, of both in halves.
+        one(2, 6, 72, 6, 3, 1),
+        one(2, 24, 10, 5, 3, 1),
+        one(2, 12, 20, 5, 5, 2),
+        Shape {
+            stride: [2, 2],
+            ..one(2, 16, 72, 11, 3, 1)
+        },
+        Shape {
+            stride: [2, 2],
+            ..one(2, 64, 16, 8, 1, 0)
+        },
+        Shape {
+            k: [2, 3],
+            dilation: [3, 2],
+            ..one(2, 8, 16, 11, 0, 2)
+        },
+        Shape {
+            groups: 2,
+            ..one(2, 32, 48, 7, 3, 2)
+        },
+        // One channel each, of which some have two results; windows beside each other.
+        Shape {
+            groups: 8,
+            ..one(2, 8, 16, 7, 3, 1)
+        },
+        Shape {
+            k: [1, 3],
+            pad: [0, 1],
+            groups: 2,
+            ..one(2, 8, 8, 6, 3, 1)
+        },
+        Shape {
+            stride: [2, 2],
+            ..one(3, 24, 72, 10, 2, 0)
+        },
+    ];
+    for dtype in [DType::F32, DType::BF16] {
+        for (i, shape) in shapes.iter().enumerate() {
+            let shape = Shape { dtype, ..*shape };
+            for kind in KINDS {
+                let spec = shape.channels_last(kind, i % 2 == 0);
+                let name = format!("channels last {kind:?} {shape:?}");
+                let mut case = Case::new(name, spec, &mut choices);
+                case.target.shared_bytes_max = 164 << 10;
+                case.target.tf32 = i % 3 != 2;
+                small_integers(&mut case, &mut choices);
+                cases.push(case);
+            }
+        }
+    }
+    check_exact(&cases, Pick::Two);
+}
+
 /// A batch below the bound, and an empty one: a weight gradient is zeros then.
 #[test]
 fn batches_below_the_bound() {

@@ -167,6 +167,77 @@ fn strided(kind: ConvKind, dtype: DType, k: usize, stride: usize) -> Spec {
     spec
 }
 
+/// The same convolution, of operands whose channels are innermost.
+fn channels_last(mut spec: Spec) -> Spec {
+    let Body::Conv2d(conv) = &mut spec.body else {
+        panic!("a convolution");
+    };
+    for operand in [&mut conv.a, &mut conv.b, &mut spec.operands[0]] {
+        let fixed = |size: &Size| size.as_fixed().expect("known sizes");
+        let strides: Vec<i64> = operand.strides.iter().map(fixed).collect();
+        let channels = strides[0] / strides[1];
+        let last = [strides[0], 1, strides[2] * channels, channels];
+        operand.strides = last.map(Size::fixed).into_iter().collect();
+    }
+    spec
+}
+
+/// With channels innermost, tiles are moved in vectors, and of the instructions of a turn on tensor
+/// cores more are multiplications: so many in 10,000 at least.
+#[test]
+fn convolutions_of_innermost_channels_multiply_most() {
+    if !compiler() {
+        return;
+    }
+    let device = Description::named("h100").expect("it is described");
+    let target = Target {
+        tf32: true,
+        ..device.target()
+    };
+    use ConvKind::{Forward, InputGrad, WeightGrad};
+    let classes = [
+        (Forward, "bf16_128x256", 4180),
+        (Forward, "bf16_128x128", 3650),
+        (Forward, "bf16_128x64", 2400),
+        (Forward, "bf16_64x64", 2230),
+        (InputGrad, "bf16_128x256", 3420),
+        (InputGrad, "bf16_128x128", 3090),
+        (InputGrad, "bf16_64x128", 2110),
+        (InputGrad, "bf16_64x64", 1830),
+        (WeightGrad, "bf16_128x256", 2810),
+        (WeightGrad, "bf16_128x128", 2750),
+        (WeightGrad, "bf16_128x64", 2230),
+        (WeightGrad, "bf16_64x64", 1600),
+        (Forward, "tf32_128x256", 2940),
+        (InputGrad, "tf32_128x256", 2470),
+        (WeightGrad, "tf32_128x256", 1980),
+    ];
+    let mut low = Vec::new();
+    for (kind, tile, least) in classes {
+        let (dtype, name) = match tile.starts_with("tf32") {
+            true => (DType::F32, format!("gemm_{tile}")),
+            false => (DType::BF16, format!("gemm_{tile}")),
+        };
+        let functions = kernels(
+            &channels_last(strided(kind, dtype, 3, 1)),
+            &target,
+            &[&name],
+        );
+        let made = nvrtc::compile(&Program::new(PRELUDE, &functions, target.sm));
+        let made = made.unwrap_or_else(|e| panic!("{e}"));
+        assert!(
+            made.usage.iter().all(|usage| usage.spill_bytes == 0),
+            "{:?}",
+            made.usage
+        );
+        let [tensor, all] = tensor_share(&made.image, &functions[0].name);
+        if 10_000 * tensor < least * all {
+            low.push(format!("{kind:?}, {name}: {tensor} of {all}"));
+        }
+    }
+    assert!(low.is_empty(), "{}", low.join("\n"));
+}
+
 /// Of the instructions of a turn along the contracted axis of a convolution on tensor cores, at
 /// least so many in 10,000 are multiplications: four times as many as the 32 of 953 with tf32 and
 /// 32 of 1,260 with halves, which they were while each thread located each element by itself.

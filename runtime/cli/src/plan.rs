@@ -258,6 +258,9 @@ fn built_in(args: &Args, model: Model) -> Result<()> {
         report["offloaded"] = offloaded.collect();
         report["overhead_pct"] = json!(100.0 * plan.budget_report().overhead);
     }
+    if plan.channels_last() > 0 {
+        report["channels_last"] = json!(plan.channels_last());
+    }
     let padding = plan.padding();
     if padding.values > 0 {
         report["padding"] = json!({

@@ -25,7 +25,9 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::Op;
-use crate::passes::{DumpOptions, Fuse, Pipeline, Prepare, RowPadding, Simplify, count_prologues};
+use crate::passes::{
+    ChannelsLast, DumpOptions, Fuse, Pipeline, Prepare, RowPadding, Simplify, count_prologues,
+};
 use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
@@ -50,6 +52,9 @@ pub struct CompileOptions {
     pub shapes: DynamicShapes,
     /// The rewrites of kernels that a budget may use.
     pub measures: Measures,
+    /// Which images of the program's own have their channels innermost on a CUDA device. Sums are
+    /// computed in another order then.
+    pub channels_last: ChannelsLast,
     /// Which rows of values begin at whole sectors of a CUDA device's memory.
     pub row_padding: RowPadding,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
@@ -212,6 +217,7 @@ fn compile_simplified(
         graph: &graph,
         options,
         half_products: environment.target.capabilities().half_products,
+        target: &target,
         passes,
         kernels,
     };
@@ -273,6 +279,7 @@ fn compile_simplified(
         clock,
         data_dependent: data_dependent_buffers(checked.program()),
         padding: checked.program().padding(),
+        channels_last: checked.program().channels_last(),
         communication: checked.communication(),
     };
     let compiled = checked.compiled(details, room);

@@ -110,6 +110,8 @@ pub struct Value {
     pub dims: Dims,
     /// Elements behind each row, which runs along the last axis, that no kernel touches.
     pub row_padding: i64,
+    /// Whether it is stored with its channels, which are axis 1 of 4, innermost.
+    pub channels_last: bool,
     /// Its bytes at the bounds of the symbols, with all padding; 0 if its shape is data-dependent.
     pub bytes: u64,
     /// Whether a run computes its size, so that it has no bytes in the plan.

@@ -170,6 +170,8 @@ pub(crate) struct PlanDetails {
     pub data_dependent: Vec<DataDependentBuffer>,
     /// The padded values, with the bytes of their padding.
     pub padding: Vec<(BufferId, u64)>,
+    /// The number of values whose channels are innermost.
+    pub channels_last: usize,
     pub communication: Option<Communication>,
 }
 
@@ -196,6 +198,11 @@ impl Plan {
     /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
     pub fn data_dependent(&self) -> &[DataDependentBuffer] {
         &self.details.data_dependent
+    }
+
+    /// The number of images of the program's own that are stored with their channels innermost.
+    pub fn channels_last(&self) -> usize {
+        self.details.channels_last
     }
 
     /// The bytes of padding between rows.
@@ -554,6 +561,13 @@ impl fmt::Display for Plan {
             )?;
         }
         writeln!(f)?;
+        if self.channels_last() > 0 {
+            writeln!(
+                f,
+                "  channels     innermost in {}",
+                count(self.channels_last(), "image")
+            )?;
+        }
         let padding = self.padding();
         if padding.values > 0 {
             writeln!(

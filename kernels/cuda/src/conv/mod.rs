@@ -22,6 +22,8 @@ use crate::gemm::tiles::Kernel;
 const WINDOW: i64 = 64;
 /// Most output channels per input channel for such a window.
 const MULTIPLIER: i64 = 4;
+/// Bytes of a vector of neighbouring elements.
+const VECTOR_BYTES: i64 = 16;
 
 /// The problems that together compute the result, and the kernels that compute them directly, if
 /// there are any.
@@ -104,7 +106,7 @@ fn window(problem: &Problem) -> Option<Kernel> {
     let multiplier = channels
         .iter()
         .try_fold(1, |p: i64, a| p.checked_mul(a.count.known()?))?;
-    (image.window.is_some()
+    (image.window.is_some_and(|w| w.deep.axis == 1)
         && deep == 1
         && height * width <= WINDOW
         && multiplier <= MULTIPLIER
@@ -120,6 +122,30 @@ struct Conv<'a> {
     body: &'a Conv2d,
     /// Channels of a group of the image and of the result.
     per_group: [Size; 2],
+}
+
+/// The order of the axes along one side of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Channels, rows, columns.
+    ChannelsFirst,
+    /// Rows, columns, channels.
+    ChannelsLast,
+}
+
+impl Order {
+    /// The axes of channels, rows and columns in this order.
+    fn of<T>(self, [channels, rows, columns]: [T; 3]) -> Vec<T> {
+        match self {
+            Order::ChannelsFirst => vec![channels, rows, columns],
+            Order::ChannelsLast => vec![rows, columns, channels],
+        }
+    }
+
+    /// The number of the axis of rows.
+    fn rows(self) -> usize {
+        usize::from(self == Order::ChannelsFirst)
+    }
 }
 
 /// The kernel elements that positions of one residue use along one axis, and the positions of the
@@ -239,30 +265,51 @@ impl<'a> Conv<'a> {
         })
     }
 
+    /// The order of the axes of channels, rows and columns of a side of the image, which has so many
+    /// channels: channels are innermost where they form whole vectors.
+    fn order(&self, image: &Operand, channels: Size) -> Order {
+        let vector = VECTOR_BYTES / image.dtype.bytes() as i64;
+        let is_whole = |size: &Size| size.checked_div(vector).is_some();
+        let [n, channel, rows, columns] = &image.strides[..] else {
+            return Order::ChannelsFirst;
+        };
+        if channel.is(1)
+            && [n, rows, columns, &image.offset, &channels]
+                .into_iter()
+                .all(is_whole)
+        {
+            Order::ChannelsLast
+        } else {
+            Order::ChannelsFirst
+        }
+    }
+
     fn forward(&self) -> Result<Problem, SpecError> {
         let Conv2d {
             a, b, n, hw, ohw, ..
         } = self.body;
         let [k, stride, pad, dilation] = self.numbers();
         let [ci, co] = self.per_group;
+        let order = self.order(a, ci);
         let mut left = self.matrix(1, b, b.strides[0], co)?;
         left.free = vec![b.strides[0]];
-        left.deep = b.strides[1..].to_vec();
+        left.deep = order.of([b.strides[1], b.strides[2], b.strides[3]]);
         let mut right = self.matrix(0, a, a.strides[1], ci)?;
         right.free = vec![
             a.strides[0],
             times(a.strides[2], stride[0])?,
             times(a.strides[3], stride[1])?,
         ];
-        right.deep = vec![
+        right.deep = order.of([
             a.strides[1],
             times(a.strides[2], dilation[0])?,
             times(a.strides[3], dilation[1])?,
-        ];
+        ]);
         right
             .offset
             .extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
         let free = Reach {
+            axis: 1,
             from: pad.map(|p| -p),
             step: stride,
         };
@@ -270,6 +317,7 @@ impl<'a> Conv<'a> {
             limits: *hw,
             free,
             deep: Reach {
+                axis: order.rows(),
                 from: [0; 2],
                 step: dilation,
             },
@@ -282,7 +330,7 @@ impl<'a> Conv<'a> {
                 Axis::whole(ohw[0], 2),
                 Axis::whole(ohw[1], 3),
             ],
-            deep: vec![ci.into(), Count::fixed(k[0]), Count::fixed(k[1])],
+            deep: order.of([ci.into(), Count::fixed(k[0]), Count::fixed(k[1])]),
             left,
             right,
         })
@@ -294,15 +342,16 @@ impl<'a> Conv<'a> {
         } = self.body;
         let [k, stride, pad, dilation] = self.numbers();
         let [ci, co] = self.per_group;
+        let order = self.order(a, ci);
         let mut left = self.matrix(1, b, b.strides[1], co)?;
         left.free = vec![b.strides[1]];
         left.deep = vec![b.strides[0], b.strides[2], b.strides[3]];
         let mut right = self.matrix(0, a, a.strides[1], ci)?;
-        right.free = vec![
+        right.free = order.of([
             a.strides[1],
             times(a.strides[2], dilation[0])?,
             times(a.strides[3], dilation[1])?,
-        ];
+        ]);
         right.deep = vec![
             a.strides[0],
             times(a.strides[2], stride[0])?,
@@ -312,12 +361,14 @@ impl<'a> Conv<'a> {
             .offset
             .extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
         let deep = Reach {
+            axis: 1,
             from: pad.map(|p| -p),
             step: stride,
         };
         right.window = Some(Window {
             limits: *hw,
             free: Reach {
+                axis: order.rows(),
                 from: [0; 2],
                 step: dilation,
             },
@@ -326,11 +377,11 @@ impl<'a> Conv<'a> {
         Ok(Problem {
             batch: self.groups(0, co),
             rows: vec![Axis::whole(co, 0)],
-            columns: vec![
+            columns: order.of([
                 Axis::whole(ci, 1),
                 Axis::whole(Count::fixed(k[0]), 2),
                 Axis::whole(Count::fixed(k[1]), 3),
-            ],
+            ]),
             deep: vec![(*n).into(), ohw[0].into(), ohw[1].into()],
             left,
             right,
@@ -376,31 +427,33 @@ impl<'a> Conv<'a> {
             ..
         } = self.body;
         let [ci, co] = self.per_group;
+        let order = self.order(a, co);
         let mut problems = Vec::new();
         let (high, wide) = (self.phases(0), self.phases(1));
         for (y, x) in high.iter().flat_map(|y| wide.iter().map(move |x| (y, x))) {
             let mut left = self.matrix(1, b, b.strides[0], co)?;
             left.free = vec![b.strides[1]];
-            left.deep = vec![
+            left.deep = order.of([
                 b.strides[0],
                 times(b.strides[2], y.element_step)?,
                 times(b.strides[3], x.element_step)?,
-            ];
+            ]);
             left.offset.extend([
                 times(b.strides[2], y.element)?,
                 times(b.strides[3], x.element)?,
             ]);
             let mut right = self.matrix(0, a, a.strides[1], co)?;
             right.free = vec![a.strides[0], a.strides[2], a.strides[3]];
-            right.deep = vec![
+            right.deep = order.of([
                 a.strides[1],
                 times(a.strides[2], y.step)?,
                 times(a.strides[3], x.step)?,
-            ];
+            ]);
             right
                 .offset
                 .extend([times(a.strides[2], y.from)?, times(a.strides[3], x.from)?]);
             let free = Reach {
+                axis: 1,
                 from: [y.from, x.from],
                 step: [1; 2],
             };
@@ -408,6 +461,7 @@ impl<'a> Conv<'a> {
                 limits: *ohw,
                 free,
                 deep: Reach {
+                    axis: order.rows(),
                     from: [0; 2],
                     step: [y.step, x.step],
                 },
@@ -425,11 +479,11 @@ impl<'a> Conv<'a> {
                 batch: self.groups(1, ci),
                 rows: vec![Axis::whole(ci, 1)],
                 columns: vec![Axis::whole(*n, 0), axis(0, y), axis(1, x)],
-                deep: vec![
+                deep: order.of([
                     co.into(),
                     Count::fixed(y.elements),
                     Count::fixed(x.elements),
-                ],
+                ]),
                 left,
                 right,
             });

@@ -117,11 +117,12 @@ impl Writer<'_> {
             words.push(number(move |env| count.at(env)));
             words.push(number(move |env| divisor(count.at(env))));
         }
-        if let Some(Reach { from, step }) = reach {
+        if let Some(Reach { from, step, .. }) = reach {
             words.extend([from[0], step[0], from[1], step[1]].map(|n| number(move |_| n)));
         }
         let at = self.params.block(words);
-        format!("Side<idx, {at}, {}, {}>", axes.len(), reach.is_some())
+        let rows = reach.map_or("NO_WINDOW".into(), |reach| reach.axis.to_string());
+        format!("Side<idx, {at}, {}, {rows}>", axes.len())
     }
 
     /// Declares the type `name` of an operand.

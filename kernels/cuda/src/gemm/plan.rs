@@ -289,6 +289,8 @@ impl ProductInfo<'_> {
             let is_located = view.taps.is_some() && matches!(kernel, Kernel::Tensor(..));
             let locate = match view.window {
                 _ if is_located => 3.0,
+                // Positions of vectors across threads are located for each.
+                Some(_) if !view.by_deep && view.vector > 1 => 29.0,
                 Some(_) => 14.0,
                 None => 5.0,
             };

@@ -86,10 +86,12 @@ impl Axis {
     }
 }
 
-/// The movement of one side of a windowed operand over the image: index `i` of axes 1 and 2 of that
-/// side adds `from + i · step` to the row and the column.
+/// The movement of one side of a windowed operand over the image: index `i` of two neighbouring axes
+/// of that side adds `from + i · step` to the row and to the column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
+    /// The axis along rows: 0 if the channels are innermost, else 1. That along columns is the next.
+    pub axis: usize,
     /// Row and column of the first index.
     pub from: [i64; 2],
     /// Rows and columns per index.
@@ -343,7 +345,7 @@ impl View {
             offset: matrix.offset.clone(),
         };
         // The side with the smaller stride; of equal ones, and for a window, that of the pixels,
-        // which are many.
+        // which are many, unless channels are innermost.
         let step = |axes: &StridedAxes| {
             axes.iter()
                 .rev()
@@ -351,6 +353,7 @@ impl View {
                 .map_or((i64::MAX, 0), |(c, s)| (s.at(bounds).abs(), -c.at(bounds)))
         };
         view.by_deep = match view.window {
+            Some(w) if w.deep.axis == 0 || w.free.axis == 0 => w.deep.axis == 0,
             Some(w) => {
                 w.deep.from != [0; 2]
                     || w.free.from == [0; 2] && step(&view.deep) < step(&view.free)
@@ -456,7 +459,7 @@ impl View {
         };
         let whole = |x: i64| x % vector == 0;
         let others = rest.iter().chain(outer).chain(&self.batch);
-        self.window.is_none()
+        self.has_whole_vectors_in_window()
             && stride.at(env) == 1
             && (whole(count.at(env)) || self.ends_partial(vector))
             && self
@@ -469,6 +472,13 @@ impl View {
             && others
                 .filter(|(c, _)| c.at(env) > 1)
                 .all(|(_, s)| whole(s.at(env)))
+    }
+
+    /// Whether neighbours are channels of one position, all of which or none lie in the image.
+    /// Without a window all elements do.
+    fn has_whole_vectors_in_window(&self) -> bool {
+        let inner = |w: Window| if self.by_deep { w.deep } else { w.free };
+        self.window.is_none_or(|w| inner(w).axis == 0)
     }
 
     /// Whether [`View::is_whole`] is the same for all sizes.
@@ -492,7 +502,10 @@ impl View {
 /// Whether a window never crosses the border of its image, whatever the sizes.
 fn always_inside(window: &Window, free: &[Axis], deep: &[Count]) -> bool {
     (0..2).all(|i| {
-        let sides = [(free[1 + i].count, window.free), (deep[1 + i], window.deep)];
+        let sides = [
+            (free[window.free.axis + i].count, window.free),
+            (deep[window.deep.axis + i], window.deep),
+        ];
         // One side is fixed, and the other visits as many positions as the image has.
         let still = |(count, reach): (Count, Reach)| count.known() == Some(1) && reach.from[i] == 0;
         let visits = |(count, reach): (Count, Reach)| {

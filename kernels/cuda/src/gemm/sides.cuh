@@ -11,10 +11,14 @@ struct Place {
     int y, x;
 };
 
+/// The axis of a window's rows on a side without a window.
+static constexpr int NO_WINDOW = -1;
+
 /// One side, spread over AXES axes of the operand, the outermost first. Words from AT on: the
-/// stride of every axis; size and divisor of every axis but the outermost; for a window the start
-/// of y, its step along axis 1, the start of x, its step along axis 2.
-template <class Offset, int AT, int AXES, bool WINDOW>
+/// stride of every axis; size and divisor of every axis but the outermost; for a window, whose rows
+/// are along axis ROW and columns along the next, the start of y, its step along axis ROW, the start
+/// of x, its step along the next axis.
+template <class Offset, int AT, int AXES, int ROW>
 struct Side {
     static SLABWISE_METHOD Place<Offset> at(const u64* w, int index) {
         int along[AXES];
@@ -31,15 +35,15 @@ struct Side {
         Place<Offset> place = {0, 0, 0};
 #pragma unroll
         for (int axis = 0; axis < AXES; ++axis) place.offset += Offset(along[axis]) * Offset(w[AT + axis]);
-        if constexpr (WINDOW) {
-            place.y = int(w[AT + 3 * AXES - 2]) + along[1] * int(w[AT + 3 * AXES - 1]);
-            place.x = int(w[AT + 3 * AXES]) + along[2] * int(w[AT + 3 * AXES + 1]);
+        if constexpr (ROW != NO_WINDOW) {
+            place.y = int(w[AT + 3 * AXES - 2]) + along[ROW] * int(w[AT + 3 * AXES - 1]);
+            place.x = int(w[AT + 3 * AXES]) + along[ROW + 1] * int(w[AT + 3 * AXES + 1]);
         }
         return place;
     }
     /// The stride of the outermost axis.
     static SLABWISE_METHOD Offset stride(const u64* w) { return Offset(w[AT]); }
-    /// Rows or columns of the image from index 0 of axis 1 or 2 to another.
+    /// Rows or columns of the image from index 0 of the window's axes to another.
     static SLABWISE_METHOD int rows(const u64* w, int index) { return index * int(w[AT + 3 * AXES - 1]); }
     static SLABWISE_METHOD int columns(const u64* w, int index) { return index * int(w[AT + 3 * AXES + 1]); }
 };

@@ -31,7 +31,7 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
 #pragma unroll
         for (int i = 0; i < LARGE; ++i) {
             if (whole && (!Large::PARTIAL || k + V <= end)) {
-                values[i] = first + i < count ? load_vec<Vec<E, V>>(large.address(vectors[i], steps[0])) : Vec<E, V>{};
+                values[i] = first + i < count && large.inside(vectors[i], steps[0]) ? load_vec<Vec<E, V>>(large.address(vectors[i], steps[0])) : Vec<E, V>{};
             } else {
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
@@ -95,7 +95,7 @@ SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int fir
         const typename Small::Spot step = Small::Deep::at(small.w, k);
         Vec<E, V> values;
         if (whole && (!Large::PARTIAL || mine + V <= count)) {
-            values = mine < count ? load_vec<Vec<E, V>>(large.address(vectors[0], down)) : Vec<E, V>{};
+            values = mine < count && large.inside(vectors[0], down) ? load_vec<Vec<E, V>>(large.address(vectors[0], down)) : Vec<E, V>{};
         } else {
 #pragma unroll
             for (int v = 0; v < V; ++v) {

@@ -67,6 +67,12 @@ pub(crate) fn named(
     )
 }
 
+/// The cycles of the model's first choice for a product.
+pub(super) fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
+    let ranked = ranked(spec, bounds, target).ok()?;
+    Some(ranked.plans.first()?.first()?.cycles)
+}
+
 /// The cycles that the model's first choice for a product saves over its first choice for the same
 /// product with other strides. `None` if the two compute their sums in different orders, whose
 /// results differ in rounding, or if one of the specs is no product.

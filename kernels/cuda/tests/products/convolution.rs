@@ -118,6 +118,29 @@ impl Shape {
         )
     }
 
+    /// With the channels of images innermost, and those of weights as well if `weights_too`.
+    pub fn channels_last(&self, kind: ConvKind, weights_too: bool) -> Spec {
+        let is_weight = [
+            [false, true, false],
+            [false, true, false],
+            [false, false, true],
+        ][kind as usize];
+        let spaces = self.spaces(kind);
+        let operand = |i: usize| {
+            let [a, b, c, d] = spaces[i];
+            let strides = if is_weight[i] && !weights_too {
+                contiguous(&spaces[i])
+            } else {
+                let [a, c, d, b] = contiguous(&[a, c, d, b])[..] else {
+                    panic!("four axes");
+                };
+                vec![a, b, c, d]
+            };
+            typed(if i < 2 { self.dtype } else { DType::F32 }, 0, &strides)
+        };
+        self.spec(kind, [0, 1, 2].map(operand))
+    }
+
     pub fn case(&self, kind: ConvKind, choices: &mut Choices) -> Case {
         let mut case = Case::new(format!("{kind:?} {self:?}"), self.contiguous(kind), choices);
         case.target.shared_bytes_max = 164 << 10;

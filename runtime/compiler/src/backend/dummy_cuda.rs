@@ -71,6 +71,10 @@ impl Target {
         match *self {}
     }
 
+    pub(super) fn cycles(&self, _: &Spec, _: &Env) -> Option<f64> {
+        match *self {}
+    }
+
     pub(super) fn cycles_saved(&self, _: &Spec, _: &Spec, _: &Env) -> Option<f64> {
         match *self {}
     }

@@ -72,6 +72,15 @@ impl Target {
         }
     }
 
+    /// The modelled cycles of a product by the kernel that is ranked first, and of another kernel
+    /// those of its launches; `None` on the CPU.
+    pub(crate) fn cycles(&self, spec: &Spec, bounds: &Env) -> Option<f64> {
+        match self {
+            Target::Cpu(_) => None,
+            Target::Cuda(target) => target.cycles(spec, bounds),
+        }
+    }
+
     /// The modelled cycles that a product takes less with the strides of `after`. `None` if its sums
     /// would be computed in another order.
     pub(crate) fn cycles_saved(&self, before: &Spec, after: &Spec, bounds: &Env) -> Option<f64> {

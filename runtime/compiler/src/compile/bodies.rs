@@ -90,6 +90,7 @@ impl Bodies<'_> {
             graph: &graph,
             options: self.options,
             half_products: self.target.capabilities().half_products,
+            target: self.target,
             passes: &passes,
             kernels: self.kernels,
         };

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::ir::{KernelCall, Program};
 use crate::memory::offload::Offload;
 use crate::passes::{
-    FusePrologues, FuseRecomputed, GrowWorkspaces, OffloadValues, Pipeline, Prepare,
+    ChannelsLast, FusePrologues, FuseRecomputed, GrowWorkspaces, OffloadValues, Pipeline, Prepare,
     RecomputeCalls, SplitBatch, UNITS_PER_SECOND,
 };
 use crate::plan::{BudgetReport, MicroBatched, OffloadedValue};
@@ -147,6 +147,10 @@ impl Search<'_> {
         let options = |rematerialize, multi_output_bytes| FrontOptions {
             rematerialize,
             multi_output_bytes,
+            channels_last: Some(match program.channels_last() {
+                0 => ChannelsLast::Off,
+                _ => ChannelsLast::All,
+            }),
         };
         let stored = self.front.run(options(false, 0), |_, _| ())?;
         let mut candidates: Vec<Program> = Vec::new();

@@ -323,6 +323,7 @@ mod tests {
             graph: &graph,
             options: &options,
             half_products: target.capabilities().half_products,
+            target: &target,
             passes: &passes,
             kernels: &kernels,
         };

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
-    Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS, Rematerialize,
+    ChannelsLast, Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS,
+    Rematerialize, StoreChannelsLast,
 };
 
 /// The simplified graph, of operations that a target has kernels for.
@@ -39,6 +40,8 @@ pub(super) struct FrontOptions {
     /// The most bytes that a kernel touches which computes recomputed values beside others; above
     /// that, each has a kernel of its own.
     pub multi_output_bytes: u64,
+    /// The layout of images, if another program has decided it: results depend on it.
+    pub channels_last: Option<ChannelsLast>,
 }
 
 impl Default for FrontOptions {
@@ -46,6 +49,7 @@ impl Default for FrontOptions {
         FrontOptions {
             rematerialize: true,
             multi_output_bytes: u64::MAX,
+            channels_last: None,
         }
     }
 }
@@ -56,6 +60,7 @@ pub(super) struct Front<'a> {
     pub options: &'a CompileOptions,
     /// The products that take operands in halves.
     pub half_products: HalfProducts,
+    pub target: &'a Target,
     pub passes: &'a Pipeline,
     pub kernels: &'a KernelCache,
 }
@@ -96,6 +101,12 @@ impl Front<'_> {
         let program = passes.run(&lower, &clusters)?;
         ended("lower", program.kernels.len());
         refuse_many_axes(&program)?;
+        let channels_last = options.channels_last.unwrap_or(self.options.channels_last);
+        let Some(pass) = StoreChannelsLast::on(self.target, channels_last) else {
+            return Ok(program);
+        };
+        let program = passes.run(&pass, &program)?;
+        ended("channels_last", program.kernels.len());
         Ok(program)
     }
 }

@@ -74,12 +74,19 @@ impl Program {
             dtype: node.dtype,
             dims: node.dims.clone(),
             row_padding: 0,
+            channels_last: false,
             bytes,
             data_dependent,
             kind,
             space: Space::Device,
             output,
         })
+    }
+
+    /// The number of values whose channels are innermost.
+    pub(crate) fn channels_last(&self) -> usize {
+        let last = self.values.iter().filter(|value| value.channels_last);
+        last.count()
     }
 
     /// The padded values, with the bytes of their padding.
@@ -109,6 +116,7 @@ impl Program {
             dtype: info.dtype,
             dims: info.dims.clone(),
             row_padding: 0,
+            channels_last: false,
             bytes: 0,
             data_dependent: false,
             kind: if info.is_param {
@@ -132,6 +140,7 @@ impl Program {
             dtype: DType::I32,
             dims: Dims::from_slice(&[Size::fixed(symbols)]),
             row_padding: 0,
+            channels_last: false,
             bytes: 0,
             data_dependent: false,
             kind: Kind::State,

@@ -374,6 +374,7 @@ impl<'a> Splitting<'a> {
                 dtype: DType::F32,
                 dims: Dims::from_slice(&[Size::fixed((bytes / 4) as i64)]),
                 row_padding: 0,
+                channels_last: false,
                 bytes,
                 data_dependent: false,
                 kind: Kind::Gradient,

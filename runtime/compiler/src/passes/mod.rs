@@ -2,6 +2,7 @@
 //! [`Program`](crate::ir::Program) in the late IR.
 
 pub mod autodiff;
+mod channels_last;
 mod cost;
 pub(crate) mod dump;
 mod error;
@@ -26,6 +27,7 @@ mod update;
 mod validate;
 mod workspaces;
 
+pub use channels_last::{ChannelsLast, StoreChannelsLast};
 pub(crate) use cost::UNITS_PER_SECOND;
 pub use cost::{moved, operations};
 pub use dump::DumpOptions;

@@ -82,7 +82,7 @@ impl Row {
     /// The padded rows of a value; `None` if its rows need no padding or must have none.
     fn of(value: &Value, sector: u64) -> Option<Row> {
         let own = value.source == Source::Computed && value.piece == Piece::Whole;
-        if !own || value.output || value.data_dependent {
+        if !own || value.output || value.data_dependent || value.channels_last {
             return None;
         }
         let (last, outer) = value.dims.split_last()?;
@@ -348,7 +348,7 @@ fn is_matmul(call: &KernelCall) -> bool {
 }
 
 /// For each value the first one of its group: values that calls may compute in place of each other.
-fn groups(program: &Program) -> Vec<usize> {
+pub(super) fn groups(program: &Program) -> Vec<usize> {
     let mut first: Vec<usize> = (0..program.values.len()).collect();
     let root = |first: &mut [usize], mut value: usize| {
         while first[value] != value {

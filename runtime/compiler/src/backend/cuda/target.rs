@@ -95,6 +95,10 @@ impl Target {
         })
     }
 
+    pub(in crate::backend) fn cycles(&self, spec: &Spec, bounds: &Env) -> Option<f64> {
+        slabwise_cuda::cycles(spec, bounds, &self.target)
+    }
+
     pub(in crate::backend) fn cycles_saved(
         &self,
         before: &Spec,
