@@ -5,12 +5,13 @@ mod budget;
 mod checked;
 mod data_dependent;
 mod front;
+mod options;
 mod segments;
 
 use std::time::Instant;
 
-use slabwise_kernels::cpu::{Isa, MAX_AXES};
-use slabwise_planner::{Buffer, Bytes, Dag, Options};
+use slabwise_kernels::cpu::MAX_AXES;
+use slabwise_planner::{Buffer, Bytes, Dag};
 
 use self::bodies::Bodies;
 use self::checked::Planned;
@@ -25,98 +26,13 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::Op;
-use crate::passes::{
-    ChannelsLast, DumpOptions, Fuse, Pipeline, Prepare, RowPadding, Simplify, count_prologues,
-};
+use crate::passes::{DumpOptions, Pipeline, Prepare, count_prologues};
 use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
 use crate::shape::{Extent, elements};
-use crate::shapes::DynamicShapes;
 
 pub use self::checked::CompiledPlan;
-
-/// How programs are compiled. Every optimisation that changes no result is on by default; results
-/// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct CompileOptions {
-    /// Which simplifications.
-    pub simplify: Simplify,
-    /// Which fusions.
-    pub fuse: Fuse,
-    /// How the plan is made.
-    pub planner: Options,
-    /// The instruction set kernels use; the best there is if `None`. Results differ in rounding
-    /// between sets.
-    pub isa: Option<Isa>,
-    /// The planning of values without a size at compile time, and the memory that they live in.
-    pub shapes: DynamicShapes,
-    /// The rewrites of kernels that a budget may use.
-    pub measures: Measures,
-    /// Which images of the program's own have their channels innermost on a CUDA device. Sums are
-    /// computed in another order then.
-    pub channels_last: ChannelsLast,
-    /// Which rows of values begin at whole sectors of a CUDA device's memory.
-    pub row_padding: RowPadding,
-    /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
-    /// round sums differently.
-    pub tuning: Tuning,
-    /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose
-    /// tensor cores multiply those several times faster: 11 significant bits, so each operand is
-    /// wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up to
-    /// 2⁻¹⁰). Sums stay in f32. Off by default; the CPU multiplies in f32 in any
-    /// case.
-    pub tf32: bool,
-    /// Let the CPU sum the products of convolutions term by term, rather than by Winograd's
-    /// filtering, which multiplies 2.25 to 4 times less often and computes 3×3 and 5×5 kernels of
-    /// stride 1 with at least 8 channels on either side and results of at least 8 × 8 positions. On
-    /// random data both are wrong by at most 2⁻²¹ of the sum of magnitudes, filtering in tiles of
-    /// 4×4 results by 2⁻¹⁸; but elements beside those that a result reads enter its error too:
-    /// `(c + 14)·2⁻²²` of the magnitudes in its tile for 3×3 kernels in tiles of 2×2, and otherwise
-    /// `(c + 30)·2⁻¹⁹`, for c channels. Off by default.
-    pub exact_convolutions: bool,
-    /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
-    /// every kernel. Slow.
-    pub check_memory: bool,
-}
-
-/// The rewrites of kernels that keep a program within its budget; each can be switched off. Results
-/// do not depend on them. Recomputation and, with [`Offload`], copies to the host
-/// are chosen besides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Measures {
-    /// Kernels run on a few examples of the batch at a time, so that a tensor between two of them
-    /// needs only a micro-batch's bytes.
-    pub micro_batch: bool,
-    /// Convolutions compute their input themselves, so that it is never in memory.
-    pub prologue_fusion: bool,
-    /// Kernels have smaller workspaces than the ones that they are fastest with.
-    pub small_workspaces: bool,
-}
-
-impl Default for Measures {
-    fn default() -> Self {
-        Measures {
-            micro_batch: true,
-            prologue_fusion: true,
-            small_workspaces: true,
-        }
-    }
-}
-
-/// Which products and convolutions a CUDA device computes by the fastest of a few kernels,
-/// cuBLASLt's and cuDNN's among them, which are timed when a program is compiled. The others are
-/// computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`;
-/// `SLABWISE_CUDNN=0` leaves cuDNN out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Tuning {
-    /// Those that take longer than their launch.
-    #[default]
-    Worthwhile,
-    /// All.
-    All,
-    /// None: the same sizes give the same kernels on every machine with such a device.
-    Off,
-}
+pub use self::options::{CompileOptions, Measures, Tuning};
 
 /// The size of the guard kept behind each buffer when memory is checked.
 const GUARD: u64 = 64;

@@ -278,12 +278,12 @@ impl<'a> Chooser<'a> {
         if is_convolution(call) {
             return modelled();
         }
-        let moved = self.transposed_bytes(&spec) as f64 / self.pass.bytes_per_cycle;
+        let moved = self.transposed_bytes(&spec) / self.pass.bytes_per_cycle;
         moved + if spec.reduced > 0 { modelled() } else { 0.0 }
     }
 
     /// The bytes of operands of a kernel that lie in another order than its result.
-    fn transposed_bytes(&self, spec: &Spec) -> u64 {
+    fn transposed_bytes(&self, spec: &Spec) -> f64 {
         let innermost = |operand: &Operand, space: &[Size]| {
             let axes = operand.strides.iter().zip(space).enumerate();
             let moving = axes.filter(|(_, (stride, dim))| !stride.is(0) && !dim.is(1));
@@ -303,8 +303,8 @@ impl<'a> Chooser<'a> {
         let others = others.filter(|(_, order)| order.is_some() && **order != result);
         others
             .map(|((operand, space), _)| {
-                let points = space.iter().map(|dim| dim.at(&self.bounds).max(0) as u64);
-                points.product::<u64>() * operand.dtype.bytes() as u64
+                let points = space.iter().map(|dim| dim.at(&self.bounds).max(0) as f64);
+                points.product::<f64>() * operand.dtype.bytes() as f64
             })
             .sum()
     }
