@@ -149,7 +149,7 @@ impl Writer<'_> {
         let free = self.side(&view.free, free);
         let deep = self.side(&view.deep, deep);
         let (elem, window) = (elem.name(), view.window.is_some());
-        let whole = view.is_known() && view.is_whole(vector, &Env::default());
+        let whole = view.is_known(vector) && view.is_whole(vector, &Env::default());
         let partial = view.ends_partial(vector);
         let [high, wide] = taps;
         let (stride, [down, over]) = match taps {
