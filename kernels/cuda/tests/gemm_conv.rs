@@ -324,6 +324,12 @@ fn epilogues() {
             groups: 2,
             ..Shape::simple(2, 4, 4, 9, 3, 1)
         },
+        // Most pixels have no element of the window: their gradient is a zero.
+        Shape {
+            stride: [2, 3],
+            groups: 2,
+            ..Shape::simple(2, 4, 6, 9, 1, 0)
+        },
     ] {
         for kind in KINDS {
             let mut spec = shape.contiguous(kind);
@@ -349,6 +355,12 @@ fn epilogues() {
             ];
             let mut case = Case::new(format!("{kind:?} {shape:?}"), spec, &mut choices);
             case.target.multiprocessors = 8;
+            let lowered = lower(&case.spec, &case.bounds, &case.target).expect("a product");
+            let fills = lowered
+                .functions
+                .iter()
+                .any(|f| f.name.starts_with("gemm_zeros"));
+            assert_eq!(fills, kind == ConvKind::InputGrad && shape.k == [1; 2]);
             cases.push(case);
         }
     }
