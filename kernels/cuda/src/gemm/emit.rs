@@ -453,13 +453,16 @@ fn located(kernel: &Kernel, view: &View) -> Option<[i64; 2]> {
 }
 
 /// The distance of neighbours along the free side, where an operand without a window needs no table
-/// because of it: that of a weight's channels, which is the number of elements of the kernel.
+/// because of it: that of a weight's channels, which is the number of elements of the kernel. A
+/// single element has no neighbours, at any distance.
 fn known_stride(view: &View) -> Option<i64> {
-    let [(_, stride)] = view.free[..] else {
-        return None;
+    let stride = match view.free[..] {
+        [] => 1,
+        [(_, stride)] => stride.as_fixed()?,
+        _ => return None,
     };
     let known = view.window.is_none() && view.by_deep;
-    stride.as_fixed().filter(|n| known && (1..=64).contains(n))
+    (known && (1..=64).contains(&stride)).then_some(stride)
 }
 
 /// Bytes of shared memory of the tables that locate both operands: `SHARED_BYTES` in `located.cuh`.
