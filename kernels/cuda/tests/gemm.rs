@@ -706,3 +706,84 @@ fn padded_rows() {
         );
     }
 }
+
+/// Rows of a length that vectors of 16 bytes do not divide are loaded in those of 8 or 4.
+#[test]
+fn short_vectors() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(14);
+    let mut cases = Vec::new();
+    for (dtype, tf32, [m, n, k], at, loads) in [
+        (
+            DType::BF16,
+            false,
+            [132, 68, 76],
+            0,
+            "product<true, 4, false, 4>",
+        ),
+        (
+            DType::F16,
+            false,
+            [68, 132, 140],
+            1,
+            "product<false, 4, true, 4>",
+        ),
+        (
+            DType::F16,
+            false,
+            [134, 66, 74],
+            2,
+            "product<false, 2, false, 2>",
+        ),
+        (
+            DType::BF16,
+            false,
+            [66, 134, 138],
+            3,
+            "product<true, 2, true, 2>",
+        ),
+        (
+            DType::F32,
+            false,
+            [130, 66, 38],
+            2,
+            "product<false, 2, false, 2>",
+        ),
+        (
+            DType::F32,
+            true,
+            [66, 70, 42],
+            3,
+            "product<true, 2, true, 2>",
+        ),
+        (
+            DType::BF16,
+            false,
+            [3, 302, 202],
+            3,
+            "dot_products<4, 4, 2>",
+        ),
+        (DType::F16, false, [300, 2, 268], 0, "dot_products<2, 4, 4>"),
+        (DType::F32, false, [302, 2, 262], 0, "dot_products<2, 4, 2>"),
+    ] {
+        let (a, b) = layouts(m, n, k)[at];
+        let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
+        let name = format!("{dtype} {m}×{n}×{k} {a:?} {b:?}, tf32 {tf32}");
+        let mut case = Case::new(name, spec, &mut choices);
+        case.target = Target {
+            tf32,
+            multiprocessors: 4,
+            shared_bytes_max: 164 << 10,
+            ..TARGET
+        };
+        small_integers(&mut case, &mut choices);
+        let list = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
+        let mut functions = list.iter().flat_map(|c| &c.lowered.functions);
+        let is_loaded = functions.any(|f| f.source.contains(loads));
+        assert!(is_loaded, "{}: no {loads} of {list:?}", case.name);
+        cases.push(case);
+    }
+    check_exact(&cases, Pick::All);
+}

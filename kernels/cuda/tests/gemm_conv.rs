@@ -227,6 +227,17 @@ fn tensor_cores() {
             stride: [2, 2],
             ..one(3, 20, 70, 10, 2, 0)
         },
+        // Positions in vectors of four halves or two, of both operands or one.
+        one(3, 40, 70, 6, 1, 0),
+        one(3, 9, 40, 6, 3, 1),
+        Shape {
+            hw: [6, 7],
+            ..one(2, 70, 20, 0, 1, 0)
+        },
+        Shape {
+            hw: [6, 7],
+            ..one(2, 9, 20, 0, 3, 1)
+        },
     ];
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for (i, shape) in shapes.iter().enumerate() {
@@ -321,8 +332,15 @@ fn batches_below_the_bound() {
     }
     let mut choices = Choices::new(24);
     let mut cases = Vec::new();
-    for kind in KINDS {
-        let mut spec = Shape::simple(1, 3, 5, 9, 3, 1).contiguous(kind);
+    let halves = Shape {
+        dtype: DType::BF16,
+        ..Shape::simple(1, 20, 30, 6, 1, 0)
+    };
+    for (shape, kind) in [Shape::simple(1, 3, 5, 9, 3, 1), halves]
+        .iter()
+        .flat_map(|shape| KINDS.map(|kind| (shape, kind)))
+    {
+        let mut spec = shape.contiguous(kind);
         let Body::Conv2d(body) = &mut spec.body else {
             unreachable!()
         };
@@ -342,6 +360,18 @@ fn batches_below_the_bound() {
             case.target.multiprocessors = 8;
             cases.push(case);
         }
+        if (shape.dtype, kind) == (DType::BF16, ConvKind::WeightGrad) {
+            // Whatever the batch, positions form vectors.
+            let Case {
+                spec,
+                bounds,
+                target,
+                ..
+            } = &cases[cases.len() - 1];
+            let list = candidates(spec, bounds, target).expect("a product");
+            let text = &list[0].lowered.functions[0].source;
+            assert!(text.contains("product<true, 4, true, 4>"), "{text}");
+        }
     }
     check(&cases, Pick::Two);
 }
@@ -360,6 +390,12 @@ fn epilogues() {
             stride: [2, 2],
             groups: 2,
             ..Shape::simple(2, 4, 4, 9, 3, 1)
+        },
+        // Most pixels have no element of the window: their gradient is a zero.
+        Shape {
+            stride: [2, 3],
+            groups: 2,
+            ..Shape::simple(2, 4, 6, 9, 1, 0)
         },
     ] {
         for kind in KINDS {
@@ -386,6 +422,12 @@ fn epilogues() {
             ];
             let mut case = Case::new(format!("{kind:?} {shape:?}"), spec, &mut choices);
             case.target.multiprocessors = 8;
+            let lowered = lower(&case.spec, &case.bounds, &case.target).expect("a product");
+            let fills = lowered
+                .functions
+                .iter()
+                .any(|f| f.name.starts_with("gemm_zeros"));
+            assert_eq!(fills, kind == ConvKind::InputGrad && shape.k == [1; 2]);
             cases.push(case);
         }
     }

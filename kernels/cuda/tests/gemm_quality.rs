@@ -26,34 +26,37 @@ fn compiler() -> bool {
     }
 }
 
-fn convolution(kind: ConvKind) -> Spec {
+/// A convolution of this type, whose result has `out` × `out` positions, with a kernel of `k` × `k`
+/// and strides of 1 or 2. Windows of 2 × 2 by 2 lie beside each other.
+fn convolution(kind: ConvKind, dtype: DType, [out, k, stride]: [usize; 3]) -> Spec {
     let size = |n: usize| Size::fixed(n as i64);
-    let (image, weight, result) = ([32, 64, 56, 56], [128, 64, 3, 3], [32, 128, 56, 56]);
-    let [a, b, out] = match kind {
+    let (n, ci, co, hw) = (32, 64, 128, out * stride);
+    let (image, weight, result) = ([n, ci, hw, hw], [co, ci, k, k], [n, co, out, out]);
+    let [a, b, out_space] = match kind {
         ConvKind::Forward => [image, weight, result],
         ConvKind::InputGrad => [result, weight, image],
         ConvKind::WeightGrad => [image, result, weight],
     };
-    let of = |space: &[usize; 4]| typed(DType::F32, 0, &contiguous(space));
-    let (n, ci, co, hw, one) = (size(32), size(64), size(128), [size(56); 2], [1; 2]);
+    let pad = if k == stride { 0 } else { k / 2 };
     let body = Conv2d {
         kind,
-        n,
-        ci,
-        co,
-        hw,
-        ohw: hw,
-        k: [3; 2],
-        stride: one,
-        pad: one,
-        dilation: one,
+        n: size(n),
+        ci: size(ci),
+        co: size(co),
+        hw: [size(hw); 2],
+        ohw: [size(out); 2],
+        k: [k; 2],
+        stride: [stride; 2],
+        pad: [pad; 2],
+        dilation: [1; 2],
         groups: 1,
-        a: of(&a),
-        b: of(&b),
+        a: typed(dtype, 0, &contiguous(&a)),
+        b: typed(dtype, 0, &contiguous(&b)),
         prologue: None,
         exact: false,
     };
-    plain(Body::Conv2d(body), &out, of(&out))
+    let result = typed(DType::F32, 0, &contiguous(&out_space));
+    plain(Body::Conv2d(body), &out_space, result)
 }
 
 fn square(dtype: DType, n: usize, a: [usize; 2], b: [usize; 2]) -> Spec {
@@ -98,7 +101,7 @@ fn hot_kernels_do_not_spill() {
     ));
     for kind in [ConvKind::Forward, ConvKind::WeightGrad] {
         functions.extend(kernels(
-            &convolution(kind),
+            &convolution(kind, DType::F32, [56, 3, 1]),
             &device,
             &["gemm_128x128", "gemm_64x128"],
         ));
@@ -132,39 +135,6 @@ fn hot_kernels_do_not_spill() {
         let spilled: Vec<&Usage> = made.usage.iter().filter(spill).collect();
         assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
     }
-}
-
-/// A convolution of this type, with a kernel of `k` × `k` and strides of 1 or 2, whose positions
-/// are then half as many. Windows of 2 × 2 by 2 lie beside each other.
-fn strided(kind: ConvKind, dtype: DType, k: usize, stride: usize) -> Spec {
-    let mut spec = convolution(kind);
-    let Body::Conv2d(conv) = &mut spec.body else {
-        panic!("a convolution");
-    };
-    (conv.a.dtype, conv.b.dtype) = (dtype, dtype);
-    let pad = if k == stride { 0 } else { k / 2 };
-    (conv.k, conv.pad) = ([k; 2], [pad; 2]);
-    let strides = typed(dtype, 0, &contiguous(&[128, 64, k, k])).strides;
-    if kind == ConvKind::WeightGrad {
-        spec.dims[2..].fill(Size::fixed(k as i64));
-        spec.operands[0].strides = strides;
-    } else {
-        conv.b.strides = strides;
-    }
-    if stride == 2 {
-        let half = Size::fixed(28);
-        let strides = typed(dtype, 0, &contiguous(&[32, 128, 28, 28])).strides;
-        (conv.stride, conv.ohw) = ([2; 2], [half; 2]);
-        match kind {
-            ConvKind::Forward => {
-                spec.dims[2..].fill(half);
-                spec.operands[0].strides = strides;
-            }
-            ConvKind::InputGrad => conv.a.strides = strides,
-            ConvKind::WeightGrad => conv.b.strides = strides,
-        }
-    }
-    spec
 }
 
 /// The same convolution, of operands whose channels are innermost.
@@ -219,7 +189,7 @@ fn convolutions_of_innermost_channels_multiply_most() {
             false => (DType::BF16, format!("gemm_{tile}")),
         };
         let functions = kernels(
-            &channels_last(strided(kind, dtype, 3, 1)),
+            &channels_last(convolution(kind, dtype, [56, 3, 1])),
             &target,
             &[&name],
         );
@@ -297,31 +267,58 @@ fn convolutions_multiply_more_than_they_locate() {
         (WeightGrad, "64x64", 1500),
     ];
     let halves_apart = [(WeightGrad, "128x64", 1880), (WeightGrad, "64x64", 1370)];
+    // Of 14 × 14 positions, four form a vector, of 7 × 7 none: the gradients of the weight had the
+    // smallest part.
+    let halves_of_14 = [(WeightGrad, "128x64", 1620), (WeightGrad, "64x64", 1250)];
+    let halves_of_7 = [(WeightGrad, "64x64", 1030)];
+    let pointwise_of_14 = [
+        (WeightGrad, "128x256", 4380),
+        (WeightGrad, "128x128", 4100),
+        (WeightGrad, "128x64", 2900),
+        (WeightGrad, "64x128", 2900),
+        (WeightGrad, "64x64", 2580),
+    ];
+    let pointwise_of_7 = [(WeightGrad, "64x64", 1300)];
+    let pointwise_by_2 = [(WeightGrad, "128x64", 1820), (WeightGrad, "64x64", 1330)];
+    let pointwise_by_2_of_7 = [(WeightGrad, "64x64", 1090)];
     // The two halves differ in the multiplication alone.
     let classes = [
-        (DType::F32, "tf32", 3, 1, &tf32[..]),
-        (DType::F32, "tf32", 3, 2, &tf32[..]),
-        (DType::F32, "tf32", 2, 2, &tf32_apart[..]),
-        (DType::F32, "tf32", 5, 1, &tf32_small[..]),
-        (DType::F32, "tf32", 7, 2, &tf32_small[..2]),
-        (DType::BF16, "bf16", 3, 1, &halves[..]),
-        (DType::BF16, "bf16", 3, 2, &halves[..]),
-        (DType::BF16, "bf16", 2, 2, &halves_apart[..]),
-        (DType::BF16, "bf16", 5, 1, &halves_small[..]),
-        (DType::BF16, "bf16", 7, 2, &halves_small[..2]),
-        (DType::F16, "f16", 3, 1, &halves[..]),
+        (DType::F32, "tf32", [56, 3, 1], &tf32[..]),
+        (DType::F32, "tf32", [28, 3, 2], &tf32[..]),
+        (DType::F32, "tf32", [28, 2, 2], &tf32_apart[..]),
+        (DType::F32, "tf32", [56, 5, 1], &tf32_small[..]),
+        (DType::F32, "tf32", [28, 7, 2], &tf32_small[..2]),
+        (DType::BF16, "bf16", [56, 3, 1], &halves[..]),
+        (DType::BF16, "bf16", [28, 3, 2], &halves[..]),
+        (DType::BF16, "bf16", [28, 2, 2], &halves_apart[..]),
+        (DType::BF16, "bf16", [56, 5, 1], &halves_small[..]),
+        (DType::BF16, "bf16", [28, 7, 2], &halves_small[..2]),
+        (DType::BF16, "bf16", [14, 3, 1], &halves_of_14[..]),
+        (DType::BF16, "bf16", [14, 3, 2], &halves_of_14[..]),
+        (DType::BF16, "bf16", [14, 5, 1], &halves_of_14[..]),
+        (DType::BF16, "bf16", [7, 3, 1], &halves_of_7[..]),
+        (DType::BF16, "bf16", [14, 1, 1], &pointwise_of_14[..]),
+        (DType::BF16, "bf16", [7, 1, 1], &pointwise_of_7[..]),
+        (DType::BF16, "bf16", [14, 1, 2], &pointwise_by_2[..]),
+        (DType::BF16, "bf16", [7, 1, 2], &pointwise_by_2_of_7[..]),
+        (DType::F16, "f16", [56, 3, 1], &halves[..]),
+        (DType::F16, "f16", [14, 1, 1], &pointwise_of_14[..]),
     ];
     let mut low = Vec::new();
-    for (dtype, short, k, stride, families) in classes {
+    for (dtype, short, [out, k, stride], families) in classes {
         for &(kind, tile, least) in families {
             let name = format!("gemm_{short}_{tile}");
-            let functions = kernels(&strided(kind, dtype, k, stride), &target, &[&name]);
+            let functions = kernels(
+                &convolution(kind, dtype, [out, k, stride]),
+                &target,
+                &[&name],
+            );
             let made = nvrtc::compile(&Program::new(PRELUDE, &functions, target.sm));
             let made = made.unwrap_or_else(|e| panic!("{e}"));
             let [tensor, all] = tensor_share(&made.image, &functions[0].name);
             if 10_000 * tensor < least * all {
                 low.push(format!(
-                    "{kind:?} {k} x {k} by {stride}, {name}: {tensor} of {all}"
+                    "{kind:?} {k} x {k} by {stride} at {out} x {out}, {name}: {tensor} of {all}"
                 ));
             }
         }

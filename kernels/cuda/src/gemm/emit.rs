@@ -150,7 +150,7 @@ impl Writer<'_> {
         let free = self.side(&view.free, free);
         let deep = self.side(&view.deep, deep);
         let (elem, window) = (elem.name(), view.window.is_some());
-        let whole = view.is_known() && view.is_whole(vector, &Env::default());
+        let whole = view.is_known(vector) && view.is_whole(vector, &Env::default());
         let partial = view.ends_partial(vector);
         let [high, wide] = taps;
         let (stride, [down, over]) = match taps {
@@ -351,7 +351,7 @@ pub fn shared_between_parts(problem: &Problem, plan: &Plan, bounds: &Env) -> (u6
     (tiles.saturating_mul(4 * sums), tiles as usize)
 }
 
-/// The launch of a product by a plan.
+/// The launch of a product by a plan, or, of one that sums nothing, of its epilogue alone.
 pub fn product(
     spec: &Spec,
     problem: &Problem,
@@ -359,6 +359,9 @@ pub fn product(
     bounds: &Env,
     target: &Target,
 ) -> Result<Launchable, SpecError> {
+    if sums_nothing(problem, bounds) {
+        return epilogue_alone(spec, problem, bounds, target, None);
+    }
     let code = Code::new(spec)?;
     let kernel = plan.kernel;
     let params = Params::new(spec, bounds, target);
@@ -451,13 +454,16 @@ fn located(kernel: &Kernel, view: &View) -> Option<[i64; 2]> {
 }
 
 /// The distance of neighbours along the free side, where an operand without a window needs no table
-/// because of it: that of a weight's channels, which is the number of elements of the kernel.
+/// because of it: that of a weight's channels, which is the number of elements of the kernel. A
+/// single element has no neighbours, at any distance.
 fn known_stride(view: &View) -> Option<i64> {
-    let [(_, stride)] = view.free[..] else {
-        return None;
+    let stride = match view.free[..] {
+        [] => 1,
+        [(_, stride)] => stride.as_fixed()?,
+        _ => return None,
     };
     let known = view.window.is_none() && view.by_deep;
-    stride.as_fixed().filter(|n| known && (1..=64).contains(n))
+    (known && (1..=64).contains(&stride)).then_some(stride)
 }
 
 /// Bytes of shared memory of the tables that locate both operands: `SHARED_BYTES` in `located.cuh`.
@@ -501,14 +507,24 @@ pub fn shared_bytes(
     Ok(kernel.shared_bytes() + table_bytes(kernel, &views, is_wide))
 }
 
-/// The kernel that adds the sums that a library left in the workspace, one matrix of f32 after the
-/// other, in their order: a thread per point.
-fn sum_of_parts(
+/// Whether the contracted side has no elements, as for pixels that no element of a strided window
+/// meets, and the points are few enough for a thread each.
+fn sums_nothing(problem: &Problem, bounds: &Env) -> bool {
+    let [rows, columns, _, products] = problem.sizes(bounds);
+    let points = rows.saturating_mul(columns).saturating_mul(products);
+    problem.deep.iter().any(|n| n.known() == Some(0))
+        && points <= i64::from(i32::MAX) - i64::from(THREADS)
+}
+
+/// The kernel of an epilogue, a thread per point: of the sums that a library left in the workspace,
+/// one matrix of f32 after the other for each of the parts, which it adds in their order; or, without
+/// parts, of zeros.
+fn epilogue_alone(
     spec: &Spec,
     problem: &Problem,
     bounds: &Env,
     target: &Target,
-    parts: Number,
+    parts: Option<Number>,
 ) -> Result<Launchable, SpecError> {
     let code = Code::new(spec)?;
     let mut writer = Writer {
@@ -527,12 +543,21 @@ fn sum_of_parts(
         of(|s| s[0]),
         of(|s| s[1]),
         of(|s| s[3]),
-        parts,
         row_divisor,
         column_divisor,
     ]);
     let w = |i: usize| format!("p.w[{}]", words + i);
-    let partial = writer.params.address(Word::Workspace(0));
+    let (name, sum) = match parts {
+        Some(parts) => {
+            let partial = writer.params.address(Word::Workspace(0));
+            let parts = writer.params.number(&parts);
+            let sum = format!(
+                "sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({parts}))"
+            );
+            ("gemm_parts", sum)
+        }
+        None => ("gemm_zeros", "0.0f".into()),
+    };
     let mut body = format!(
         "const int total = int({}) * int({}) * int({});\n",
         w(0),
@@ -542,23 +567,18 @@ fn sum_of_parts(
     body += &format!(
         "const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n"
     );
+    body += &format!("const float sum = {sum};\n");
     body += &format!(
-        "const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n",
-        w(3)
-    );
-    body += &format!(
-        "const int line = quotient(at, {0}), column = at - line * int({1});\n",
-        w(5),
-        w(1)
-    );
-    body += &format!(
-        "const int batch = quotient(line, {0}), row = line - batch * int({1});\n",
+        "const int line = quotient(at, {0}), column = at - line * int({1});\n\
+         const int batch = quotient(line, {2}), row = line - batch * int({3});\n",
         w(4),
+        w(1),
+        w(3),
         w(0)
     );
     body += &pointers(&code, &mut writer.params);
     body += &writer.epilogue(&code);
-    let function = writer.params.function("gemm_parts", THREADS, &body);
+    let function = writer.params.function(name, THREADS, &body);
     let blocks = move |env: &Env| {
         let [rows, columns, _, products] = sized_problem.sizes(env);
         (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
@@ -575,7 +595,7 @@ fn sum_of_parts(
 }
 
 /// The epilogue kernel for sums that a library left at the start of a workspace of so many bytes,
-/// see [`sum_of_parts`].
+/// see [`epilogue_alone`].
 pub fn library_epilogue(
     spec: &Spec,
     problem: &Problem,
@@ -584,7 +604,8 @@ pub fn library_epilogue(
     parts: Number,
     workspace: u64,
 ) -> Result<Lowered, SpecError> {
-    let Launchable { function, dispatch } = sum_of_parts(spec, problem, bounds, target, parts)?;
+    let Launchable { function, dispatch } =
+        epilogue_alone(spec, problem, bounds, target, Some(parts))?;
     Ok(Lowered::new(vec![function], workspace, move |env| {
         vec![dispatch(env)]
     }))

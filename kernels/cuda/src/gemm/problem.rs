@@ -288,7 +288,8 @@ pub struct View {
     pub window: Option<Window>,
     /// Whether neighbouring threads should take neighbours along the contracted side.
     pub by_deep: bool,
-    /// The number of neighbours in aligned vectors of 16 bytes; 1 if there are none.
+    /// The number of neighbours in aligned vectors of 16 bytes, or of 8 or 4 if all sizes have those;
+    /// 1 if there are none.
     pub vector: i64,
     /// For an operand of a convolution without vectors: height and width of the window that a table
     /// can locate, 1 each if there is no window. See `located.cuh`.
@@ -360,10 +361,14 @@ impl View {
             }
             None => step(&view.deep) < step(&view.free),
         };
-        let vector = 16 / bytes;
-        if view.is_whole(vector, bounds) {
-            view.vector = vector;
-        }
+        // Runs without vectors move elements one by one, more slowly than a kernel without any, so
+        // that shorter ones have to be whole in all runs.
+        let lengths = [16, 8, 4].map(|vector| vector / bytes);
+        let fits = |&n: &i64| {
+            let is_always = view.is_known(n) && !view.ends_partial(n);
+            view.is_whole(n, bounds) && (n == lengths[0] || is_always)
+        };
+        view.vector = lengths.into_iter().find(fits).unwrap_or(1);
         let windows = [&problem.left, &problem.right].map(|m| m.window.is_some());
         if windows != [false; 2] && view.vector == 1 {
             view.taps = view.located_taps();
@@ -482,12 +487,14 @@ impl View {
     }
 
     /// Whether [`View::is_whole`] is the same for all sizes.
-    pub fn is_known(&self) -> bool {
-        let all_axes = self.batch.iter().chain(&self.free).chain(&self.deep);
-        all_axes
-            .clone()
-            .all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
-            && self.offset.iter().all(|s| s.as_fixed().is_some())
+    pub fn is_known(&self, vector: i64) -> bool {
+        let mut all_axes = self.batch.iter().chain(&self.free).chain(&self.deep);
+        // The number of vectors does not matter.
+        let is_known = |(count, stride): &(Count, Size)| {
+            let stride = stride.as_fixed();
+            stride.is_some_and(|stride| count.known().is_some() || stride % vector == 0)
+        };
+        all_axes.all(is_known) && self.offset.iter().all(|s| s.as_fixed().is_some())
     }
 
     /// The offset of the first element.
