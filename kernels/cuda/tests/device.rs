@@ -59,6 +59,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
     for (maps_pages, preallocate) in [(1, true), (1, false), (0, true), (0, false)] {
         driver.set("maps_pages", maps_pages);
         let before = driver.get("live_bytes");
+        let ranges = driver.get("live_ranges");
         let mut device = Device::open(0, limits(preallocate)).expect("it is there");
         assert_eq!(driver.get("live_bytes"), before, "nothing is taken at load");
         let a = device.reserve(1000).expect("there is room");
@@ -100,6 +101,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
         assert_eq!(refused, DriverError::OutOfMemory { bytes: limit });
         drop(device);
         assert_eq!(driver.get("live_bytes"), before, "everything is given back");
+        assert_eq!(driver.get("live_ranges"), ranges, "addresses too");
     }
     assert_eq!(driver.get("live_pinned"), 0);
 }
