@@ -452,3 +452,48 @@ fn banks_do_not_conflict() {
         1
     );
 }
+
+/// The last block of a tile reads the sums of the others only after it has counted them, and past the
+/// L1 cache; no load takes the path of data that is constant during the launch.
+#[test]
+fn sums_of_other_blocks_are_loaded_behind_the_counter() {
+    if !compiler() {
+        return;
+    }
+    let long = |dtype, m: usize, n: usize| {
+        matmul(
+            &[m, n],
+            1 << 16,
+            typed(dtype, 0, &[1 << 16, 1]),
+            typed(dtype, 0, &[n, 1]),
+        )
+    };
+    let specs = [
+        long(DType::F32, 64, 64),
+        long(DType::F32, 64, 4),
+        long(DType::BF16, 128, 128),
+        convolution(ConvKind::WeightGrad),
+    ];
+    let mut seen = 0;
+    for spec in &specs {
+        let list = candidates(spec, &Env::default(), &TARGET).expect("a product");
+        for candidate in list.iter().filter(|c| c.name.ends_with("parts")).take(3) {
+            let function = &candidate.lowered.functions[0];
+            let ptx = nvrtc::ptx(&Program::new(PRELUDE, [function], 90)).expect("PTX");
+            let (before, after) = ptx.split_once("atom.global.inc").unwrap_or_else(|| {
+                panic!("{} has no counter", candidate.name);
+            });
+            assert!(
+                !before.contains("ld.global.cg"),
+                "{}: {before}",
+                candidate.name
+            );
+            assert!(after.contains("ld.global.cg"), "{}", candidate.name);
+            assert!(!ptx.contains("ld.global.nc"), "{}", candidate.name);
+            let wait = before.find("griddepcontrol.wait").expect("it waits");
+            assert!(!before[..wait].contains("ld.global"), "{}", candidate.name);
+            seen += 1;
+        }
+    }
+    assert!(seen > 3, "{seen}");
+}
