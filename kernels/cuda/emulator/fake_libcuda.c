@@ -81,16 +81,16 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
     /* Not zero, and NaN in every type of float: no caller may rely on the contents. */
     memset(memory, 0xFF, bytes);
     *to = (Address)memory;
-    add_block(*to, bytes, 1);
+    add_block(*to, bytes, NULL);
     LEAVE(OK);
 }
 Result cuMemFree_v2(Address at) {
     CALL
     UNSAFE
     if ((result = drain())) LEAVE(result);
-    size_t bytes = remove_block(at);
-    if (!bytes) LEAVE(INVALID_VALUE);
-    live_bytes -= (long long)bytes;
+    const Block* block = block_at(at);
+    if (!block || block->memory) LEAVE(INVALID_VALUE);
+    live_bytes -= (long long)remove_block(at);
     free((void*)at);
     LEAVE(OK);
 }
@@ -121,49 +121,66 @@ Result cuMemFreeHost(void* at) {
     LEAVE(OK);
 }
 
-/* Address ranges and physical memory. Memory is an unnamed file, so that it can be mapped to
- * several addresses in turn. */
-typedef struct { int file; size_t bytes; } Physical;
+/* Address ranges and physical memory. */
 Result cuMemGetAllocationGranularity(size_t* bytes, const void* wanted, int option) { (void)wanted; (void)option; *bytes = (size_t)page; return OK; }
 Result cuMemAddressReserve(Address* to, size_t bytes, size_t align, Address hint, unsigned long long flags) {
     (void)align; (void)hint; (void)flags;
     CALL
+    if (bytes % (size_t)page || !bytes) LEAVE(INVALID_VALUE);
     void* at = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED || bytes % (size_t)page) LEAVE(INVALID_VALUE);
-    *to = (Address)at;
+    if (at == MAP_FAILED) LEAVE(OUT_OF_MEMORY);
+    Range* range = malloc(sizeof *range);
+    *range = (Range){(Address)at, bytes, ranges};
+    ranges = range;
+    ++live_ranges;
+    *to = range->base;
     LEAVE(OK);
 }
-Result cuMemAddressFree(Address at, size_t bytes) { CALL LEAVE(munmap((void*)at, bytes) ? INVALID_VALUE : OK); }
+/* A range is freed as a whole, and only while nothing is mapped to it. */
+Result cuMemAddressFree(Address at, size_t bytes) {
+    CALL
+    Range** found = &ranges;
+    while (*found && (*found)->base != at) found = &(*found)->next;
+    Range* range = *found;
+    if (!range || range->bytes != bytes || is_mapped(at, bytes)) LEAVE(INVALID_VALUE);
+    *found = range->next;
+    free(range);
+    --live_ranges;
+    LEAVE(munmap((void*)at, bytes) ? INVALID_VALUE : OK);
+}
 Result cuMemCreate(unsigned long long* handle, size_t bytes, const void* wanted, unsigned long long flags) {
     (void)wanted; (void)flags;
     CALL
     if (bytes % (size_t)page || !bytes) LEAVE(INVALID_VALUE);
     if (!take(bytes)) LEAVE(OUT_OF_MEMORY);
     Physical* p = malloc(sizeof *p);
-    *p = (Physical){memfd_create("device", 0), bytes};
+    *p = (Physical){.file = memfd_create("device", 0), .held = 1, .bytes = bytes, .next = physicals};
     if (p->file < 0 || ftruncate(p->file, (off_t)bytes)) LEAVE(OUT_OF_MEMORY);
+    physicals = p;
     *handle = (unsigned long long)p;
     LEAVE(OK);
 }
 Result cuMemRelease(unsigned long long handle) {
     CALL
-    Physical* p = (Physical*)handle;
-    live_bytes -= (long long)p->bytes;
-    close(p->file);
-    free(p);
+    Physical** at = handle_of(handle);
+    if (!*at || !(*at)->held) LEAVE(INVALID_VALUE);
+    (*at)->held = 0;
+    free_unused(at);
     LEAVE(OK);
 }
 Result cuMemMap(Address at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
     (void)flags;
     CALL
-    Physical* p = (Physical*)handle;
-    for (const Block* b = blocks; b; b = b->next)
-        if (b->base < at + bytes && at < b->base + b->bytes) LEAVE(INVALID_VALUE);
+    Physical* p = *handle_of(handle);
+    if (!p || !p->held || is_mapped(at, bytes)) LEAVE(INVALID_VALUE);
+    const Range* range = ranges;
+    while (range && !(range->base <= at && at + bytes <= range->base + range->bytes)) range = range->next;
     /* The real driver maps memory from its start on, and whole pages. */
-    if (offset != 0 || bytes > p->bytes || bytes % (size_t)page) LEAVE(INVALID_VALUE);
+    if (!range || offset != 0 || bytes > p->bytes || bytes % (size_t)page || !bytes) LEAVE(INVALID_VALUE);
     void* got = mmap((void*)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->file, (off_t)offset);
     if (got == MAP_FAILED) LEAVE(INVALID_VALUE);
-    add_block(at, bytes, 0);
+    add_block(at, bytes, p);
+    ++p->mappings;
     LEAVE(OK);
 }
 /* Mapped memory is accessible only from here on. */
@@ -178,14 +195,20 @@ Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count
         if (at <= b->base && b->base + b->bytes <= at + bytes) b->open = 1;
     LEAVE(OK);
 }
+/* A mapping is removed as a whole. */
 Result cuMemUnmap(Address at, size_t bytes) {
     CALL
+    const Block* block = block_at(at);
+    if (!block || !block->memory || block->bytes != bytes) LEAVE(INVALID_VALUE);
     /* The real driver does not wait either. */
     if (is_awaited(at, bytes)) {
         snprintf(trouble, sizeof trouble, "%zu bytes at %#llx are unmapped before work on them is done", bytes, at);
         LEAVE(sticky = ILLEGAL_ADDRESS);
     }
-    if (remove_block(at) != bytes) LEAVE(INVALID_VALUE);
+    Physical** memory = handle_of((unsigned long long)block->memory);
+    --(*memory)->mappings;
+    free_unused(memory);
+    remove_block(at);
     void* got = mmap((void*)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     LEAVE(got == MAP_FAILED ? INVALID_VALUE : OK);
 }
@@ -533,9 +556,11 @@ Result cuStreamGetCaptureInfo_v3(void* at, int* status, unsigned long long* id, 
     const Stream* stream = of(at);
     *status = stream->graph ? stream->graph->spoiled ? 2 : 1 : 0;
     if (!stream->graph || stream->front.count > 4096) LEAVE(INVALID_VALUE);
+    /* A caller that does not ask for the edges would lose what they say. */
+    if (!edges && stream->early) LEAVE(LOSSY_QUERY);
     for (size_t i = 0; i < stream->front.count; ++i) front[i] = (void*)(stream->front.at[i] + 1);
     *nodes = front;
-    *edges = whole;
+    if (edges) *edges = whole;
     *count = stream->front.count;
     LEAVE(OK);
 }
@@ -556,19 +581,21 @@ Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* 
     Stream* stream = of(at);
     Graph* graph = stream->graph;
     if (!graph || flags > 1) LEAVE(INVALID_VALUE);
-    if (flags == 1) {
-        clear(&stream->front);
-        stream->early = 0;
-    }
+    int any_early = 0;
     for (size_t i = 0; i < count; ++i) {
         size_t node = (size_t)nodes[i] - 1;
         if (node >= graph->count) LEAVE(INVALID_VALUE);
         const int kind = graph->pieces[node].op.kind;
         const int early = edges && edges[i].type;
         if (early && (capability < 90 || edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
-        stream->early |= early;
-        add(&stream->front, node);
+        any_early |= early;
     }
+    if (flags == 1) {
+        clear(&stream->front);
+        stream->early = 0;
+    }
+    stream->early |= any_early;
+    for (size_t i = 0; i < count; ++i) add(&stream->front, (size_t)nodes[i] - 1);
     graph->by_hand = 1;
     LEAVE(OK);
 }

@@ -28,13 +28,14 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        NO_BINARY_FOR_GPU = 209,
        INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CONTEXT_IS_DESTROYED = 709,
        LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-       CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+       CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907,
+       LOSSY_QUERY = 917 };
 
 /* ---- Settings and counters for tests --------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
                  capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0;
-static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, live_modules, allocations, calls, launches, products,
+static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, allocations, calls, launches, products,
                  heuristics, replays, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
@@ -46,7 +47,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"shared_bytes", &shared_bytes}, {"strict", &strict},
     {"order", &order}, {"eager", &eager},
     {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics},
-    {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
+    {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
     {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"captures", &captures},
     {"forked", &forked}, {"copied_bytes", &copied_bytes}};
@@ -118,14 +119,46 @@ static Result enter(const char* name) {
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Addresses of the device that have memory, and whether the device may access it. */
-typedef struct Block { Address base; size_t bytes; int open; struct Block* next; } Block;
+/* Physical memory, which exists until its handle is released and it is mapped nowhere. It is an
+ * unnamed file, so that it can be mapped to several addresses in turn. */
+typedef struct Physical { int file, held, mappings; size_t bytes; struct Physical* next; } Physical;
+static Physical* physicals;
+/* Addresses of the device that have memory, the physical memory that is mapped there if it is not
+ * the driver's own, and whether the device may access it. */
+typedef struct Block { Address base; size_t bytes; Physical* memory; int open; struct Block* next; } Block;
 static Block* blocks;
+/* Reserved addresses. */
+typedef struct Range { Address base; size_t bytes; struct Range* next; } Range;
+static Range* ranges;
 
-static void add_block(Address base, size_t bytes, int open) {
+static void add_block(Address base, size_t bytes, Physical* memory) {
     Block* b = malloc(sizeof *b);
-    *b = (Block){base, bytes, open, blocks};
+    *b = (Block){base, bytes, memory, !memory, blocks};
     blocks = b;
+}
+static const Block* block_at(Address base) {
+    const Block* b = blocks;
+    while (b && b->base != base) b = b->next;
+    return b;
+}
+/* The pointer to the memory of this handle; to null if there is none. */
+static Physical** handle_of(unsigned long long handle) {
+    Physical** at = &physicals;
+    while (*at && (unsigned long long)*at != handle) at = &(*at)->next;
+    return at;
+}
+static void free_unused(Physical** at) {
+    Physical* p = *at;
+    if (p->held || p->mappings) return;
+    live_bytes -= (long long)p->bytes;
+    close(p->file);
+    *at = p->next;
+    free(p);
+}
+static int is_mapped(Address at, size_t bytes) {
+    for (const Block* b = blocks; b; b = b->next)
+        if (b->base < at + bytes && at < b->base + b->bytes) return 1;
+    return 0;
 }
 static size_t remove_block(Address base) {
     for (Block** at = &blocks; *at; at = &(*at)->next)

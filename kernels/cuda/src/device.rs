@@ -106,6 +106,8 @@ pub struct Device {
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
+    /// Whether the driver has refused the edges of a graph.
+    pub(crate) refuses_edges: bool,
     pub(crate) limits: Limits,
     pub(crate) shared: Arc<Shared>,
 }
@@ -159,6 +161,7 @@ impl Device {
             fault: 0,
             seen,
             lost: OnceLock::new(),
+            refuses_edges: false,
             limits,
             shared,
         })

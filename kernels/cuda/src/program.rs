@@ -369,18 +369,60 @@ impl Device {
 
     /// Captures a run under its key without executing it. Its operations are given in an order that
     /// is valid sequentially. Copies become branches of the graph. A run with checked indices ends
-    /// with a copy of the fault record.
+    /// with a copy of the fault record. If the driver refuses the run's edges, they are left out, here
+    /// and from then on: the order of the operations implies them.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         run: &Run<'_>,
-        work: impl Iterator<Item = Work<'a>>,
+        work: impl Iterator<Item = Work<'a>> + Clone,
     ) -> Result<(), DriverError> {
+        let chain = Run {
+            after: None,
+            early: false,
+            ..*run
+        };
+        let has_edges = run.early || run.after.is_some();
+        let first = if self.refuses_edges { &chain } else { run };
+        let mut captured = self.captured(program, first, work.clone());
+        if let Err(e @ DriverError::Failed { .. }) = &captured
+            && has_edges
+            && !self.refuses_edges
+        {
+            let why = e.to_string();
+            captured = self.captured(program, &chain, work);
+            if captured.is_ok() {
+                log::warn!("kernels of a graph run one after the other: {why}");
+                self.refuses_edges = true;
+            }
+        }
+        let graph = self.noting(captured)?;
+        let mut graphs = program
+            .graphs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if graphs.len() == GRAPHS_MAX {
+            graphs.remove(0);
+        }
+        graphs.push(Recorded {
+            key: run.key.into(),
+            graph,
+        });
+        Ok(())
+    }
+
+    /// Captures a run.
+    fn captured<'a>(
+        &mut self,
+        program: &Program,
+        run: &Run<'_>,
+        work: impl Iterator<Item = Work<'a>>,
+    ) -> Result<Graph, DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
         let early = run.early && self.properties().target.sm >= EARLY_LAUNCH_SM;
         let edges = Edges::of_driver().filter(|_| early || run.after.is_some());
-        let captured = self.stream.capture(|| {
+        self.stream.capture(|| {
             let recording = Recording {
                 stream: &self.stream,
                 edges,
@@ -437,20 +479,7 @@ impl Device {
             } else {
                 Ok(())
             }
-        });
-        let graph = self.noting(captured)?;
-        let mut graphs = program
-            .graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if graphs.len() == GRAPHS_MAX {
-            graphs.remove(0);
-        }
-        graphs.push(Recorded {
-            key: run.key.into(),
-            graph,
-        });
-        Ok(())
+        })
     }
 
     /// Ends a run whose kernels were launched one by one, as a captured run ends.

@@ -59,6 +59,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
     for (maps_pages, preallocate) in [(1, true), (1, false), (0, true), (0, false)] {
         driver.set("maps_pages", maps_pages);
         let before = driver.get("live_bytes");
+        let ranges = driver.get("live_ranges");
         let mut device = Device::open(0, limits(preallocate)).expect("it is there");
         assert_eq!(driver.get("live_bytes"), before, "nothing is taken at load");
         let a = device.reserve(1000).expect("there is room");
@@ -100,6 +101,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
         assert_eq!(refused, DriverError::OutOfMemory { bytes: limit });
         drop(device);
         assert_eq!(driver.get("live_bytes"), before, "everything is given back");
+        assert_eq!(driver.get("live_ranges"), ranges, "addresses too");
     }
     assert_eq!(driver.get("live_pinned"), 0);
 }
@@ -305,6 +307,53 @@ fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
             "dropped by another thread: {elsewhere}"
         );
         assert_eq!(floats(&device, &y), [5.0; 64]);
+    }
+}
+
+/// If the driver refuses edges, a run is captured again as a chain, and so are later ones at once.
+#[test]
+fn a_graph_whose_edges_are_refused_is_a_chain() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    const INVALID_VALUE: i32 = 1;
+    let kernel = add();
+    let env = Env([5, 0, 0, 0, 0, 0, 0, 0]);
+    let refused = [
+        ("", -1, 1),
+        ("cuStreamUpdateCaptureDependencies_v2", 0, 2),
+        ("cuStreamUpdateCaptureDependencies_v2", 2, 2),
+        ("cuGraphInstantiateWithFlags", 0, 2),
+    ];
+    for (call, after, captures) in refused {
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
+        let program = device.load(&[&kernel, &kernel]).expect("both are fine");
+        let arguments = [[x, y], [y, z]];
+        let launches = (0..2).map(|step| Launch {
+            step,
+            kernel: &kernel,
+            arguments: &arguments[step],
+            workspace: x.part(0, 0),
+        });
+        driver.fail(call, after, INVALID_VALUE);
+        for (key, captures) in [(1, captures), (2, 1)] {
+            let before = driver.get("captures");
+            let run = Run {
+                key: &[key],
+                env: &env,
+                checked: true,
+                after: Some(&[vec![], vec![0]]),
+                early: true,
+            };
+            let work = launches.clone().map(Work::Launch);
+            let recorded = device.record(&program, &run, work);
+            recorded.unwrap_or_else(|e| panic!("{call}: {e}"));
+            assert_eq!(driver.get("captures") - before, captures, "{call} {after}");
+            assert_eq!(device.replay(&program, &[key]), Ok(true));
+            assert_eq!(floats(&device, &z), [10.0; 64], "{call}");
+            device.fill(&z, 0).expect("it is filled");
+        }
     }
 }
 
