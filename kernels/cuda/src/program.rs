@@ -35,6 +35,16 @@ const COUNTERS_ALIGN: u64 = 32;
 /// launch).
 const EARLY_LAUNCH_SM: u32 = 90;
 
+/// The calls that fail if the driver refuses the edges of a graph.
+const EDGE_CALLS: [&str; 6] = [
+    "cuStreamGetCaptureInfo",
+    "cuGraphNodeGetType",
+    "cuStreamUpdateCaptureDependencies",
+    "cuLaunchKernel",
+    "cuStreamEndCapture",
+    "cuGraphInstantiate",
+];
+
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -385,7 +395,8 @@ impl Device {
         let has_edges = run.early || run.after.is_some();
         let first = if self.refuses_edges { &chain } else { run };
         let mut captured = self.captured(program, first, work.clone());
-        if let Err(e @ DriverError::Failed { .. }) = &captured
+        if let Err(e @ DriverError::Failed { call, .. }) = &captured
+            && EDGE_CALLS.contains(call)
             && has_edges
             && !self.refuses_edges
         {
