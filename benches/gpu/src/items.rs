@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use slabwise::{CompileOptions, Precision};
+
 use crate::child;
 
 /// The line that a test prints if it runs on a GPU.
@@ -11,6 +13,9 @@ pub const USES_THE_GPU: &str = "runs on the GPU";
 
 /// The variable that makes measurements quick, those of this program and of peers.
 pub const QUICK: &str = "SLABWISE_GPU_QUICK";
+
+/// The variable that names the cache of compiled functions and kernel choices.
+pub const CACHE: &str = "SLABWISE_CACHE_DIR";
 
 /// The kind of an item, with its command.
 #[derive(Clone, Debug)]
@@ -23,8 +28,15 @@ pub enum Work {
     Test {
         binary: PathBuf,
         name: String,
-        within: Option<PathBuf>,
+        within: Option<Checker>,
     },
+}
+
+/// The vendor's checker of memory accesses and barriers.
+#[derive(Clone, Debug)]
+pub struct Checker {
+    program: PathBuf,
+    tool: &'static str,
 }
 
 /// An item of the list.
@@ -40,6 +52,8 @@ pub struct Item {
     /// Variables of its process.
     pub variables: Vec<Variable>,
     program: PathBuf,
+    /// The folder of compiled functions that came with this program.
+    kernels: Option<PathBuf>,
 }
 
 /// The locations of programs, scripts and tests.
@@ -50,6 +64,8 @@ pub struct Places {
     peers: PathBuf,
     /// Test binaries, if there are any.
     tests: Option<PathBuf>,
+    /// Compiled functions, if there are any and no other cache is set.
+    pub kernels: Option<PathBuf>,
 }
 
 impl Places {
@@ -77,10 +93,13 @@ impl Places {
             Some(folder) => Some(folder.to_path_buf()),
             None => Some(beside.join("tests")).filter(|folder| folder.is_dir()),
         };
+        let kernels = Some(beside.join("kernels")).filter(|folder| folder.is_dir());
+        let other = std::env::var_os(CACHE).is_some_and(|folder| !folder.is_empty());
         Ok(Places {
             program,
             peers,
             tests,
+            kernels: kernels.filter(|_| !other),
         })
     }
 }
@@ -97,6 +116,25 @@ pub const MODELS: [(&str, &str, u32); 6] = [
 
 /// The precisions of products and convolutions.
 pub const PRECISIONS: [&str; 3] = ["f32", "tf32", "bf16"];
+
+/// The type of products at a precision, and how a step is compiled.
+pub fn compiled_as(precision: &str) -> (Precision, CompileOptions) {
+    let of_products = match precision {
+        "bf16" => Precision::Bf16,
+        _ => Precision::F32,
+    };
+    // As in peers, values that stay in f32 beside products of halves may be rounded, too.
+    let options = CompileOptions {
+        tf32: precision != "f32",
+        ..CompileOptions::default()
+    };
+    (of_products, options)
+}
+
+/// The batch of a model, which is small in quick runs.
+pub fn batch(of_model: u32, quick: bool) -> u32 {
+    if quick { 2 } else { of_model }
+}
 
 /// The ways in which PyTorch runs a step.
 pub const TORCH_MODES: [&str; 4] = ["eager", "compile", "reduce-overhead", "graph"];
@@ -121,18 +159,40 @@ pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
     ("cnn-32-64-5x5-14", [64, 32, 64, 14, 5, 1]),
 ];
 
-/// One small test of each family of kernels, for memory checkers, which slow it down a hundred
-/// times.
-const FAMILIES: [(&str, &str); 8] = [
+/// One small test of each family of kernels, for checkers, which slow it down a hundred times.
+const FAMILIES: [(&str, &str); 22] = [
     ("elementwise", "updates_in_place"),
+    ("elementwise", "padded_rows"),
+    ("elementwise", "conversions"),
     ("reductions", "rows_of_a_size_known_at_launch"),
+    ("reductions", "sums_over_two_axes"),
     ("anchors", "gathers"),
     ("anchors", "scatters_add_in_order"),
+    ("anchors", "long_lists_are_added_in_pieces"),
+    ("anchors", "parts_are_replaced"),
+    ("anchors", "the_gradient_of_an_embedding"),
     ("anchors", "pooling_and_its_gradient"),
     ("gemm", "few_rows_or_columns"),
+    ("gemm", "padded_rows"),
+    ("gemm", "tensor_cores"),
+    ("gemm", "the_last_block_adds_parts_in_their_order"),
     ("gemm_conv", "batches_below_the_bound"),
+    ("gemm_conv", "tensor_cores"),
+    ("attention", "lengths_may_be_those_of_a_run"),
     ("choosing", "positions_are_those_of_a_plain_loop"),
+    ("choosing", "orders_are_those_of_a_stable_sort"),
+    ("choosing", "scans_run_along_rows"),
+    ("fused_launches", "parameter_updates_are_fused_horizontally"),
 ];
+
+/// The vendor's tools that a family's test runs in, and the binaries whose kernels wait at barriers
+/// or for other blocks, which alone run in the latter two.
+const TOOLS: [(&str, &[&str]); 3] = [
+    ("memcheck", &[]),
+    ("racecheck", WAITING),
+    ("synccheck", WAITING),
+];
+const WAITING: &[&str] = &["attention", "gemm", "gemm_conv", "reductions", "choosing"];
 
 /// All items, in their order. If `quick`, sizes and numbers of runs are small.
 ///
@@ -156,10 +216,19 @@ pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
     list.products();
     list.convolutions();
     list.sanitized(&tests);
+    // The most valuable first: with a budget, the rest is left out.
+    list.items.sort_by_key(|item| match &item.work {
+        Work::Own(_) | Work::Test { within: None, .. } => 0,
+        Work::Peer { .. } => 1,
+        Work::Test { .. } => 2,
+    });
     Ok(list.items)
 }
 
 type Variable = (&'static str, &'static str);
+
+/// Tests run on the device only, and several share its memory.
+const ON_A_GPU: [Variable; 2] = [("SLABWISE_REQUIRE_GPU", "1"), ("SLABWISE_PREALLOCATE", "0")];
 
 const NO_GRAPHS: Variable = ("SLABWISE_CUDA_GRAPHS", "0");
 
@@ -191,6 +260,7 @@ impl List<'_> {
             fresh: false,
             variables,
             program,
+            kernels: self.places.kernels.clone(),
         });
         self.items.last_mut().expect("it was just added")
     }
@@ -220,8 +290,8 @@ impl List<'_> {
 
     /// Training steps of all models by every framework.
     fn steps(&mut self) {
-        for (name, model, batch) in MODELS {
-            let batch = if self.quick { 2 } else { batch }.to_string();
+        for (name, model, of_model) in MODELS {
+            let batch = batch(of_model, self.quick).to_string();
             for precision in PRECISIONS {
                 let step = format!("step/{name}/{precision}");
                 let words = ["step", model, &batch, precision];
@@ -258,8 +328,8 @@ impl List<'_> {
     /// Steps within half of their slab, whose losses must equal those in all of it; planned bytes
     /// beside those of the driver.
     fn budgets(&mut self) {
-        for (name, model, batch) in MODELS {
-            let batch = if self.quick { 2 } else { batch }.to_string();
+        for (name, model, of_model) in MODELS {
+            let batch = batch(of_model, self.quick).to_string();
             self.own(
                 &format!("bytes/{name}"),
                 180,
@@ -360,45 +430,44 @@ impl List<'_> {
                     name: name.clone(),
                     within: None,
                 };
-                let item = self.push(
-                    format!("test/{family}/{name}"),
-                    300,
-                    work,
-                    &[("SLABWISE_REQUIRE_GPU", "1")],
-                );
-                item.timed = false;
+                self.push(format!("test/{family}/{name}"), 300, work, &ON_A_GPU)
+                    .timed = false;
                 found.push((family.clone(), name, binary.clone()));
             }
         }
         Ok(found)
     }
 
-    /// A small test of each family of kernels under the vendor's memory checker.
+    /// A small test of each family of kernels under the vendor's checker, by each of its tools.
     fn sanitized(&mut self, tests: &[(String, String, PathBuf)]) {
-        for (family, test) in FAMILIES {
-            let Some((_, name, binary)) = tests
-                .iter()
-                .find(|(f, name, _)| f == family && name == test)
-            else {
-                continue;
-            };
-            let work = Work::Test {
-                binary: binary.clone(),
-                name: name.clone(),
-                within: Some(sanitizer()),
-            };
-            let item = self.push(
-                format!("memcheck/{family}/{name}"),
-                300,
-                work,
-                &[("SLABWISE_REQUIRE_GPU", "1")],
-            );
-            item.timed = false;
+        let program = sanitizer();
+        for (tool, only) in TOOLS {
+            for (family, test) in FAMILIES {
+                let found = tests
+                    .iter()
+                    .find(|(f, name, _)| f == family && name == test);
+                let Some((_, name, binary)) = found else {
+                    continue;
+                };
+                if !only.is_empty() && !only.contains(&family) {
+                    continue;
+                }
+                let work = Work::Test {
+                    binary: binary.clone(),
+                    name: name.clone(),
+                    within: Some(Checker {
+                        program: program.clone(),
+                        tool,
+                    }),
+                };
+                self.push(format!("{tool}/{family}/{name}"), 300, work, &ON_A_GPU)
+                    .timed = false;
+            }
         }
     }
 }
 
-/// The vendor's memory checker: on the path, or where its toolkit is usually installed.
+/// The vendor's checker: on the path, or where its toolkit is usually installed.
 fn sanitizer() -> PathBuf {
     let name = "compute-sanitizer";
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -415,10 +484,17 @@ fn sanitizer() -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
-/// The names of a test binary's tests.
+/// The names of a test binary's tests, without those that run in the processes of others.
 fn listed(binary: &Path) -> Result<Vec<String>, String> {
+    let ignored = names(binary, &["--ignored"])?;
+    let mut all = names(binary, &[])?;
+    all.retain(|name| !ignored.contains(name));
+    Ok(all)
+}
+
+fn names(binary: &Path, which: &[&str]) -> Result<Vec<String>, String> {
     let mut command = Command::new(binary);
-    command.args(["--list", "--format", "terse"]);
+    command.args(["--list", "--format", "terse"]).args(which);
     let ended = child::run(command, Duration::from_secs(30));
     if !ended.status.is_some_and(|status| status.success()) {
         let why = ended.refused.clone().unwrap_or_else(|| ended.tail());
@@ -456,9 +532,9 @@ impl Item {
             } => {
                 let mut command = match within {
                     Some(checker) => {
-                        let mut command = Command::new(checker);
+                        let mut command = Command::new(&checker.program);
                         command
-                            .args(["--tool", "memcheck", "--error-exitcode", "9"])
+                            .args(["--tool", checker.tool, "--error-exitcode", "9"])
                             .arg(binary);
                         command
                     }
@@ -469,6 +545,7 @@ impl Item {
             }
         };
         command.envs(self.variables.iter().copied());
+        command.envs(self.kernels.iter().map(|folder| (CACHE, folder)));
         command
     }
 
@@ -530,6 +607,26 @@ mod tests {
                 .iter()
                 .all(|pattern| !matches(pattern, name))
         );
+    }
+
+    #[test]
+    fn small_tests_of_families_exist_and_are_packed() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let text = |file: &str| std::fs::read_to_string(root.join(file)).expect("a file");
+        let packed = text(".ci/pack-gpu");
+        let list = packed.lines().find(|line| line.starts_with("kernels=("));
+        let list = list.expect("a list of tests").replace(['(', ')', '='], " ");
+        for (family, name) in super::FAMILIES {
+            let source = text(&format!("kernels/cuda/tests/{family}.rs"));
+            let is_test = source.contains(&format!("#[test]\nfn {name}()"));
+            let is_packed = list.split(' ').any(|word| word == family);
+            assert!(is_test && is_packed, "{family}, {name}");
+        }
+        let known = |(_, only): &(&str, &[&str])| {
+            let is_family = |of: &&str| super::FAMILIES.iter().any(|(family, _)| family == of);
+            only.iter().all(is_family)
+        };
+        assert!(super::TOOLS.iter().all(known));
     }
 
     #[test]

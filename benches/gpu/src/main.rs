@@ -14,6 +14,7 @@ mod model;
 mod results;
 mod sequence;
 mod table;
+mod warm;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -62,6 +63,13 @@ struct Args {
     /// nothing: this needs no GPU
     #[arg(long, value_name = "DEVICE")]
     model: Option<String>,
+    /// Compile the functions of all steps for the devices of --device into DIR, and run nothing: a
+    /// folder `kernels` beside this program is its cache; this needs a compiler and no GPU
+    #[arg(long, value_name = "DIR", requires = "device")]
+    warm: Option<PathBuf>,
+    /// A described device (h100, a100, …) of --warm, or `here`
+    #[arg(long, value_name = "DEVICE", requires = "warm")]
+    device: Vec<String>,
     /// The most seconds of one item, for any limit of the item
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -93,7 +101,23 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         model::print(device, &args.only, &mut std::io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let places = items::Places::find(args.tests.as_deref())?;
+    if let Some(folder) = &args.warm {
+        let wanted = warm::Wanted {
+            devices: &args.device,
+            only: &args.only,
+            quick: args.quick,
+        };
+        warm::fill(folder, &wanted)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut places = items::Places::find(args.tests.as_deref())?;
+    // Functions that cannot be used safely are compiled again.
+    if let Some(folder) = &places.kernels
+        && let Err(why) = slabwise_cuda::cache::Cache::at(folder)
+    {
+        eprintln!("{why}");
+        places.kernels = None;
+    }
     let mut items = items::all(&places, args.quick)?;
     items.retain(|item| {
         args.only.is_empty()
@@ -142,6 +166,12 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         }
     };
     say(&table::device(&about));
+    if let Some((said, fit)) =
+        (places.kernels.as_deref()).and_then(|folder| warm::fitting(folder, &about))
+    {
+        say(&said);
+        about.insert("warmed".into(), fit.into());
+    }
     if args.quick {
         about.insert("quick".into(), true.into());
     }

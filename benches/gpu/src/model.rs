@@ -101,7 +101,8 @@ pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(),
     lines.iter().try_for_each(line).map_err(failed)
 }
 
-fn unknown(name: &str) -> String {
+/// The error of a name that no description has.
+pub fn unknown(name: &str) -> String {
     let known = Description::all().iter();
     let known: Vec<String> = known
         .map(|(file, device)| format!("{file} (sm_{})", device.capability))

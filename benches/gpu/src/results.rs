@@ -14,7 +14,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the file for appending, and creates it if it does not exist.
+    /// Opens the file for appending, and creates it if it does not exist. An incomplete last line,
+    /// which a killed program or a full disk leaves behind, is cut off.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -25,6 +26,18 @@ impl Output {
             .append(true)
             .open(path)
             .map_err(refuse)?;
+        if file.metadata().map_err(refuse)?.is_file() {
+            let bytes = std::fs::read(path).map_err(refuse)?;
+            let whole = bytes
+                .iter()
+                .rposition(|&b| b == b'\n')
+                .map_or(0, |at| at + 1);
+            match serde_json::from_slice::<Value>(&bytes[whole..]) {
+                _ if whole == bytes.len() => {}
+                Ok(_) => (&file).write_all(b"\n").map_err(refuse)?,
+                Err(_) => file.set_len(whole as u64).map_err(refuse)?,
+            }
+        }
         Ok(Output {
             file,
             path: path.into(),

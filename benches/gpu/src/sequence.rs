@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use crate::child::{self, Ended};
-use crate::items::{Item, Places, USES_THE_GPU, Work};
+use crate::items::{CACHE, Item, Places, USES_THE_GPU, Work};
 use crate::results::Output;
 
 /// The time limits of a run.
@@ -151,7 +151,7 @@ fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
     let mut command = item.command();
     let cache = item.fresh.then(tempfile::tempdir).transpose()?;
     if let Some(cache) = &cache {
-        command.env("SLABWISE_CACHE_DIR", cache.path());
+        command.env(CACHE, cache.path());
     }
     Ok((command, cache))
 }

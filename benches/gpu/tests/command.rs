@@ -79,7 +79,7 @@ impl TestBed {
             .map(|(name, script)| format!("{name}) {script};;"))
             .collect();
         let text = format!(
-            "#!/bin/sh\nif [ \"$1\" = --list ]; then\n{}\nexit 0\nfi\ntest \"$SLABWISE_REQUIRE_GPU\" = 1 || exit 3\n\
+            "#!/bin/sh\ntest \"$4\" = --ignored && exit 0\nif [ \"$1\" = --list ]; then\n{}\nexit 0\nfi\ntest \"$SLABWISE_REQUIRE_GPU\" = 1 || exit 3\n\
              case \"$2\" in\n{}\nesac\necho 'test result: ok. 1 passed'\n",
             names.join("\n"),
             cases.join("\n")
@@ -356,6 +356,106 @@ fn wrong_usage_is_rejected_before_any_item_runs() {
     let mut command = bed.command();
     command.args(["--quick", "--only", "bytes/mlp", "--resume", &path("torn")]);
     assert!(command.output().expect("it starts").status.success() && bed.results().is_empty());
+}
+
+/// A program that is killed leaves whole lines behind, and a torn one is replaced by the next.
+#[test]
+fn a_killed_run_goes_on() {
+    let Some(bed) = TestBed::new() else { return };
+    let tests = bed.tests(&[
+        ("a_passes", &format!("echo {USES_THE_GPU}")),
+        (
+            "b_waits",
+            &format!(
+                "echo {USES_THE_GPU}; test -e {} || sleep 30",
+                bed.path("again").display()
+            ),
+        ),
+    ]);
+    let command = || {
+        let mut command = bed.command();
+        command.args(["--only", "test/", "--jobs", "1", "--tests"]);
+        command.arg(&tests);
+        command
+    };
+    let mut killed = command().spawn().expect("it starts");
+    let file = bed.path("results.jsonl");
+    let began = std::time::Instant::now();
+    while !fs::read_to_string(&file).is_ok_and(|text| text.ends_with('\n')) {
+        assert!(began.elapsed().as_secs() < 60, "no result");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    killed.kill().expect("it runs");
+    killed.wait().expect("it was started");
+    fs::write(bed.path("again"), "").expect("it is written");
+    for torn in [
+        "{\"item\":\"test/fam",
+        "",
+        "{\"item\":\"x\",\"status\":\"ok\"}",
+    ] {
+        let mut text = fs::read_to_string(&file).expect("a file");
+        text.push_str(torn);
+        fs::write(&file, text).expect("it is written");
+        let output = command().arg("--resume").arg(&file).output();
+        let output = output.expect("it starts");
+        assert!(output.status.success(), "{}", output_text(&output));
+    }
+    let results = bed.results();
+    let items: Vec<_> = results.iter().map(|line| line["item"].as_str()).collect();
+    let expected = ["test/family/a_passes", "test/family/b_waits", "x"];
+    assert_eq!(items, expected.map(Some));
+}
+
+/// The functions that are compiled beforehand are those that sessions load.
+#[test]
+fn steps_find_their_functions_beside_the_program() {
+    let Some(bed) = TestBed::new() else { return };
+    let program = bed.path("slabwise-gpu");
+    fs::copy(env!("CARGO_BIN_EXE_slabwise-gpu"), &program).expect("it is copied");
+    let command = |words: &[&str]| {
+        let mut command = bed.command_of(&[]);
+        let mut own = Command::new(&program);
+        own.args(words).current_dir(bed.folder.path());
+        let variables = command.env("SLABWISE_CACHE_DIR", "").get_envs();
+        own.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+        own
+    };
+    let steps = ["--quick", "--only", "step/mlp", "--only", "step/cnn/bf16"];
+    let warm = [&steps[..], &["--device", "here", "--warm", "kernels"]].concat();
+    let output = command(&warm).output().expect("it starts");
+    assert!(output.status.success(), "{}", output_text(&output));
+    let contents = fs::read_to_string(bed.path("kernels/contents.jsonl")).expect("contents");
+    let contents: Value = serde_json::from_str(&contents).expect("a line of JSON");
+    assert!(
+        contents["sm"] == 90 && contents["functions"].as_u64() > Some(20),
+        "{contents}"
+    );
+    let own = ["step/mlp/*slabwise", "step/cnn/bf16/slabwise"];
+    let measure = ["--quick", "--results", "results.jsonl"];
+    let words = [&measure[..], &["--only", own[0], "--only", own[1]]].concat();
+    let output = command(&words).output().expect("it starts");
+    let (text, results) = (output_text(&output), bed.results());
+    assert!(
+        output.status.success() && text.contains("functions are compiled already"),
+        "{text}"
+    );
+    assert_eq!(results.len(), 8, "{text}");
+    for line in results {
+        assert_eq!(line["warmed"], contents["functions"], "{line}");
+        assert!(
+            line["compiled"] == 0 && line["read"].as_u64() > Some(5),
+            "{line}"
+        );
+    }
+    // Others could put code there.
+    let shared = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(bed.path("kernels"), shared).expect("own folder");
+    let output = command(&[&words[..], &["--list"]].concat()).output();
+    let text = output_text(&output.expect("it starts"));
+    assert!(
+        text.contains("can be written to by others") && text.contains(own[1]),
+        "{text}"
+    );
 }
 
 #[test]

@@ -47,6 +47,28 @@ pub struct FakeDriver {
     _alone: MutexGuard<'static, ()>,
 }
 
+/// A device for tests that depend on none of its properties: the first GPU where one is required,
+/// else that of the driver.
+pub enum TestDevice {
+    /// A GPU.
+    Gpu,
+    /// The driver's device.
+    Fake(FakeDriver),
+}
+
+impl TestDevice {
+    /// The device; `None` where neither can work, which is printed.
+    ///
+    /// # Panics
+    /// If a GPU is required and there is none, and as [`FakeDriver::install`].
+    pub fn find() -> Option<TestDevice> {
+        if emulator::gpu_required() {
+            return emulator::gpu_usable().then_some(TestDevice::Gpu);
+        }
+        FakeDriver::install().map(TestDevice::Fake)
+    }
+}
+
 /// The driver's object file and the folder of emulated functions, for another process's
 /// `SLABWISE_LIBCUDA` and `SLABWISE_EMULATED`.
 ///

@@ -49,4 +49,4 @@ pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_byte
 pub use reservation::{Limits, Usage as MemoryUsage};
 pub use source::{PRELUDE, has_same_sums};
 pub use staging::staging_bytes;
-pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};
+pub use tune::{Choice, Picks, Tuner, WORTH, lower_as, timed};

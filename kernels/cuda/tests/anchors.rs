@@ -2,9 +2,10 @@
 
 mod common;
 
+use common::gpu::Gpu;
 use common::layouts::{contiguous, layout, repeating, sizes};
-use common::{Case, Choices, NO_FAULT, available, check};
-use slabwise_cuda::emulator::{self, Check, Emulator, Order};
+use common::{Case, Choices, NO_FAULT, available, check, emulate};
+use slabwise_cuda::emulator::Order;
 use slabwise_cuda::lower;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -170,7 +171,7 @@ fn scatters_add_in_order() {
 /// every order of threads and every number of multiprocessors.
 #[test]
 fn long_lists_are_added_in_pieces() {
-    if !emulator::available() {
+    if !available() {
         return;
     }
     let mut choices = Choices::new(12);
@@ -237,16 +238,23 @@ fn long_lists_are_added_in_pieces() {
         for multiprocessors in [2, 50] {
             case.target.multiprocessors = multiprocessors;
             let lowered = lower(&case.spec, &case.bounds, &case.target).expect("its source");
-            let emulator = Emulator::new(&lowered.functions, Check::Nothing).expect("it compiles");
-            for order in Order::ALL {
-                let (got, _) = case
-                    .emulated(&lowered, &emulator, order, NO_FAULT)
-                    .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            let mut runs = Vec::new();
+            if let Some(mut gpu) = Gpu::load(&[&lowered]) {
+                runs.push(("on the GPU".into(), gpu.run(0, &case, &lowered)));
+            }
+            if let Some(emulator) = emulate(&lowered.functions) {
+                runs.extend(Order::ALL.map(|order| {
+                    let run = case.emulated(&lowered, &emulator, order, NO_FAULT);
+                    (format!("{order:?}"), run)
+                }));
+            }
+            for (what, run) in runs {
+                let (got, _) = run.unwrap_or_else(|e| panic!("{}: {e}", case.name));
                 let got: Vec<f32> = got[2]
                     .chunks(4)
                     .map(|b| f32::from_le_bytes(*b.first_chunk().expect("4 bytes")))
                     .collect();
-                assert_eq!(got, expected, "{} {order:?}", case.name);
+                assert_eq!(got, expected, "{} {what}", case.name);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Tensors without elements: every family of kernels with each of its lengths 0, known when it is
 //! compiled or only at launch, against the CPU's kernels, under the emulator and through a driver
-//! that refuses launches without blocks.
+//! that refuses launches without blocks, or on a GPU where one is required.
 
 #[path = "../../tests/loops/builder.rs"]
 #[allow(dead_code)] // not every test needs all of it
@@ -9,7 +9,7 @@ mod common;
 
 use builder::Builder;
 use common::{Case, Choices, check};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::TestDevice;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -130,7 +130,7 @@ fn each(
 
 #[test]
 fn loops() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let (mut cases, mut choices) = (Vec::new(), Choices::new(61));
@@ -232,7 +232,7 @@ fn loops() {
 
 #[test]
 fn products() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let (mut cases, mut choices) = (Vec::new(), Choices::new(62));
@@ -299,7 +299,7 @@ fn products() {
 
 #[test]
 fn indices_and_windows() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let (mut cases, mut choices) = (Vec::new(), Choices::new(63));
@@ -410,7 +410,7 @@ fn indices_and_windows() {
 
 #[test]
 fn choosing() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let (mut cases, mut choices) = (Vec::new(), Choices::new(64));

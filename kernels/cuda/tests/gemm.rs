@@ -4,7 +4,8 @@
 mod common;
 mod products;
 
-use common::{Case, Choices, NO_FAULT, TARGET, available, compare};
+use common::gpu::Gpu;
+use common::{Case, Choices, NO_FAULT, TARGET, available, compare, emulate};
 use products::{
     Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers,
     strided, typed,
@@ -285,7 +286,7 @@ fn epilogues() {
 /// and writes, and again on the same counters.
 #[test]
 fn the_last_block_adds_parts_in_their_order() {
-    if !emulator::available() {
+    if !available() {
         return;
     }
     let mut choices = Choices::new(16);
@@ -319,16 +320,23 @@ fn the_last_block_adds_parts_in_their_order() {
             let Lowered { functions, .. } = &candidate.lowered;
             let launches = candidate.lowered.launches(&case.env);
             assert!(launches.len() == 1 && functions.len() == 1, "{launches:?}");
-            let emulator = Emulator::new(functions, Check::Nothing).expect("its source is fine");
+            let emulator = emulate(functions);
             let twice = Lowered::new(functions.clone(), candidate.lowered.workspace, move |_| {
                 [launches.clone(), launches.clone()].concat()
             });
             let twice = twice.with_counters(candidate.lowered.counters);
             let mut bits = Vec::new();
-            for kernel in [&candidate.lowered, &twice] {
+            // A GPU runs each several times and compares the bits.
+            let mut gpu = Gpu::load(&[&candidate.lowered, &twice]);
+            for (step, kernel) in [&candidate.lowered, &twice].into_iter().enumerate() {
+                if let Some(gpu) = &mut gpu {
+                    let run = gpu.run(step, &case, kernel);
+                    run.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+                }
+                let Some(emulator) = &emulator else { continue };
                 let orders = (1..6).map(Order::Shuffled);
                 for order in [Order::Forward, Order::Reverse].into_iter().chain(orders) {
-                    let run = case.emulated(kernel, &emulator, order, NO_FAULT);
+                    let run = case.emulated(kernel, emulator, order, NO_FAULT);
                     let (got, _) = run.unwrap_or_else(|e| panic!("{}: {e}", case.name));
                     bits.push(got);
                 }

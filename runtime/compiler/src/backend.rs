@@ -34,6 +34,8 @@ use slabwise_planner::Bytes;
 
 pub use cache::KernelCache;
 pub use cuda::Loaded;
+#[cfg(feature = "cuda")]
+pub use cuda::functions;
 pub(crate) use cuda::{Choice, survey, usable};
 pub use target::{Kernel, Target};
 

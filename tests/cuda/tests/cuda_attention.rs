@@ -1,12 +1,12 @@
-//! Attention on a CUDA device, on a driver without one: kernels of its own where there are some, and
-//! products where there are none.
+//! Attention on a GPU where one is required, else on a driver without a device: kernels of its own
+//! where there are some, and products where there are none.
 
 #[path = "../../support/close.rs"]
 mod close;
 
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Precision, Tuning};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::TestDevice;
 use slabwise_models::{Model, OptimizerKind};
 
 use close::assert_close;
@@ -64,7 +64,7 @@ fn assert_all(functions: &[String], is_chosen: impl Fn(&str) -> bool) {
 
 #[test]
 fn transformers_train_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let model = "gpt:layers=2,width=64,heads=2,length=72,vocabulary=40";
@@ -84,7 +84,7 @@ fn transformers_train_as_on_the_cpu() {
 /// scores; losses differ by 6e-5 of themselves.
 #[test]
 fn transformers_in_bf16_train_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let model = "gpt:layers=2,width=64,heads=2,length=72,vocabulary=40";
@@ -97,7 +97,7 @@ fn transformers_in_bf16_train_as_on_the_cpu() {
 /// Heads that no kernel is wide enough for are computed by products.
 #[test]
 fn wide_heads_are_products() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let model = "gpt:layers=1,width=160,heads=1,length=12,vocabulary=20";

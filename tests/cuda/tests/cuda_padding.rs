@@ -1,5 +1,5 @@
-//! Layout padding on a driver without a device: the same bits with padded rows and without, every
-//! byte accounted for, and vectors where rows are padded.
+//! Layout padding on a GPU where one is required, else on a driver without a device: the same bits
+//! with padded rows and without, every byte accounted for, and vectors where rows are padded.
 
 #[path = "../../support/splitmix.rs"]
 mod splitmix;
@@ -7,7 +7,7 @@ mod splitmix;
 use ndarray::Array2;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, PaddingReport, Precision, RowPadding, Tuning};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::{FakeDriver, TestDevice};
 use splitmix::Rng;
 
 /// A session that times no products.
@@ -101,7 +101,7 @@ fn results(seed: u64, padding: RowPadding) -> (Vec<Vec<u32>>, PaddingReport) {
 
 #[test]
 fn padding_changes_no_bit() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let mut padded = 0;

@@ -1,5 +1,6 @@
-//! Runs on a CUDA device, on a driver without one: horizontal fusion of small kernels,
-//! data-dependent lengths, reports of indices out of range, and errors for missing libraries.
+//! Runs on a GPU where one is required, else on a driver without a device: horizontal fusion of
+//! small kernels, data-dependent lengths, reports of indices out of range, and errors for missing
+//! libraries.
 
 use ndarray::{Array1, Array2, ArrayD, arr0};
 use slabwise::feed::Input;
@@ -7,7 +8,7 @@ use slabwise::nn::{Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Optimizer, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Fuse, Scan};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::{FakeDriver, TestDevice};
 
 fn session(device: Device, params: Params) -> Session {
     Session::new(device, params)
@@ -173,7 +174,7 @@ fn assert_same(got: &[Seen], expected: &[Seen], tolerance: f32) {
 
 #[test]
 fn data_dependent_lengths_equal_those_of_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let trace = Trace::inference();
@@ -230,7 +231,7 @@ fn data_dependent_lengths_equal_those_of_the_cpu() {
 
 #[test]
 fn a_masked_loss_trains_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let train = |device: Device| {
@@ -291,7 +292,7 @@ fn a_masked_loss_trains_as_on_the_cpu() {
 
 #[test]
 fn unbounded_lengths_are_planned_and_loaded_on_demand() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let trace = Trace::inference();
@@ -309,7 +310,7 @@ fn unbounded_lengths_are_planned_and_loaded_on_demand() {
 
 #[test]
 fn ends_of_dynamic_slices_are_checked() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let trace = Trace::inference();
@@ -363,7 +364,7 @@ fn ends_of_dynamic_slices_are_checked() {
 
 #[test]
 fn errors_of_indices_name_the_tensor_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let said = |device: Device, tokens: &[i32], places: &[i32], resident: bool| {
@@ -450,7 +451,7 @@ fn errors_of_indices_name_the_tensor_as_on_the_cpu() {
 /// On the device halves are multiplied as they are, on the CPU widened first.
 #[test]
 fn products_of_halves_equal_those_of_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     for dtype in [F16, BF16] {
@@ -481,7 +482,7 @@ fn products_of_halves_equal_those_of_the_cpu() {
 
 #[test]
 fn scans_equal_those_of_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     for options in [
@@ -512,7 +513,7 @@ fn scans_equal_those_of_the_cpu() {
 
 #[test]
 fn a_scan_of_odd_parts_is_refused_with_the_reason() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let trace = Trace::inference();
@@ -526,7 +527,7 @@ fn a_scan_of_odd_parts_is_refused_with_the_reason() {
 
 #[test]
 fn runs_without_elements_equal_those_of_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let trace = Trace::inference();

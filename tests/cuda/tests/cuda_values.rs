@@ -1,5 +1,5 @@
-//! Values without elements, and values computed in place of a part of their operand, on a driver
-//! without a device.
+//! Values without elements, and values computed in place of a part of their operand, on a GPU where
+//! one is required, else on a driver without a device.
 
 #[path = "../../support/evaluator.rs"]
 mod evaluator;
@@ -14,12 +14,12 @@ use prefixes::prefixes;
 use slabwise::CompileOptions;
 use slabwise::prelude::*;
 use slabwise::tensor::{AttentionOptions, ConvOptions, Interpolate, Padding, PoolOptions, Running};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::TestDevice;
 use support::arrays::{close, numbers};
 
 #[test]
 fn the_first_part_of_a_value_is_computed_in_place_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     prefixes(Device::Cuda(0), &[4, 33]);
@@ -29,7 +29,7 @@ fn the_first_part_of_a_value_is_computed_in_place_on_a_device() {
 /// without elements.
 #[test]
 fn programs_without_elements_run_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let run = |device: Device| -> Vec<Vec<f64>> {
@@ -116,7 +116,7 @@ fn programs_without_elements_run_on_a_device() {
 /// Graphs drawn at random with lengths of 0 and 1 everywhere, on a device and within budgets.
 #[test]
 fn random_graphs_without_elements_run_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let open = || {
@@ -176,7 +176,7 @@ fn keyed(trace: &Trace) -> [Tensor<'_>; 8] {
 /// differently on a device.
 #[test]
 fn numbers_of_a_key_have_the_bits_of_the_cpu_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let words = ndarray::arr1(&[7i32, -9, 11]).into_dyn();
@@ -237,7 +237,7 @@ fn optional(trace: &Trace) -> [Tensor<'_>; 9] {
 /// Attention, convolutions, poolings, resampling and recurrences with their options.
 #[test]
 fn options_of_methods_count_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let mut rng = support::Rng(31);
@@ -253,7 +253,7 @@ fn options_of_methods_count_on_a_device() {
 /// are replayed or launched.
 #[test]
 fn values_are_shown_and_nan_is_found_on_a_device() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let run = |device: Device| {

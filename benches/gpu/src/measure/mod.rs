@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use slabwise::feed::Feed;
 use slabwise::{DType, Device, Error, Program, Result, Session};
+use slabwise_cuda::compiler::Compiler;
 
 use crate::items::QUICK;
 
@@ -198,6 +199,9 @@ fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String,
             json!(session.persistent_bytes() + program.plan().slab_bytes()),
         ),
         ("kernels".into(), json!(program.plan().kernels())),
+        // Functions that this process compiled, and those that it read from the cache.
+        ("compiled".into(), json!(Compiler::of_process().compiled())),
+        ("read".into(), json!(Compiler::of_process().read())),
         (
             "picks".into(),
             json!({ "libraries": uses, "functions": picks, "spilling": spilled }),

@@ -3,10 +3,7 @@
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use slabwise::{
-    Budget, Bytes, CompileOptions, DType, Device, Error, Offload, Params, Precision, Program,
-    Result, Session,
-};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session};
 use slabwise_models::{Examples, Model};
 
 /// The bandwidth of the link to the host, by which offloaded buffers are chosen: that of PCIe 5 in
@@ -31,18 +28,10 @@ impl Step {
         budget: impl FnOnce(Session) -> Session,
     ) -> Result<Step> {
         let (model, batch) = (Model::parse(model)?, super::number(batch)?);
-        let of_products = if super::dtype(precision)? == DType::BF16 {
-            Precision::Bf16
-        } else {
-            Precision::F32
-        };
+        super::dtype(precision)?;
+        let (of_products, options) = crate::items::compiled_as(precision);
         let params = Params::seeded(0);
         let network = model.build(&params).with_precision(of_products);
-        // As in peers, values that stay in f32 beside products of halves may be rounded, too.
-        let options = CompileOptions {
-            tf32: precision != "f32",
-            ..CompileOptions::default()
-        };
         let mut session = budget(Session::new(Device::cuda(0)?, params)?.with_options(options));
         let began = Instant::now();
         let program = network.training(&mut session, batch, model.optimizer())?;

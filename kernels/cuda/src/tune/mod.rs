@@ -147,6 +147,33 @@ impl Tuner {
         choices
     }
 
+    /// All candidates for a product or a convolution, those of the libraries that are found among
+    /// them; none if it is not worth timing.
+    ///
+    /// # Errors
+    /// If the device cannot be used, or a library that is found fails.
+    pub fn offered(
+        &self,
+        spec: &Spec,
+        target: &Target,
+        bounds: &Env,
+    ) -> Result<Vec<Choice>, DriverError> {
+        let bench = Bench::open(self.ordinal, self.limits, self.room)?;
+        let mut all = Vec::new();
+        for group in groups(&[(spec, *target)], bounds, self.worth, "", self.cudnn) {
+            all.extend(group.own.iter().take(OWN_MAX).cloned().map(Choice::Own));
+            let by_cudnn = self.cudnn.then(|| group.offered_by_cudnn(bounds, &bench));
+            let by_cublaslt = group.offered_by_cublaslt(bounds, &bench);
+            for offered in std::iter::once(by_cublaslt).chain(by_cudnn) {
+                match offered {
+                    Err(LibraryError::Missing(_)) => {}
+                    offered => all.extend(offered?),
+                }
+            }
+        }
+        Ok(all)
+    }
+
     /// Chooses kernels for groups that are new to the process.
     fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
         let mut bench: Option<Bench> = None;
@@ -231,6 +258,38 @@ impl Tuner {
         }
         Ok(())
     }
+}
+
+/// The kernels that a tuner times for these specs and those that it may choose for them, without a
+/// device: the candidates of slabwise, and what follows the work of a library.
+///
+/// # Errors
+/// As [`crate::lower`].
+pub fn timed(wanted: &[(&Spec, Target)], bounds: &Env) -> Result<Vec<Lowered>, SpecError> {
+    // What follows a library's work is the same for all its algorithms.
+    let by_libraries = [
+        Choice::Library(Algorithm {
+            words: [0; 8],
+            workspace: 0,
+        }),
+        Choice::Cudnn(cudnn::Algorithm {
+            number: 0,
+            math: 0,
+            workspace: 0,
+        }),
+    ];
+    let mut all = Vec::new();
+    for group in groups(wanted, bounds, WORTH, "", false) {
+        for (spec, target) in &group.specs {
+            for name in group.own.iter().take(OWN_MAX) {
+                all.push(products::named(spec, bounds, target, name)?.lowered);
+            }
+            for choice in &by_libraries {
+                all.push(lower_as(spec, bounds, target, choice)?);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Why nothing was timed.

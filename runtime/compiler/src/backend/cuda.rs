@@ -2,6 +2,7 @@
 
 mod dependencies;
 mod dump;
+mod functions;
 mod fusion;
 mod load;
 mod pool;
@@ -23,6 +24,7 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
+pub use self::functions::functions;
 pub use self::load::Loaded;
 pub(crate) use self::survey::{survey, usable};
 pub use self::target::{Kernel, Target};

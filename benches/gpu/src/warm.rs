@@ -1,0 +1,177 @@
+//! Compiled functions of training steps for a machine that is to measure them, made on another one
+//! without a device.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use slabwise::{Device, Params, Trace};
+use slabwise_compiler::backend;
+use slabwise_compiler::compile::{Environment, MemoryUse, compile};
+use slabwise_cuda::cache::Cache;
+use slabwise_cuda::compiler::Compiler;
+use slabwise_cuda::nvrtc::{self, Program};
+use slabwise_cuda::{Description, Function, PRELUDE, Target};
+use slabwise_models::Model;
+
+use crate::items::{self, MODELS, PRECISIONS, matches};
+
+/// The file in a folder of compiled functions that says which compilers and architectures they are
+/// of, a line of JSON for each.
+const CONTENTS: &str = "contents.jsonl";
+
+/// The name of the device of this machine.
+const HERE: &str = "here";
+
+/// Which steps are compiled.
+pub struct Wanted<'a> {
+    /// Devices by name, or "here".
+    pub devices: &'a [String],
+    /// Patterns of steps; all steps if there are none.
+    pub only: &'a [String],
+    /// Whether batches are small.
+    pub quick: bool,
+}
+
+/// Compiles the functions that the steps need on described devices into a folder, and appends a
+/// line to its table of contents for each architecture. Without a compiler it says so.
+///
+/// # Errors
+/// If a device is unknown, a step or a function cannot be compiled, or the folder not written.
+pub fn fill(folder: &Path, wanted: &Wanted<'_>) -> Result<(), String> {
+    let (major, minor) = match nvrtc::version() {
+        Ok(version) => version,
+        Err(why) => {
+            crate::say(&format!("No functions are compiled: {why}"));
+            return Ok(());
+        }
+    };
+    let cache = Cache::at(folder).map_err(|e| e.to_string())?;
+    // The functions of all devices of an architecture together: most are the same.
+    let mut by_sm: BTreeMap<u32, BTreeMap<String, Function>> = BTreeMap::new();
+    for name in wanted.devices {
+        let device = described(name)?;
+        let found = functions(&device, wanted)?;
+        by_sm.entry(device.capability).or_default().extend(found);
+    }
+    for (sm, functions) in by_sm {
+        let began = Instant::now();
+        let programs = Program::each(PRELUDE, functions.values(), sm);
+        let made = Compiler::of_process().compile(Some(&cache), &programs);
+        let made = made.map_err(|e| e.to_string())?;
+        let bytes: usize = made.iter().map(|code| code.image.len()).sum();
+        let line = json!({
+            "nvrtc": format!("{major}.{minor}"),
+            "sm": sm,
+            "functions": made.len(),
+            "bytes": bytes,
+        });
+        let file = folder.join(CONTENTS);
+        let appended = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&file)
+            .and_then(|mut f| f.write_all(format!("{line}\n").as_bytes()));
+        appended.map_err(|e| format!("{}: {e}", file.display()))?;
+        crate::say(&format!(
+            "{} functions for sm_{sm} by NVRTC {major}.{minor} in {:.0} s: {} KiB",
+            made.len(),
+            began.elapsed().as_secs_f64(),
+            bytes >> 10
+        ));
+    }
+    Ok(())
+}
+
+fn described(name: &str) -> Result<Description, String> {
+    if name == HERE {
+        let found = slabwise_cuda::driver::properties(0).map_err(|e| e.to_string())?;
+        return Ok(found.description);
+    }
+    let found = Description::named(name).cloned();
+    found.ok_or_else(|| crate::model::unknown(name))
+}
+
+/// The functions of the steps on a device.
+fn functions(
+    device: &Description,
+    wanted: &Wanted<'_>,
+) -> Result<BTreeMap<String, Function>, String> {
+    let mut all = BTreeMap::new();
+    for (label, model, batch) in MODELS {
+        for precision in PRECISIONS {
+            let item = format!("step/{label}/{precision}");
+            let only = wanted.only;
+            if only.is_empty() || only.iter().any(|pattern| matches(pattern, &item)) {
+                let batch = items::batch(batch, wanted.quick);
+                let found = of_step(model, batch, precision, device);
+                all.extend(found.map_err(|e| format!("{item}: {e}"))?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The functions of a training step.
+fn of_step(
+    model: &str,
+    batch: u32,
+    precision: &str,
+    device: &Description,
+) -> Result<BTreeMap<String, Function>, String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let model = Model::parse(model).map_err(|e| text(&e))?;
+    let (of_products, options) = items::compiled_as(precision);
+    let trace = Trace::training().with_precision(of_products);
+    let network = model.build(&Params::seeded(0));
+    let loss = network.step(&trace, batch.into(), model.optimizer());
+    let graph = trace.finish(&[loss]).map_err(|e| format!("{e:?}"))?;
+    let target = Target {
+        tf32: options.tf32,
+        ..device.target()
+    };
+    // Only asked for the memory that inputs pass through.
+    let host = backend::open(Device::Cpu).map_err(|e| text(&e))?;
+    let environment = Environment {
+        device: Device::Cuda(0),
+        backend: &*host,
+        target: backend::Target::described(target),
+        memory: MemoryUse::default(),
+        dump: None,
+    };
+    let compiled = compile("step", &graph, &options, &environment, Instant::now());
+    let compiled = compiled.map_err(|e| text(&e))?;
+    backend::functions(compiled.program(), &target).map_err(|e| text(&e))
+}
+
+/// How many functions of a folder fit a device and its compiler, in words and as a field of results;
+/// nothing is known of a folder without contents.
+pub fn fitting(folder: &Path, about: &Map<String, Value>) -> Option<(String, u64)> {
+    let text = std::fs::read_to_string(folder.join(CONTENTS)).ok()?;
+    let lines = text.lines();
+    let of: Vec<Value> = lines.filter_map(|l| serde_json::from_str(l).ok()).collect();
+    let versions = &about["versions"];
+    let fits = |line: &&Value| line["nvrtc"] == versions["nvrtc"] && line["sm"] == versions["sm"];
+    let count = |line: &Value| line["functions"].as_u64().unwrap_or_default();
+    let fit: u64 = of.iter().filter(fits).map(count).sum();
+    let plain = |value: &Value| value.to_string().replace('"', "");
+    let device = format!(
+        "NVRTC {} and sm_{}",
+        plain(&versions["nvrtc"]),
+        plain(&versions["sm"])
+    );
+    let said = if fit > 0 {
+        format!("{fit} functions are compiled already, for {device}")
+    } else {
+        let others = of
+            .iter()
+            .map(|line| format!("{} and sm_{}", plain(&line["nvrtc"]), plain(&line["sm"])));
+        format!(
+            "None of the compiled functions is for {device}; there are some for NVRTC {}",
+            others.collect::<Vec<_>>().join(", ")
+        )
+    };
+    Some((said, fit))
+}
