@@ -302,6 +302,13 @@ impl List<'_> {
                     &words,
                     &[NO_GRAPHS],
                 );
+                // The model of the device, which chooses between layouts, does not know cuDNN.
+                if ["resnet18", "resnet50"].contains(&name) && precision != "f32" {
+                    for layout in ["channels-last", "channels-first"] {
+                        let words = ["step", model, &batch, precision, layout];
+                        self.own(&format!("{step}/slabwise-{layout}"), 180, &words, &[]);
+                    }
+                }
                 for mode in TORCH_MODES {
                     let seconds = if ["compile", "reduce-overhead"].contains(&mode) {
                         300

@@ -543,7 +543,7 @@ fn sums_of_other_blocks_are_loaded_behind_the_counter() {
         long(DType::F32, 64, 64),
         long(DType::F32, 64, 4),
         long(DType::BF16, 128, 128),
-        convolution(ConvKind::WeightGrad),
+        convolution(ConvKind::WeightGrad, DType::F32, [56, 3, 1]),
     ];
     let mut seen = 0;
     for spec in &specs {

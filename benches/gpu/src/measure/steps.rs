@@ -3,7 +3,10 @@
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session};
+use slabwise::{
+    Budget, Bytes, ChannelsLast, CompileOptions, Device, Error, Offload, Params, Program, Result,
+    Session,
+};
 use slabwise_models::{Examples, Model};
 
 /// The bandwidth of the link to the host, by which offloaded buffers are chosen: that of PCIe 5 in
@@ -70,6 +73,22 @@ pub fn step(model: &str, batch: &str, precision: &str) -> Result<Value> {
     Ok(Value::Object(
         Step::open(model, batch, precision, |session| session)?.measured()?,
     ))
+}
+
+/// The same with the channels of all images innermost (`channels-last`) or none
+/// (`channels-first`).
+pub fn step_with(model: &str, batch: &str, precision: &str, layout: &str) -> Result<Value> {
+    let channels_last = match layout {
+        "channels-last" => ChannelsLast::All,
+        "channels-first" => ChannelsLast::Off,
+        _ => return Err(Error::Value(format!("{layout:?} is no layout of images"))),
+    };
+    let options = CompileOptions {
+        channels_last,
+        ..crate::items::compiled_as(precision).1
+    };
+    let mut step = Step::open(model, batch, precision, |s| s.with_options(options))?;
+    Ok(Value::Object(step.measured()?))
 }
 
 /// The bytes that the driver allocated for a step beside the planned ones. A difference is an error

@@ -335,10 +335,10 @@ pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env
     SumOrder { method, part }
 }
 
-/// The number of neighbours along the contracted side that a lane of [`Kernel::Dots`] multiplies at
-/// once.
+/// Contracted elements that a lane of [`Kernel::Dots`] multiplies at once; one inside a window.
 fn large_vector(large: &View) -> i64 {
-    if large.by_deep { large.vector } else { 1 }
+    let is_run = large.by_deep && large.window.is_none();
+    if is_run { large.vector } else { 1 }
 }
 
 /// The workspace for the partial sums of a product, bytes, and the number of its counters.
