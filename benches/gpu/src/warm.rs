@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 use slabwise::{Device, Params, Trace};
-use slabwise_compiler::backend;
+use slabwise_compiler::backend::{self, Kernel};
 use slabwise_compiler::compile::{Environment, MemoryUse, compile};
+use slabwise_compiler::ir::{self, KernelCall, Recompute};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Description, Function, PRELUDE, Target};
+use slabwise_kernels::spec::Body;
 use slabwise_models::Model;
 
 use crate::items::{self, MODELS, PRECISIONS, matches};
@@ -143,7 +145,25 @@ fn of_step(
     };
     let compiled = compile("step", &graph, &options, &environment, Instant::now());
     let compiled = compiled.map_err(|e| text(&e))?;
-    backend::functions(compiled.program(), &target).map_err(|e| text(&e))
+    let program = compiled.program();
+    let bounds = program.graph.symbols.bounds();
+    backend::functions(kernels(program), &bounds, &target).map_err(|e| text(&e))
+}
+
+/// The kernels of a program and of its recompute clones, each with whether it is guarded, as one is
+/// that assigns variables in a program with checks.
+fn kernels(program: &ir::Program) -> Vec<(&Kernel, bool)> {
+    let checks = |call: &KernelCall| matches!(call.spec.body, Body::BoundsCheck(_));
+    let checked = program.kernels.iter().any(checks);
+    let mut found = Vec::new();
+    for call in &program.kernels {
+        let guarded = checked && !program.assigned(call).is_empty();
+        found.extend(call.kernel.as_deref().map(|kernel| (kernel, guarded)));
+        if let Recompute::Clone(clone) = &call.recompute {
+            found.extend(clone.kernel.as_deref().map(|kernel| (kernel, false)));
+        }
+    }
+    found
 }
 
 /// How many functions of a folder fit a device and its compiler, in words and as a field of results;
