@@ -48,8 +48,8 @@ pub struct CompileOptions {
 }
 
 /// The rewrites of kernels that keep a program within its budget; each can be switched off. Results
-/// do not depend on them. Recomputation and, with [`Offload`], copies to the host
-/// are chosen besides.
+/// do not depend on them. Recomputation and, with [`Offload`](crate::memory::offload::Offload),
+/// copies to the host are chosen besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measures {
     /// Kernels run on a few examples of the batch at a time, so that a tensor between two of them
