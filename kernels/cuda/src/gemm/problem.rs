@@ -370,10 +370,12 @@ impl View {
         };
         view.vector = lengths.into_iter().find(fits).unwrap_or(1);
         let windows = [&problem.left, &problem.right].map(|m| m.window.is_some());
-        if windows != [false; 2] && view.vector == 1 {
-            view.taps = view.located_taps();
-            if view.taps.is_none() && view.steps_over_windows() {
-                view.by_deep = true;
+        if windows != [false; 2] && view.vector < lengths[0] {
+            // A table serves rows of windows that lie side by side better than their short vectors.
+            if view.located_taps().is_none() && view.steps_over_windows() {
+                (view.by_deep, view.vector) = (true, 1);
+            }
+            if view.vector == 1 {
                 view.taps = view.located_taps();
             }
         }
