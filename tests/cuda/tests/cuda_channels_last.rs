@@ -1,5 +1,5 @@
-//! Images with their channels innermost on a driver without a device: the same results as with
-//! channels outermost, and a plan that is measured.
+//! Images with their channels innermost, on a GPU where one is required, else on a driver without a
+//! device: the same results as with channels outermost, and a plan that is measured.
 
 #[path = "../../support/splitmix.rs"]
 mod splitmix;
@@ -8,7 +8,7 @@ use ndarray::ArrayD;
 use slabwise::prelude::*;
 use slabwise::tensor::ConvOptions;
 use slabwise::{ChannelsLast, CompileOptions, Precision, Tuning};
-use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::fake::TestDevice;
 use splitmix::Rng;
 
 /// A session that times no products.
@@ -167,7 +167,7 @@ fn results(
 
 #[test]
 fn exact_results_do_not_depend_on_layouts() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let mut stored = 0;
@@ -186,7 +186,7 @@ fn exact_results_do_not_depend_on_layouts() {
 
 #[test]
 fn norms_differ_in_rounding_alone() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let mut stored = 0;
@@ -206,7 +206,7 @@ fn norms_differ_in_rounding_alone() {
 
 #[test]
 fn a_budget_changes_no_layout() {
-    let Some(_driver) = FakeDriver::install() else {
+    let Some(_device) = TestDevice::find() else {
         return;
     };
     let mut compared = 0;
