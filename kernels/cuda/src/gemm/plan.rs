@@ -146,7 +146,8 @@ impl ProductInfo<'_> {
                 list.extend(
                     [1, 4]
                         .into_iter()
-                        .filter(|n| *n == 1 || many >= 4 * 4)
+                        // Two sums each of four vectors of eight halves take too many registers.
+                        .filter(|n| *n == 1 || many >= 4 * 4 && (few, large.vector) != (2, 8))
                         .map(|large| Kernel::Dots {
                             few,
                             large,
