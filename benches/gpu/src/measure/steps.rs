@@ -81,7 +81,11 @@ pub fn step_with(model: &str, batch: &str, precision: &str, layout: &str) -> Res
     let channels_last = match layout {
         "channels-last" => ChannelsLast::All,
         "channels-first" => ChannelsLast::Off,
-        _ => return Err(Error::Value(format!("{layout:?} is no layout of images"))),
+        _ => {
+            return Err(Error::Value(format!(
+                "{layout:?} is neither channels-last nor channels-first"
+            )));
+        }
     };
     let options = CompileOptions {
         channels_last,

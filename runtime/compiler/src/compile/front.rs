@@ -31,7 +31,8 @@ pub(super) fn simplified(
     Ok(passes.run(&options.simplify, &graph)?)
 }
 
-/// The choices of the front half that change no result, only bytes and time.
+/// The choices of the front half, which change bytes and time, and no result if images keep their
+/// layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrontOptions {
     /// Cheap activations that the backward pass reads from memory are recomputed. Without it they

@@ -20,7 +20,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Dims, Operand, Spec};
 
 use super::error::PassError;
-use super::pad::groups;
+use super::pad::{groups, joined};
 use super::pipeline::Pass;
 use crate::backend::Target;
 use crate::ir::{KernelCall, Piece, Program, Source, Value};
@@ -209,32 +209,21 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Joins the values of each call but convolutions and products, which change the layout at no
-    /// cost, and finds the regions that a convolution reads or writes.
+    /// Joins the values of each call but convolutions, which change the layout at no cost, and finds
+    /// the regions that a convolution reads or writes.
     fn find_regions(&mut self) {
         let images = &self.images;
         let of = |call: &KernelCall| -> Vec<usize> {
             let values = call.args.iter().map(|value| value.index());
             values.filter(|&value| images[value].is_some()).collect()
         };
-        let mut first: Vec<usize> = groups(self.program);
-        let root = |first: &[usize], mut value: usize| {
-            while first[value] != value {
-                value = first[value];
-            }
-            value
-        };
-        for call in self.program.kernels.iter() {
-            if is_convolution(call) {
-                continue;
-            }
+        let others = self.program.kernels.iter().filter(|c| !is_convolution(c));
+        let pairs = others.flat_map(|call| {
             let touched = of(call);
-            for pair in touched.windows(2) {
-                let (a, b) = (root(&first, pair[0]), root(&first, pair[1]));
-                first[a.max(b)] = a.min(b);
-            }
-        }
-        self.region = (0..first.len()).map(|value| root(&first, value)).collect();
+            let next = touched.clone().into_iter().skip(1);
+            touched.into_iter().zip(next).map(|(a, b)| [a, b])
+        });
+        self.region = joined(groups(self.program), pairs);
         for (at, call) in self.program.kernels.iter().enumerate() {
             let regions: BTreeSet<usize> = of(call).iter().map(|&v| self.region[v]).collect();
             for region in regions {

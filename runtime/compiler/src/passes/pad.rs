@@ -349,21 +349,27 @@ fn is_matmul(call: &KernelCall) -> bool {
 
 /// For each value the first one of its group: values that calls may compute in place of each other.
 pub(super) fn groups(program: &Program) -> Vec<usize> {
-    let mut first: Vec<usize> = (0..program.values.len()).collect();
-    let root = |first: &mut [usize], mut value: usize| {
-        while first[value] != value {
-            first[value] = first[first[value]];
-            value = first[value];
+    let pairs = program.kernels.iter().flat_map(|call| &call.in_place);
+    let pairs = pairs.map(|(from, to)| [from.index(), to.index()]);
+    joined((0..program.values.len()).collect(), pairs)
+}
+
+/// For each number the smallest one that pairs join it with, given groups of which the first members
+/// are known.
+pub(super) fn joined(mut first: Vec<usize>, pairs: impl Iterator<Item = [usize; 2]>) -> Vec<usize> {
+    let root = |first: &mut [usize], mut number: usize| {
+        while first[number] != number {
+            first[number] = first[first[number]];
+            number = first[number];
         }
-        value
+        number
     };
-    for (from, to) in program.kernels.iter().flat_map(|call| &call.in_place) {
-        let from = root(&mut first, from.index());
-        let to = root(&mut first, to.index());
-        first[from.max(to)] = from.min(to);
+    for pair in pairs {
+        let [a, b] = pair.map(|number| root(&mut first, number));
+        first[a.max(b)] = a.min(b);
     }
     (0..first.len())
-        .map(|value| root(&mut first, value))
+        .map(|number| root(&mut first, number))
         .collect()
 }
 
