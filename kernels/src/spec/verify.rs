@@ -328,7 +328,14 @@ fn check_pool(pool: &Pool2d, rank: usize) -> Result<(), SpecError> {
     let types = if averages {
         &[DType::F32][..]
     } else {
-        &[DType::F32, DType::I32, DType::U8, DType::Bool]
+        &[
+            DType::F32,
+            DType::F16,
+            DType::BF16,
+            DType::I32,
+            DType::U8,
+            DType::Bool,
+        ]
     };
     check_operand("the image", &pool.x, 4, types)?;
     match (&pool.arg, pool.kind) {

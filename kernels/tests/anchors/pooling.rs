@@ -1,3 +1,4 @@
+use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Env;
@@ -116,7 +117,7 @@ fn maximum(values: &[(usize, f64)]) -> Option<(usize, f64)> {
 #[test]
 fn pooling_matches_plain_loops() {
     let mut random = Random(1);
-    for round in 0..160 {
+    for round in 0..240 {
         let case = geometry(&mut random);
         let kind = match random.pick(0..5) {
             0 => PoolKind::ArgMax,
@@ -126,13 +127,21 @@ fn pooling_matches_plain_loops() {
             _ => PoolKind::Max,
         };
         let is_mean = matches!(kind, PoolKind::Avg { .. });
-        let dtype = if is_mean || !random.chance(4) {
+        let dtype = if is_mean || !random.chance(2) {
             DType::F32
         } else {
-            [DType::I32, DType::U8][random.pick(0..2)]
+            [DType::I32, DType::U8, DType::F16, DType::BF16][random.pick(0..4)]
         };
         let x: Vec<u32> = match dtype {
             DType::F32 => Values::f32(&random.floats(points(&case.image))).0,
+            DType::F16 | DType::BF16 => random
+                .floats(points(&case.image))
+                .into_iter()
+                .map(|x| match dtype {
+                    DType::F16 => f16::from_f32(x).to_bits().into(),
+                    _ => bf16::from_f32(x).to_bits().into(),
+                })
+                .collect(),
             _ => (0..points(&case.image))
                 .map(|_| random.pick(0..6) as u32)
                 .collect(),
@@ -171,10 +180,11 @@ fn pooling_matches_plain_loops() {
         for (at, extra) in coordinates(&case.result).zip(&added.0) {
             let number = |y, x_| {
                 let bits = x[position(&[at[0], at[1], y, x_], &case.image)];
-                if dtype == DType::F32 {
-                    f64::from(f32::from_bits(bits))
-                } else {
-                    f64::from(bits)
+                match dtype {
+                    DType::F32 => f64::from(f32::from_bits(bits)),
+                    DType::F16 => f16::from_bits(bits as u16).to_f64(),
+                    DType::BF16 => bf16::from_bits(bits as u16).to_f64(),
+                    _ => f64::from(bits),
                 }
             };
             let window: Vec<(usize, f64)> = case
@@ -188,16 +198,16 @@ fn pooling_matches_plain_loops() {
             } else {
                 // Padding is smaller than the window, but behind the last row or column a window
                 // may still be empty.
-                let lowest = if dtype == DType::F32 {
+                let lowest = if dtype.lane() == Lane::F32 {
                     f64::NEG_INFINITY
                 } else {
                     f64::from(i32::MIN)
                 };
                 let (first, largest) = maximum(&window).unwrap_or((usize::MAX, lowest));
                 positions.push(first);
-                match (kind, dtype) {
+                match (kind, dtype.lane()) {
                     (PoolKind::ArgMax, _) => first as u32,
-                    (_, DType::F32) => (largest as f32).to_bits(),
+                    (_, Lane::F32) => (largest as f32).to_bits(),
                     _ => largest as i32 as u32,
                 }
             };

@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::{Common, Geometry, Tile, Tiling, in_fours};
 use crate::cpu::pointwise::{OperandView, Scratch, Vectorized, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
@@ -93,6 +95,42 @@ impl Source for f32 {
     }
 }
 
+macro_rules! halves {
+    ($($half:ty: $widen:expr),+) => {$(
+        impl Source for $half {
+            type Lane = f32;
+            const LOWEST: f32 = f32::NEG_INFINITY;
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+            #[inline(always)]
+            fn beats(value: f32, best: f32) -> bool {
+                f32::beats(value, best)
+            }
+
+            #[inline(always)]
+            unsafe fn four_2x2(
+                top: *const Self,
+                bottom: *const Self,
+                best: *mut f32,
+                positions: *mut i32,
+            ) {
+                // SAFETY: the caller's promise.
+                let widened = |row: *const Self| unsafe {
+                    std::array::from_fn::<f32, 8, _>(|k| row.add(k).read().widen())
+                };
+                let (top, bottom) = (widened(top), widened(bottom));
+                // SAFETY: eight elements each, and the caller's promise.
+                unsafe { f32::four_2x2(top.as_ptr(), bottom.as_ptr(), best, positions) };
+            }
+        }
+    )+};
+}
+
+// A bf16 is the upper half of an f32, which vectorizes.
+halves!(bf16: |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16), f16: f16::to_f32);
+
 impl Source for i32 {
     type Lane = i32;
     const LOWEST: i32 = i32::MIN;
@@ -177,7 +215,8 @@ impl Pool2d {
                     DType::F32 => job.tile::<f32>(common.isa, &tile, acc, positions),
                     DType::I32 => job.tile::<i32>(common.isa, &tile, acc, positions),
                     DType::U8 | DType::Bool => job.tile::<u8>(common.isa, &tile, acc, positions),
-                    DType::F16 | DType::BF16 => unreachable!("refused by new"),
+                    DType::F16 => job.tile::<f16>(common.isa, &tile, acc, positions),
+                    DType::BF16 => job.tile::<bf16>(common.isa, &tile, acc, positions),
                 }
                 let values = if pool.kind == PoolKind::ArgMax {
                     positions

@@ -30,7 +30,10 @@ pub(super) fn infer(
 ) -> Rule {
     let name = Op::Pool2d(kind, *window).name();
     let say = |why: String| Err(format!("{name} of {}: {why}", symbols.show(given.dims)));
-    if given.dims.len() != 4 || given.dtype != DType::F32 {
+    let takes_halves = matches!(kind, PoolKind::Max | PoolKind::ArgMax);
+    if given.dims.len() != 4
+        || given.dtype != DType::F32 && !(takes_halves && given.dtype.is_half())
+    {
         return say("an f32 image [n, channels, h, w] is needed".into());
     }
     let (Some(h), Some(w)) = (given.dims[2].as_fixed(), given.dims[3].as_fixed()) else {
