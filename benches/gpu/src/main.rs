@@ -63,6 +63,9 @@ struct Args {
     /// nothing: this needs no GPU
     #[arg(long, value_name = "DEVICE")]
     model: Option<String>,
+    /// With --model, show so many of the longest kernels of each step
+    #[arg(long, value_name = "N", requires = "model", default_value_t = 0)]
+    kernels: usize,
     /// Compile the functions of all steps for the devices of --device into DIR, and run nothing: a
     /// folder `kernels` beside this program is its cache; this needs a compiler and no GPU
     #[arg(long, value_name = "DIR", requires = "device")]
@@ -98,7 +101,7 @@ fn say(line: &str) {
 
 fn run(args: &Args) -> Result<ExitCode, String> {
     if let Some(device) = &args.model {
-        model::print(device, &args.only, &mut std::io::stdout())?;
+        model::print(device, &args.only, args.kernels, &mut std::io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(folder) = &args.warm {

@@ -44,17 +44,33 @@ struct Step {
     bytes: u64,
     /// Seconds of products, of convolutions, and of all other kernels.
     seconds: [f64; 3],
+    kernels: Vec<Kernel>,
+}
+
+/// A kernel of a step.
+struct Kernel {
+    seconds: f64,
+    launches: usize,
+    bytes: u64,
+    /// Its line in the text of the program.
+    line: String,
 }
 
 /// Prints the modelled times of steps on a device of this name, a table and lines of JSON: of all
-/// steps, or of those that are named like one of the patterns, as `step/gpt/bf16`.
+/// steps, or of those that are named like one of the patterns, as `step/gpt/bf16`. Of each step
+/// follow so many kernels, the longest first.
 ///
 /// # Errors
 /// If the name is unknown, or a step cannot be compiled.
-pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(), String> {
+pub fn print(
+    name: &str,
+    only: &[String],
+    kernels: usize,
+    output: &mut impl Write,
+) -> Result<(), String> {
     let device = Description::named(name).ok_or_else(|| unknown(name))?;
     let failed = |e: std::io::Error| e.to_string();
-    let mut lines = Vec::new();
+    let (mut lines, mut longest) = (Vec::new(), Vec::new());
     writeln!(
         output,
         "{}, modelled: milliseconds of a training step, by products, convolutions and other kernels\n\n\
@@ -69,7 +85,7 @@ pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(),
             if !only.is_empty() && !only.iter().any(|pattern| matches(pattern, &item)) {
                 continue;
             }
-            let step = step(model, batch, precision, device)?;
+            let mut step = step(model, batch, precision, device)?;
             let [products, convolutions, others] = step.seconds.map(|s| 1e3 * s);
             let ms = products + convolutions + others;
             let (flops, bytes) = (step.flops[0] + step.flops[1], step.bytes);
@@ -81,6 +97,9 @@ pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(),
                 bytes as f64 / 1e9
             )
             .map_err(failed)?;
+            step.kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+            step.kernels.truncate(kernels);
+            longest.push((item, step.kernels));
             lines.push(json!({
                 "modelled": label,
                 "batch": batch,
@@ -94,6 +113,22 @@ pub fn print(name: &str, only: &[String], output: &mut impl Write) -> Result<(),
                 "flops": flops,
                 "bytes": bytes,
             }));
+        }
+    }
+    for (item, kernels) in longest.iter().filter(|(_, kernels)| !kernels.is_empty()) {
+        writeln!(
+            output,
+            "\n{item}: microseconds, launches, MB of its longest kernels"
+        )
+        .map_err(failed)?;
+        for kernel in kernels {
+            let (us, mb) = (1e6 * kernel.seconds, kernel.bytes as f64 / 1e6);
+            writeln!(
+                output,
+                "{us:9.2} {:2} {mb:9.2}  {}",
+                kernel.launches, kernel.line
+            )
+            .map_err(failed)?;
         }
     }
     writeln!(output).map_err(failed)?;
@@ -114,8 +149,8 @@ pub fn unknown(name: &str) -> String {
 }
 
 fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Result<Step, String> {
-    let text = |e: &dyn std::fmt::Display| format!("{model}, {precision}: {e}");
-    let model = Model::parse(model).map_err(|e| text(&e))?;
+    let said = |e: &dyn std::fmt::Display| format!("{model}, {precision}: {e}");
+    let model = Model::parse(model).map_err(|e| said(&e))?;
     let of_products = match precision {
         "bf16" => Precision::Bf16,
         _ => Precision::F32,
@@ -125,7 +160,7 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     let loss = network.step(&trace, Dim::from(batch), model.optimizer());
     let graph = trace
         .finish(&[loss])
-        .map_err(|mistakes| text(&format!("{mistakes:?}")))?;
+        .map_err(|mistakes| said(&format!("{mistakes:?}")))?;
     let target = Target {
         tf32: precision != "f32",
         ..device.target()
@@ -138,14 +173,14 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
         HalfProducts::OfOneType,
     );
     let bounds = graph.symbols.bounds();
-    let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| text(&e))?;
+    let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| said(&e))?;
     let described = backend::Target::described(target);
     let program = match StoreChannelsLast::on(&described, ChannelsLast::default()) {
-        Some(pass) => pass.run(&program).map_err(|e| text(&e))?,
+        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
         None => program,
     };
     let program = match PadRows::on(&described, RowPadding::default()) {
-        Some(pass) => pass.run(&program).map_err(|e| text(&e))?,
+        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
         None => program,
     };
     let mut all = Step {
@@ -153,16 +188,26 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
         flops: [0; 2],
         bytes: 0,
         seconds: [0.0; 3],
+        kernels: Vec::with_capacity(program.kernels.len()),
     };
-    for task in &program.kernels {
+    // A heading, then a line for each kernel.
+    let text = program.to_string();
+    for (task, line) in program.kernels.iter().zip(text.lines().skip(1)) {
         let (family, launches, seconds) =
-            kernel(&task.spec, &bounds, &target, device).map_err(|e| text(&e))?;
+            kernel(&task.spec, &bounds, &target, device).map_err(|e| said(&e))?;
         let [product, code] = operations(&task.spec, &bounds);
         all.launches += launches;
         all.flops[0] += product;
         all.flops[1] += code;
-        all.bytes += moved(&task.spec, &bounds);
+        let bytes = moved(&task.spec, &bounds);
+        all.bytes += bytes;
         all.seconds[family] += seconds;
+        all.kernels.push(Kernel {
+            seconds,
+            launches,
+            bytes,
+            line: line.trim_start().into(),
+        });
     }
     Ok(all)
 }

@@ -531,7 +531,10 @@ fn steps_are_modelled_without_a_device() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"));
         command.env("SLABWISE_LIBCUDA", "no library");
         command.args(["--model", name]);
-        command.args(["--only", "step/mlp", "--only", "step/cnn"]);
+        for steps in ["step/mlp", "step/cnn", "step/resnet20", "step/gpt"] {
+            command.args(["--only", steps]);
+        }
+        command.args(["--kernels", "2"]);
         command.output().expect("it starts")
     };
     let output = model("h100");
@@ -542,22 +545,38 @@ fn steps_are_modelled_without_a_device() {
         .filter(|line| line.starts_with('{'))
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
-    assert_eq!(lines.len(), 6, "{text}");
+    assert_eq!(lines.len(), 12, "{text}");
     let ms = |line: &Value| line["ms"].as_f64().expect("a time");
+    let bytes = |line: &Value| line["bytes"].as_f64().expect("a number");
     for line in &lines {
         let launches = line["launches"].as_f64().expect("a number");
-        let bytes = line["bytes"].as_f64().expect("a number");
         // 2.3 µs between kernels; 5.6 TB/s from the cache.
         assert!(
-            ms(line) >= 2.29e-3 * launches && ms(line) >= bytes / 5.6e9,
+            ms(line) >= 2.29e-3 * launches && ms(line) >= bytes(line) / 5.6e9,
             "{line}"
         );
     }
     let of = |name: &str, precision: &str| {
         let is_meant = |line: &&Value| line["modelled"] == name && line["precision"] == precision;
-        ms(lines.iter().find(is_meant).expect("a line"))
+        lines.iter().find(is_meant).expect("a line")
     };
-    assert!(of("cnn", "bf16") < of("cnn", "f32") && of("mlp", "f32") < of("cnn", "f32"));
+    assert!(ms(of("cnn", "bf16")) < ms(of("cnn", "f32")));
+    assert!(ms(of("mlp", "f32")) < ms(of("cnn", "f32")));
+    // What mixed precision rounds is stored in halves: all images of a network of convolutions, and
+    // of a transformer all but its residual stream.
+    for (model, share) in [("resnet20", 0.52), ("gpt", 0.67)] {
+        let moved = bytes(of(model, "bf16")) / bytes(of(model, "f32"));
+        assert!(moved < share, "{model}: {moved} of the bytes of f32");
+    }
+    let kernels = text
+        .lines()
+        .skip_while(|line| !line.starts_with("step/gpt/bf16: "));
+    let kernels: Vec<&str> = kernels
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .collect();
+    assert_eq!(kernels.len(), 2, "{text}");
+    assert!(kernels[0].contains("transformer."), "{kernels:?}");
     let refused = model("mars");
     let text = output_text(&refused);
     assert!(
