@@ -1,6 +1,6 @@
 //! A case as plain data: programs as lists of statements, their data, and the way they are run.
 
-use slabwise::{DType, Window};
+use slabwise::{DType, Precision, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
 pub use crate::axis::Axis;
@@ -307,6 +307,8 @@ pub struct Case {
     pub params: Vec<Param>,
     /// The type that weights are stored in, if it is not f32.
     pub stored: Option<DType>,
+    /// The precision of all programs.
+    pub precision: Precision,
     /// States.
     pub states: Vec<State>,
     /// Programs.

@@ -4,7 +4,7 @@ mod choices;
 mod methods;
 mod steps;
 
-use slabwise::DType;
+use slabwise::{DType, Precision};
 
 use crate::case::{Axis, Case, Learn, Named, Op, Param, Program, Rule, State, Statement};
 use crate::facts::{Fact, Len, Scope, Unknown};
@@ -98,6 +98,9 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     // rounded to different halves.
     if case.programs.iter().all(|p| p.learn.is_none()) && rng.one_in(3) {
         case.stored = Some(rng.pick(&[DType::F16, DType::BF16]));
+    }
+    if rng.one_in(4) {
+        case.precision = rng.pick(&[Precision::F16, Precision::Bf16]);
     }
     case
 }

@@ -4,7 +4,7 @@ mod statement;
 
 use std::fmt::Write;
 
-use slabwise::DType;
+use slabwise::{DType, Precision};
 use slabwise_compiler::reference::Array;
 
 use crate::build::INPUTS;
@@ -292,11 +292,15 @@ impl Body<'_> {
             "let program{at}_in = |session: &mut Session| -> Result<Program<{count}>> {{"
         ));
         self.line(&format!(
-            "    let trace = Trace::{}();",
+            "    let trace = Trace::{}(){};",
             if program.training {
                 "training"
             } else {
                 "inference"
+            },
+            match self.case.precision {
+                Precision::F32 => String::new(),
+                half => format!(".with_precision(slabwise::Precision::{half:?})"),
             }
         ));
         let mut inputs = 0;

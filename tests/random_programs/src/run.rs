@@ -410,6 +410,7 @@ impl Runner<'_> {
         } else {
             Trace::inference()
         };
+        let trace = trace.with_precision(self.case.precision);
         let outputs = build(
             self.case,
             program,

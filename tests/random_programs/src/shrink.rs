@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use slabwise::DType;
+use slabwise::{DType, Precision};
 
 use crate::case::{Axis, Case, Op, Program};
 use crate::facts::Scope;
@@ -421,6 +421,7 @@ fn sources(trial: &Trial) -> Vec<Trial> {
     .max(sets);
     list.push(with(trial, |t| t.case.params.truncate(params)));
     list.push(with(trial, |t| t.case.stored = None));
+    list.push(with(trial, |t| t.case.precision = Precision::F32));
     list.push(with(trial, |t| t.case.states.truncate(states)));
     for dim in 0..trial.case.dims.len() {
         list.push(with(trial, |t| fix(&mut t.case, dim)));
