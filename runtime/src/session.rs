@@ -261,11 +261,7 @@ impl Session {
             )));
         }
         match finished {
-            Ok(mut graph) if mistakes.is_empty() => {
-                let debugged = trace.debugged();
-                graph
-                    .outputs
-                    .extend(debugged.iter().filter_map(|d| d.scalars).flatten());
+            Ok(graph) if mistakes.is_empty() => {
                 if trace.is_training() && !trace.changes_anything() {
                     log::warn!(
                         "\"{}\" is for training but changes no weight and no state: does it lack its minimize?",

@@ -203,7 +203,8 @@ impl Trace {
         self.building.borrow().mistakes.clone()
     }
 
-    /// The graph that computes `outputs`, with all effects of the trace; or all mistakes so far.
+    /// The graph that computes `outputs` and then the statistics of shown values, with all effects
+    /// of the trace; or all mistakes so far.
     #[track_caller]
     pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {
         let mut building = self.building.borrow_mut();
@@ -248,11 +249,15 @@ impl Trace {
                 building.mistake(Location::caller(), "", message);
             }
         }
-        if building.mistakes.is_empty() {
-            Ok(graph)
-        } else {
-            Err(building.mistakes.clone())
+        if !building.mistakes.is_empty() {
+            return Err(building.mistakes.clone());
         }
+        let shown = building.debugged.iter().filter_map(|shown| shown.scalars);
+        graph.outputs.extend(shown.flatten());
+        Ok(match self.precision.half() {
+            Some(half) => precision::with_roundings(&graph, half),
+            None => graph,
+        })
     }
 
     /// Records an operation. `build` adds its nodes and returns the result, or the mistake; then no

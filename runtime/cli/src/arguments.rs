@@ -19,8 +19,8 @@ pub struct Rounding {
     /// beside those that they read (docs/numerics.md)
     #[arg(long)]
     pub exact_convolutions: bool,
-    /// The operand type of matrix products and convolutions, f32, bf16 or f16 (training then scales
-    /// the loss); weights, gradients, norms and losses stay in f32
+    /// The type of matrix products, convolutions and the values between them, f32, bf16 or f16
+    /// (training then scales the loss); weights, their gradients and losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub dtype: Precision,
     /// The type that weights are stored in, f32, bf16 or f16

@@ -8,6 +8,7 @@ use slabwise_kernels::spec::Dims;
 
 use super::handle::Tensor;
 use super::operand::Operand;
+use super::precision::Rounded;
 use super::{Line, Trace};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
@@ -107,8 +108,11 @@ impl Trace {
         })
     }
 
-    /// The gradients with respect to nodes, through the hooks on the way.
+    /// The gradients with respect to nodes, through the hooks on the way; those of rounded values
+    /// are rounded.
     pub(super) fn gradients_of_nodes(&self, of: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
+        let half = self.precision.half();
+        let rounded = half.map(|half| self.with_graph(|g| Rounded::of(g, half)));
         // A hook records operations, so while it runs the graph is the trace's again.
         let mut graph = std::mem::take(&mut self.building.borrow_mut().graph);
         let swap = |graph: &mut Graph| {
@@ -116,13 +120,19 @@ impl Trace {
         };
         let found = autodiff::gradients_with(&mut graph, of, wrt, &mut |graph, id, gradient| {
             let hook = self.building.borrow().hooks.get(&id).cloned();
-            let Some((at, hook)) = hook else {
-                return gradient;
-            };
-            swap(graph);
-            let gradient = self.hooked(at, &hook, gradient);
-            swap(graph);
-            gradient
+            let mut gradient = gradient;
+            if let Some((at, hook)) = hook {
+                swap(graph);
+                gradient = self.hooked(at, &hook, gradient);
+                swap(graph);
+            }
+            match (half, &rounded) {
+                (Some(half), Some(rounded)) if rounded.has_gradient(id) => {
+                    let stored = graph.cast(gradient, half);
+                    graph.cast(stored, DType::F32)
+                }
+                _ => gradient,
+            }
         });
         self.building.borrow_mut().graph = graph;
         found

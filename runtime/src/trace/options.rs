@@ -35,12 +35,20 @@ impl Trace {
         self
     }
 
-    /// The same with matrix products and convolutions in this precision, including those of the
-    /// backward pass: each rounds its operands and sums in f32. Everything else stays in f32:
-    /// weights, their gradients and optimizer states, norms, softmax, losses. This is mixed
-    /// precision, and the model is written as usual. On a CUDA device tensor cores multiply halves
-    /// many times as fast as other cores multiply f32; the CPU gives the same sums but gains
-    /// nothing.
+    /// The same in mixed precision, in which the model is written as usual. Matrix products,
+    /// convolutions and attention take operands of this precision and sum in f32, in the backward
+    /// pass too. Their operands and results (with a bias that is added), and the gradients of both,
+    /// are rounded, each once for all that reads it, and take two bytes where they are stored; their
+    /// [type](crate::Tensor::dtype) stays f32. Everything else is f32: weights, their gradients and
+    /// optimizer states, statistics of norms, softmax, losses, and sums that no product reads, such
+    /// as those of a residual stream. In a [scan](Trace::scan), operands alone are rounded.
+    ///
+    /// On a CUDA device tensor cores multiply halves many times as fast as other cores multiply
+    /// f32, and most kernels move half of the bytes; the CPU computes the same and gains memory
+    /// alone.
+    ///
+    /// Mixed precision: Micikevicius et al., "Mixed Precision Training" (2018); the rounded values
+    /// are those of PyTorch's `autocast`, but for the gradients of weights, which stay f32.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -56,7 +64,7 @@ impl Trace {
         self
     }
 
-    /// The operand type of matrix products and convolutions.
+    /// The precision of matrix products, convolutions and the values between them.
     pub fn precision(&self) -> Precision {
         self.precision
     }

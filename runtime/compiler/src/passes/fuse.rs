@@ -148,7 +148,7 @@ impl Builder<'_> {
         }
         if !self.is_partial_sum(id)
             && let Some((cluster, axes)) = self.joinable(id)
-            && (!self.adds_product(id) || self.can_be_epilogue(cluster))
+            && (!self.stays_with_product(id) || self.can_be_epilogue(cluster))
             && self.join(id, cluster, axes)
         {
             return;
@@ -406,18 +406,21 @@ impl Builder<'_> {
         list.iter_mut()
             .for_each(|cluster| cluster.members.sort_unstable());
         let mut stored = vec![false; graph.nodes.len()];
-        for id in graph.ids() {
-            let Some(place) = &places[id.at()] else {
-                continue;
+        // The kernels that read each value, or others that they compute from it for themselves.
+        let mut readers = vec![Readers::None; graph.nodes.len()];
+        for id in graph.ids().rev() {
+            let read_by = |&(user, _): &(NodeId, usize)| match &places[user.at()] {
+                Some(place) => Readers::One(place.cluster),
+                None if inline[user.at()] => readers[user.at()],
+                None => Readers::Several,
             };
-            let elsewhere = |&(user, _): &(NodeId, usize)| {
-                places[user.at()]
-                    .as_ref()
-                    .is_none_or(|p| p.cluster != place.cluster)
-            };
-            let plain = |u: &(NodeId, usize)| !matches!(graph.node(u.0).op, Op::Assign(_));
-            stored[id.at()] =
-                is_output[id.at()] || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
+            let plain = |u: &&(NodeId, usize)| !matches!(graph.node(u.0).op, Op::Assign(_));
+            let all = users[id.at()].iter().filter(plain).map(read_by);
+            readers[id.at()] = all.fold(Readers::None, Readers::and);
+            stored[id.at()] = places[id.at()].as_ref().is_some_and(|place| {
+                let own = Readers::One(place.cluster);
+                is_output[id.at()] || readers[id.at()].and(own) != own
+            });
         }
         Clusters {
             graph: Arc::new(graph.clone()),
@@ -429,6 +432,24 @@ impl Builder<'_> {
             searched: order.steps,
         }
         .in_order()
+    }
+}
+
+/// The kernels that read a value.
+#[derive(Clone, Copy, PartialEq)]
+enum Readers {
+    None,
+    One(usize),
+    Several,
+}
+
+impl Readers {
+    fn and(self, other: Readers) -> Readers {
+        match (self, other) {
+            (readers, Readers::None) | (Readers::None, readers) => readers,
+            (one, other) if one == other => one,
+            _ => Readers::Several,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::graph::{Graph, Kept};
 use crate::ops::{GraphBuilder, NodeId, Op};
 pub(super) use containers::Containers;
 use copies::{copy, one_axis_at_a_time, readable};
-use halves::operand;
+use halves::{Conversions, operand};
 use strides::{along, reshape_strides, through};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
@@ -171,6 +171,7 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
     let mut views = Views::default();
     let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     let mut results: FxHashMap<(NodeId, u32), NodeId> = FxHashMap::default();
+    let mut conversions = Conversions::default();
     for id in graph.ids() {
         let node = graph.node(id);
         let mut inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
@@ -219,7 +220,14 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
             if needs_own {
                 *input = copy(&mut out, *input);
             }
-            *input = operand(&mut out, &node.op, k, *input, half_products);
+            *input = operand(
+                &mut out,
+                &node.op,
+                k,
+                *input,
+                half_products,
+                &mut conversions,
+            );
             if let Op::Iterate(_) = node.op {
                 views.extend(&out);
                 if !is_dense(&out, &views, *input) {

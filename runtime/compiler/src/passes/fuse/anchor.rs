@@ -57,7 +57,7 @@ impl Builder<'_> {
 }
 
 /// Operations with a kernel of their own that may have an epilogue.
-fn has_body(op: &Op) -> bool {
+pub(super) fn has_body(op: &Op) -> bool {
     matches!(
         op,
         Op::Matmul

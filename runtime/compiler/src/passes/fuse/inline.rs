@@ -4,6 +4,7 @@
 //! depends on which of its uses are per element and which tensors are in memory anyway, and both
 //! are known before any kernel is.
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
 
@@ -15,7 +16,8 @@ use crate::passes::layout::{AxisMap, is_computed};
 use crate::passes::remat::REMAT_MIN_ELEMENTS;
 use crate::shape::elements;
 
-/// Values computed from numbers, indices and random bits alone, which every use can recompute.
+/// Values that every use can recompute: those computed from numbers, indices and random bits alone,
+/// and halves converted to f32, which are read as halves.
 pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
     let mut inline = vec![false; graph.nodes.len()];
     for id in graph.ids() {
@@ -29,6 +31,9 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
             Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made),
             _ => false,
         };
+    }
+    for id in graph.ids() {
+        inline[id.at()] |= is_conversion(graph, edges, id);
     }
     // A use that needs the value in memory makes it a node like any other, and so everything
     // computed from it there.
@@ -69,23 +74,40 @@ pub(super) fn recompute_per_use(
     per_use: bool,
 ) {
     let phase = |id: NodeId| graph.origin(id).phase;
+    // Halves are read by their conversions.
+    let converted = |id: NodeId| is_conversion(graph, edges, id) && inline[id.at()];
+    let read_by = |id: NodeId| {
+        let mut all: SmallVec<[(NodeId, usize, bool); 4]> = SmallVec::new();
+        for &(user, k) in &users[id.at()] {
+            let along = edges[user.at()][k].axes.is_some();
+            match converted(user) {
+                true => all.extend(
+                    users[user.at()]
+                        .iter()
+                        .map(|&(user, k)| (user, k, along && edges[user.at()][k].axes.is_some())),
+                ),
+                false => all.push((user, k, along)),
+            }
+        }
+        all
+    };
     let returns = |id: NodeId| {
         phase(id) == Phase::Forward
-            && users[id.at()]
+            && read_by(id)
                 .iter()
-                .any(|(user, _)| phase(*user) != Phase::Forward)
+                .any(|(user, ..)| phase(*user) != Phase::Forward)
     };
     let pinned = graph.pinned();
     let memory = |id: NodeId| {
-        let needed = |&(user, k): &(NodeId, usize)| {
+        let needed = |&(user, _, along): &(NodeId, usize, bool)| {
             let op = &graph.node(user).op;
             let added =
                 || added_product(graph, edges, users, user).is_some_and(|product| product != id);
-            edges[user.at()][k].axes.is_none()
+            !along
                 || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_)))
                 || added()
         };
-        !is_computed(&graph.node(id).op) || pinned[id.at()] || users[id.at()].iter().any(needed)
+        !is_computed(&graph.node(id).op) || pinned[id.at()] || read_by(id).iter().any(needed)
     };
     let in_memory: Vec<bool> = graph.ids().map(memory).collect();
     let returning: Vec<bool> = graph.ids().map(returns).collect();
@@ -116,7 +138,12 @@ pub(super) fn recompute_per_use(
         let wide: SmallVec<[NodeId; 3]> = edges[id.at()]
             .iter()
             .filter(|e| wide(graph, node, e))
-            .map(|e| e.source)
+            .map(
+                |e| match is_conversion(graph, edges, e.source) && inline[e.source.at()] {
+                    true => edges[e.source.at()][0].source,
+                    false => e.source,
+                },
+            )
             .collect();
         let kept =
             |s: &NodeId| in_memory[s.at()] || returning[s.at()] || is_clone(*s) && !large(*s);
@@ -128,24 +155,21 @@ pub(super) fn recompute_per_use(
                 Some(0)
             }
         });
-        let Some(steps) = steps
-            .sum::<Option<u32>>()
-            .map(|n| n + 1)
-            .filter(|&n| n <= RECOMPUTED_MAX)
-        else {
-            continue;
-        };
-        work[id.at()] = Some(steps);
         let cheap = matches!(
             node.op,
             Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul)
         );
-        let beside = cheap
-            && wide.len() == 1
-            && users[id.at()].len() > 1
-            && (inline[wide[0].at()] || in_memory[wide[0].at()]);
+        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1;
+        // Halves that are stored for several readers take fewer bytes than this value would.
+        let of_halves = beside && graph.node(wide[0]).dtype.is_half();
+        let steps = steps.sum::<Option<u32>>().or(of_halves.then_some(0));
+        let Some(steps) = steps.map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else {
+            continue;
+        };
+        work[id.at()] = Some(steps);
+        let beside = beside && (of_halves || inline[wide[0].at()] || in_memory[wide[0].at()]);
         let again = is_clone(id) && large(id) && users[id.at()].len() > 1;
-        if beside || ((returning[id.at()] || again) && !wide.is_empty()) {
+        if beside || ((returning[id.at()] && large(id) || again) && !wide.is_empty()) {
             let mut made = vec![id];
             while let Some(at) = made.pop() {
                 inline[at.at()] = true;
@@ -156,6 +180,12 @@ pub(super) fn recompute_per_use(
             }
         }
     }
+}
+
+/// Whether a value is one of halves converted to f32.
+fn is_conversion(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], id: NodeId) -> bool {
+    let widens = |e: &Edge| graph.node(e.source).dtype.is_half();
+    graph.node(id).op == Op::Cast(DType::F32) && edges[id.at()].iter().all(widens)
 }
 
 /// Whether an operand is a tensor that has all axes of the node that are longer than 1, or a part
