@@ -14,7 +14,7 @@ use slabwise_compiler::passes::{
     ChannelsLast, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS, RowPadding, Simplify,
     StoreChannelsLast, expand, fuse, legalize, lower, moved, operations, rematerialize, simplify,
 };
-use slabwise_cuda::{Description, Target, candidates};
+use slabwise_cuda::{Description, Dispatch, Target, candidates};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Attention, Body, Spec};
@@ -248,8 +248,11 @@ fn kernel(
         let products = product as f64 / (2.0 * rate * multiprocessors * hertz * ATTENTION_SHARE);
         let arithmetic = arithmetic + products / launches.len().max(1) as f64;
         let blocks = |n: [u32; 3]| n.iter().map(|&n| f64::from(n)).product::<f64>();
+        // A launch that combines the results of another has few threads, and few bytes.
+        let threads = |launch: &Dispatch| blocks(launch.grid) * blocks(launch.block);
+        let all: f64 = launches.iter().map(threads).sum();
         let each = launches.iter().map(|launch| {
-            let threads = blocks(launch.grid) * blocks(launch.block);
+            let threads = threads(launch);
             // Blocks of all multiprocessors, or of as many as there are.
             let busy = (threads / BUSY_THREADS)
                 .min(blocks(launch.grid))
@@ -259,7 +262,7 @@ fn kernel(
                 false => MEMORY_SHARE * device.bandwidth.memory,
             };
             let bandwidth = (1e9 * memory).min(busy.max(0.5) * BYTES_PER_CYCLE * hertz);
-            bytes / launches.len() as f64 / bandwidth
+            bytes * threads / all / bandwidth
         });
         let seconds: f64 = each.map(|s| (s.max(arithmetic) + start).max(floor)).sum();
         return Ok((2, launches.len(), seconds));
