@@ -11,7 +11,7 @@ use products::{
     strided, typed,
 };
 use slabwise_cuda::emulator::{self, Check, Emulator, Order};
-use slabwise_cuda::{Lowered, Target, candidates, lower};
+use slabwise_cuda::{Candidate, Lowered, Target, candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -282,8 +282,8 @@ fn epilogues() {
     check_like_cpu(&cases, Pick::All, 2e-5);
 }
 
-/// One launch gives the same bits whichever block is the last of a tile, with an epilogue that reads
-/// and writes, and again on the same counters.
+/// One launch gives the same bits whichever block is the last of a tile or of a group of its parts,
+/// with an epilogue that reads and writes, and again on the same counters.
 #[test]
 fn the_last_block_adds_parts_in_their_order() {
     if !available() {
@@ -291,11 +291,14 @@ fn the_last_block_adds_parts_in_their_order() {
     }
     let mut choices = Choices::new(16);
     let mut kinds = Vec::new();
-    for (m, n, k, dtype, tf32, kind) in [
-        (40, 70, 640, DType::F32, false, "gemm_32x32"),
-        (40, 70, 640, DType::F32, true, "gemm_tf32"),
-        (40, 70, 640, DType::BF16, false, "gemm_bf16"),
-        (3, 70, 1500, DType::F32, false, "gemv"),
+    for (m, n, k, dtype, tf32, kind, parts) in [
+        (40, 70, 640, DType::F32, false, "gemm_32x32", 2..=16),
+        (40, 70, 640, DType::F32, true, "gemm_tf32", 2..=16),
+        (40, 70, 640, DType::BF16, false, "gemm_bf16", 2..=16),
+        (3, 70, 1500, DType::F32, false, "gemv", 2..=16),
+        (20, 30, 2000, DType::F32, false, "gemm_32x32", 17..=256),
+        (20, 70, 4000, DType::BF16, false, "gemm_bf16", 17..=256),
+        (3, 8, 40_000, DType::F32, false, "gemv", 17..=256),
     ] {
         for turned in [false, true] {
             // Neighbours along the contracted axis, or along rows and columns.
@@ -308,15 +311,22 @@ fn the_last_block_adds_parts_in_their_order() {
             let spec = with_epilogue(product, strided(0, &[n, 1]));
             let mut case = Case::new(format!("{m}×{n}×{k} {dtype} {turned}"), spec, &mut choices);
             case.target = Target {
-                multiprocessors: 40,
+                multiprocessors: if *parts.start() > 2 { 160 } else { 40 },
                 tf32,
                 ..TARGET
             };
             let all = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
-            let mut split = all
-                .into_iter()
-                .filter(|c| c.lowered.counters > 0 && c.name.starts_with(kind));
-            let candidate = split.next().expect("one is split");
+            let known: Vec<String> = all.iter().map(|c| c.name.clone()).collect();
+            let parts_of = |c: &Candidate| {
+                let (_, rest) = c.name.split_once(" in ")?;
+                rest.strip_suffix(" parts")?.parse::<usize>().ok()
+            };
+            let mut split = all.into_iter().filter(|c| {
+                c.name.starts_with(kind) && parts_of(c).is_some_and(|n| parts.contains(&n))
+            });
+            let candidate = split
+                .next()
+                .unwrap_or_else(|| panic!("{parts:?}: {known:?}"));
             let Lowered { functions, .. } = &candidate.lowered;
             let launches = candidate.lowered.launches(&case.env);
             assert!(launches.len() == 1 && functions.len() == 1, "{launches:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
-use super::plan::{Method, Plan, SumOrder};
+use super::plan::{ALONE, GROUP, Method, Plan, SumOrder};
 use super::problem::{
     Axis, Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor,
 };
@@ -343,12 +343,7 @@ fn large_vector(large: &View) -> i64 {
 
 /// The workspace for the partial sums of a product, bytes, and the number of its counters.
 pub fn shared_between_parts(problem: &Problem, plan: &Plan, bounds: &Env) -> (u64, usize) {
-    if plan.parts == 1 {
-        return (0, 0);
-    }
-    let tiles = blocks(problem, plan, bounds)[0] as u64;
-    let sums = (plan.parts * plan.kernel.partial_sums()) as u64;
-    (tiles.saturating_mul(4 * sums), tiles as usize)
+    plan.shared_between_parts(blocks(problem, plan, bounds)[0] as u64)
 }
 
 /// The launch of a product by a plan, or, of one that sums nothing, of its epilogue alone.
@@ -412,7 +407,7 @@ pub fn product(
         let sums = writer.params.word(Word::Workspace(0));
         let counters = writer.params.word(Word::Counters);
         format!(
-            "const Parts<{}, {}, {sums}, {counters}, {}> parts(p.w);\n",
+            "const Parts<{}, {}, {sums}, {counters}, {}, {ALONE}, {GROUP}> parts(p.w);\n",
             kernel.threads(),
             kernel.partial_sums(),
             share + 5

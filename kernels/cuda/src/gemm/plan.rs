@@ -60,6 +60,32 @@ const JOIN: f64 = 2500.0;
 const FEW: i64 = 8;
 /// Most parts of the contracted axis.
 const PARTS: i64 = 256;
+/// Most parts whose sums one block adds.
+pub const ALONE: i64 = 12;
+/// Of more parts the last block of each group of so many adds its sums, and the last block of all
+/// the sums of the groups.
+pub const GROUP: i64 = 8;
+
+/// The groups of so many parts, none if they are one.
+fn groups(parts: i64) -> i64 {
+    match parts > ALONE {
+        true => (parts + GROUP - 1) / GROUP,
+        false => 0,
+    }
+}
+
+impl Plan {
+    /// The workspace for the partial sums of so many tiles, bytes, and the number of their counters:
+    /// one for each tile, and one for each group of its parts.
+    pub fn shared_between_parts(&self, tiles: u64) -> (u64, usize) {
+        if self.parts == 1 {
+            return (0, 0);
+        }
+        let sums = (self.parts * self.kernel.partial_sums()) as u64;
+        let counters = 1 + groups(self.parts) as usize;
+        (tiles.saturating_mul(4 * sums), tiles as usize * counters)
+    }
+}
 
 /// The input of the choice of a kernel.
 pub struct ProductInfo<'a> {
@@ -269,10 +295,13 @@ impl ProductInfo<'_> {
                 self.waves(blocks, kernel, work, work)
             }
         };
-        let sum = if parts > 1 {
-            JOIN + 2.0 * 4.0 * (parts * kernel.partial_sums()) as f64 / cache_rate
-        } else {
-            0.0
+        // A block writes its own sums and, if it is the last, reads those of all.
+        let join =
+            |parts: i64| JOIN + 4.0 * ((parts + 1) * kernel.partial_sums()) as f64 / cache_rate;
+        let sum = match groups(parts) {
+            _ if parts == 1 => 0.0,
+            0 => join(parts),
+            groups => join(GROUP) + join(groups),
         };
         START + compute.max(memory).max(cache) + sum
     }

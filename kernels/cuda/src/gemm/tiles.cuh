@@ -289,9 +289,13 @@ struct Whole {
 
 /// The contracted axis is split: several blocks compute a tile, and the last of them to arrive adds
 /// their sums in the order of the parts, so that the bits do not depend on the order of the blocks.
-/// The workspace is word SUMS, with FLOATS for each block; counters, a zero for each tile, are word
-/// COUNTERS; the number of parts is word PARTS. Blocks of a part follow each other.
-template <int THREADS, int FLOATS, int SUMS, int COUNTERS, int PARTS>
+/// Of more than ALONE parts, the last block of each GROUP adds those of the group, and the last of
+/// these blocks the sums of the groups.
+///
+/// The workspace is word SUMS, with FLOATS for each block; counters are word COUNTERS: a zero for
+/// each tile, then one for the first group of each tile, and so on; the number of parts is word PARTS. Blocks of a
+/// part follow each other.
+template <int THREADS, int FLOATS, int SUMS, int COUNTERS, int PARTS, int ALONE, int GROUP>
 struct Parts {
     const u64* w;
 
@@ -300,23 +304,53 @@ struct Parts {
     /// parts; in the others the result is false, for all threads.
     template <class Sums>
     SLABWISE_METHOD bool join(Sums& sum) const {
-        constexpr int COUNT = sizeof(Sums) / sizeof(float), V = COUNT % 4 == 0 ? 4 : 1;
-        static_assert(COUNT * THREADS == FLOATS, "the workspace holds the sums of all threads");
-        using Some = Vec<float, V>;
+        static_assert(sizeof(Sums) / sizeof(float) * THREADS == FLOATS, "the workspace holds the sums of all threads");
         // Nothing of this is computed before the product, which needs the registers.
         const int parts = int(w[PARTS]);
         const unsigned tiles = gridDim.x / unsigned(parts), part = blockIdx.x / tiles, tile = blockIdx.x % tiles;
         float* const own = reinterpret_cast<float*>(&sum);
-        float* const first = reinterpret_cast<float*>(w[SUMS]) + (long long)(tile) * parts * FLOATS + int(threadIdx.x) * V;
-        float* to = first + part * FLOATS;
+        float* const first = reinterpret_cast<float*>(w[SUMS]) + (long long)(tile) * parts * FLOATS;
+        store<Sums>(first + part * FLOATS, own);
+        // First those of a group, unless it is the only one.
+        const unsigned group = part / GROUP;
+        bool whole = parts <= ALONE;
+        int skipped = whole ? 0 : int(group) * GROUP, members = whole ? parts : min(GROUP, parts - skipped), apart = FLOATS;
+        unsigned* counter = reinterpret_cast<unsigned*>(w[COUNTERS]) + tile + (whole ? 0 : (1 + group) * tiles);
+#pragma unroll 1
+        for (;;) {
+            if (!is_last(counter, members)) return false;
+            float* const from = first + skipped * FLOATS;
+            add<Sums>(own, from, members, apart);
+            if (whole) return true;
+            // All blocks of the group have stored their sums, and none reads the first's any more.
+            store<Sums>(from, own);
+            whole = true;
+            skipped = 0;
+            members = (parts + GROUP - 1) / GROUP;
+            apart = GROUP * FLOATS;
+            counter -= (1 + group) * tiles;
+        }
+    }
+    /// Stores the thread's sums of a part.
+    template <class Sums>
+    static SLABWISE_METHOD void store(float* part, const float* sum) {
+        constexpr int COUNT = sizeof(Sums) / sizeof(float), V = COUNT % 4 == 0 ? 4 : 1;
+        using Some = Vec<float, V>;
+        float* const to = part + int(threadIdx.x) * V;
 #pragma unroll
         for (int i = 0; i < COUNT; i += V) {
             Some some;
 #pragma unroll
-            for (int v = 0; v < V; ++v) some.v[v] = own[i + v];
+            for (int v = 0; v < V; ++v) some.v[v] = sum[i + v];
             store_vec(to + i * THREADS, some);
         }
-        if (!is_last(reinterpret_cast<unsigned*>(w[COUNTERS]) + tile, parts)) return false;
+    }
+    /// The thread's sums of so many parts, from the first on.
+    template <class Sums>
+    static SLABWISE_METHOD void add(float* sum, const float* part, int count, int apart) {
+        constexpr int COUNT = sizeof(Sums) / sizeof(float), V = COUNT % 4 == 0 ? 4 : 1;
+        using Some = Vec<float, V>;
+        const float* const first = part + int(threadIdx.x) * V;
         // As many sums at once as leave registers for as many loads.
         constexpr int AT_ONCE = COUNT < 64 ? COUNT : 64;
         static_assert(COUNT % AT_ONCE == 0, "every turn has as many sums");
@@ -324,8 +358,8 @@ struct Parts {
         for (int start = 0; start < COUNT; start += AT_ONCE) {
             float total[AT_ONCE] = {};
 #pragma unroll 1
-            for (int from = 0; from < parts; ++from) {
-                const float* next = first + from * FLOATS + start * THREADS;
+            for (int from = 0; from < count; ++from) {
+                const float* next = first + (long long)(from) * apart + start * THREADS;
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; i += V) {
                     const Some some = load_written<Some>(next + i * THREADS);
@@ -334,12 +368,11 @@ struct Parts {
                 }
             }
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) own[start + i] = total[i];
+            for (int i = 0; i < AT_ONCE; ++i) sum[start + i] = total[i];
         }
-        return true;
     }
-    /// Whether all other blocks of the tile have arrived. The counter returns to zero with the last
-    /// one. The barriers order the accesses of the block's other threads with those of the first,
+    /// Whether all other blocks of a tile, or of a group of its parts, have arrived. The counter
+    /// returns to zero with the last one. The barriers order the accesses of the block's other threads with those of the first,
     /// whose fences order them with those of other blocks.
     static SLABWISE_METHOD bool is_last(unsigned* counter, int parts) {
         __syncthreads();
