@@ -310,23 +310,15 @@ fn the_last_block_adds_parts_in_their_order() {
             let product = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
             let spec = with_epilogue(product, strided(0, &[n, 1]));
             let mut case = Case::new(format!("{m}×{n}×{k} {dtype} {turned}"), spec, &mut choices);
-            case.target = Target {
-                multiprocessors: if *parts.start() > 2 { 160 } else { 40 },
-                tf32,
-                ..TARGET
-            };
+            case.target.multiprocessors = if *parts.start() > 2 { 160 } else { 40 };
+            case.target.tf32 = tf32;
             let all = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
-            let known: Vec<String> = all.iter().map(|c| c.name.clone()).collect();
-            let parts_of = |c: &Candidate| {
-                let (_, rest) = c.name.split_once(" in ")?;
-                rest.strip_suffix(" parts")?.parse::<usize>().ok()
-            };
-            let mut split = all.into_iter().filter(|c| {
+            // A name is like `gemm_32x32 in 28 parts`.
+            let parts_of = |c: &Candidate| c.name.split(' ').nth(2)?.parse::<usize>().ok();
+            let is_meant = |c: &Candidate| {
                 c.name.starts_with(kind) && parts_of(c).is_some_and(|n| parts.contains(&n))
-            });
-            let candidate = split
-                .next()
-                .unwrap_or_else(|| panic!("{parts:?}: {known:?}"));
+            };
+            let candidate = all.into_iter().find(is_meant).expect("one is split");
             let Lowered { functions, .. } = &candidate.lowered;
             let launches = candidate.lowered.launches(&case.env);
             assert!(launches.len() == 1 && functions.len() == 1, "{launches:?}");
