@@ -14,7 +14,7 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use slabwise_kernels::dtype::DType;
 
 use crate::driver::Stream;
-use crate::libraries::{Library, LibraryError, Missing};
+use crate::libraries::{Library, LibraryError};
 
 type Result<T> = std::result::Result<T, LibraryError>;
 
@@ -34,16 +34,12 @@ fn check(call: &'static str, status: Status) -> Result<()> {
 /// # Errors
 /// If there is none.
 pub fn version() -> Result<usize> {
-    Library::CublasLt.open().map_err(Clone::clone)?;
-    // SAFETY: initialisers of the library may run at any time.
-    if !unsafe { sys::is_culib_present() } {
-        let why = ": it was found, but the loader does not find it by its name".into();
-        return Err(Missing {
-            library: Library::CublasLt,
-            why,
-        }
-        .into());
-    }
+    // SAFETY: initialisers of the library may run at any time, and it is found before it is used.
+    Library::CublasLt.bind_by_name([c"cublasLtGetVersion"], || unsafe {
+        let found = sys::is_culib_present().then(|| sys::culib())?;
+        let call = found.get::<*const c_void>(b"cublasLtGetVersion\0");
+        call.ok().map(|call| *call)
+    })?;
     // SAFETY: the library is open, and the call may be made at any time.
     Ok(unsafe { sys::cublasLtGetVersion() })
 }

@@ -140,7 +140,20 @@ fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
 pub fn start() -> Result<(u32, u32)> {
     static STARTED: OnceLock<Result<()>> = OnceLock::new();
     let start = || {
-        Library::Driver.open().map_err(Clone::clone)?;
+        let calls = [
+            c"cuInit",
+            c"cuDriverGetVersion",
+            c"cuGetErrorName",
+            c"cuGetErrorString",
+        ];
+        // SAFETY: initialisers of the library may run at any time, and it is found before it is used.
+        Library::Driver.bind_by_name(calls, || unsafe {
+            let found = sys::is_culib_present().then(|| sys::culib())?;
+            found
+                .get::<*const c_void>(b"cuInit\0")
+                .ok()
+                .map(|call| *call)
+        })?;
         // SAFETY: the library is open. cuInit may be called at any time.
         check("cuInit", unsafe { sys::cuInit(0) })
     };

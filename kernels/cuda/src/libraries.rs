@@ -5,12 +5,13 @@
 //! loader's own path, the usual folders of the CUDA toolkit and the driver, and the `nvidia-*`
 //! wheels of the active Python environment. The library is opened by its path and stays open. Calls
 //! of NVRTC and cuDNN are bound to that file; bindings of the others look the library up by name,
-//! which yields the file that is open.
+//! which must yield the file that is open.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::ptr::null;
 use std::sync::OnceLock;
 
 /// A library that slabwise can use.
@@ -149,6 +150,33 @@ impl Library {
                 Ok(calls)
             });
         calls.map_err(|why| Missing { library: self, why })
+    }
+
+    /// Opens the library for bindings that look it up by its name, and checks that they reach the
+    /// same file, which has these calls. `bound` is the address of the first as they have it, if
+    /// they find a library.
+    pub(crate) fn bind_by_name<const N: usize>(
+        self,
+        calls: [&CStr; N],
+        bound: impl FnOnce() -> Option<*const c_void>,
+    ) -> Result<(), Missing> {
+        self.bind(|library, file| {
+            let mut addresses = [null(); N];
+            for (address, call) in addresses.iter_mut().zip(calls) {
+                // SAFETY: addresses are compared alone.
+                let found = unsafe { library.get::<*const c_void>(call.to_bytes_with_nul()) };
+                *address = *found.map_err(|e| format!(": {file} lacks a call: {e}"))?;
+            }
+            match bound() {
+                Some(bound) if addresses.first() == Some(&bound) => Ok(()),
+                Some(_) => Err(format!(
+                    ": by its name the loader finds another library than {file}, such as one of a toolkit's folder `stubs`; take that folder out of LD_LIBRARY_PATH"
+                )),
+                None => Err(format!(
+                    ": {file} is open, but the loader does not find it by its name; put its folder into LD_LIBRARY_PATH"
+                )),
+            }
+        })
     }
 
     /// Its possible file names, the best first. Major versions of NVRTC and cuBLASLt are those

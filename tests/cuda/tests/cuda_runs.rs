@@ -721,3 +721,66 @@ fn missing_libraries_are_errors_with_a_remedy() {
         "numbered lines"
     );
 }
+
+/// Calls go to the driver that was found, never to another that has its name, as a toolkit's
+/// `stubs/libcuda.so` on the loader's path does.
+#[test]
+fn another_driver_of_the_same_name_is_refused() {
+    if FakeDriver::install().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("stub.c");
+    // CUDA_ERROR_STUB_LIBRARY
+    let stub = "int cuInit(unsigned flags) { return 34; }
+        int cuDriverGetVersion(int* version) { return 34; }
+        int cuGetErrorName(int code, const char** text) { *text = \"STUB\"; return 0; }
+        int cuGetErrorString(int code, const char** text) { *text = \"a stub\"; return 0; }";
+    std::fs::write(&source, stub).expect("it is written");
+    let stubs = folder.path().join("stubs");
+    std::fs::create_dir(&stubs).expect("a folder");
+    let build = |file: &std::path::Path, soname: &str| {
+        let mut gcc = std::process::Command::new("gcc");
+        gcc.args(["-shared", "-fPIC", &format!("-Wl,-soname,{soname}")]);
+        gcc.arg(&source).arg("-o").arg(file);
+        assert!(gcc.status().expect("it starts").success());
+    };
+    let (driver, unnamed) = (
+        folder.path().join("libcuda.so.1"),
+        folder.path().join("libother.so"),
+    );
+    build(&driver, "libcuda.so.1");
+    build(&unnamed, "libother.so");
+    build(&stubs.join("libcuda.so"), "libcuda.so.1");
+    let (empty, nothing) = (
+        folder.path().join("libempty.so"),
+        folder.path().join("nothing.c"),
+    );
+    std::fs::write(&nothing, "").expect("it is written");
+    let mut gcc = std::process::Command::new("gcc");
+    gcc.args(["-shared", "-fPIC"])
+        .arg(&nothing)
+        .arg("-o")
+        .arg(&empty);
+    assert!(gcc.status().expect("it starts").success());
+    let said = |driver: &std::path::Path, path: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise-cuda-tests"));
+        command.args(["bench", "mlp", "--batch", "4", "--device", "cuda:0"]);
+        command.env("SLABWISE_LIBCUDA", driver);
+        command.env("LD_LIBRARY_PATH", path);
+        let output = command.output().expect("it starts");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let none = folder.path().join("nothing");
+    for (driver, path, why) in [
+        (&driver, &stubs, "finds another library than"),
+        (&unnamed, &none, "does not find it by its name"),
+        (&empty, &none, "lacks a call"),
+        // This is the driver, which does not start.
+        (&driver, &none, "cuInit failed: STUB (a stub)"),
+    ] {
+        let error = said(driver, path);
+        assert!(error.contains(why), "{why:?} is not in: {error}");
+    }
+}
