@@ -232,26 +232,29 @@ fn models_learn_in_bf16_as_in_f32() {
 fn values_between_products_are_rounded_once() {
     let (x, w, v) = (numbers(6, 5, 1.5), numbers(5, 4, 0.7), numbers(4, 5, 0.9));
     let bias = numbers(1, 4, 0.3);
+    let params = Params::seeded(1);
+    let weight = params.root().param("bias", (1, 4), Init::Constant(0.0));
     let trace = Trace::inference().with_precision(Precision::Bf16);
     let given = (
         trace.input("x", F32, (6, 5)),
         trace.input("w", F32, (5, 4)),
         trace.input("v", F32, (4, 5)),
-        trace.input("bias", F32, (1, 4)),
     );
     let h = given.0.tanh() * 1.3;
     let (before, alone) = (h + 0.0, given.0.tanh() * 1.1);
-    let y = h.matmul(given.1) + given.3;
+    let y = h.matmul(given.1) + trace.param(&weight);
     // The sum reads what relu selects; no product reads the sum.
     let z = y.relu();
     let sum = z.matmul(given.2) + h;
+    let skip = given.0 + z.matmul(given.2);
     let [of_h, of_w] = trace.gradients((sum * sum).mean(), [h, given.1]);
-    let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
+    let mut session = Session::new(Device::Cpu, params).unwrap();
     let program = session
-        .compile(&trace, [before, alone, y, sum, of_h, of_w])
+        .compile(&trace, [before, alone, y, sum, skip, of_h, of_w])
         .unwrap();
-    let outputs = session.run(&program, (&x, &w, &v, &bias)).unwrap();
-    let [before, alone, y, sum, of_h, of_w] =
+    session.set_value("bias", &bias).unwrap();
+    let outputs = session.run(&program, (&x, &w, &v)).unwrap();
+    let [before, alone, y, sum, skip, of_h, of_w] =
         outputs.map(|o| o.array::<f32>().unwrap().into_dimensionality().unwrap());
     let close = |a: &Array2<f32>, b: &Array2<f32>| {
         let off = a
@@ -274,6 +277,8 @@ fn values_between_products_are_rounded_once() {
     let product = rounded(&z.dot(&rv));
     assert!(close(&sum, &(&product + &h)) <= 2.0 * unit);
     assert_ne!(rounded(&sum), sum);
+    assert!(close(&skip, &(&product + &x)) <= 2.0 * unit);
+    assert_ne!(rounded(&skip), skip);
     // The gradient of `z·v + h` goes to both terms.
     let d = &sum * (2.0 / 30.0);
     let of_y = rounded(&rounded(&d).dot(&rv.t())) * &y.mapv(|y| f32::from(y > 0.0));

@@ -145,7 +145,7 @@ fn below_views(graph: &Graph, mut id: NodeId) -> NodeId {
     id
 }
 
-/// The sum of a product and a bias that is added to it, or else the product.
+/// The sum of a product and a bias that is added to it, a weight, or else the product.
 fn with_bias(graph: &Graph, consumers: &[SmallVec<[NodeId; 4]>], product: NodeId) -> NodeId {
     let is_forward = |id: &&NodeId| graph.origin(**id).phase == Phase::Forward;
     let mut at = product;
@@ -159,19 +159,29 @@ fn with_bias(graph: &Graph, consumers: &[SmallVec<[NodeId; 4]>], product: NodeId
             at = only;
             continue;
         }
-        let is_bias = |&id: &NodeId| id == at || is_given(graph, below_views(graph, id));
-        let is_sum = node.op == Op::Scalar(ScalarOp::Add) && node.inputs.iter().all(is_bias);
+        let is_bias = |id: NodeId| matches!(below_conversions(graph, id), Op::Variable(_));
+        let is_term = |&id: &NodeId| id == at || is_bias(id);
+        let is_sum = node.op == Op::Scalar(ScalarOp::Add) && node.inputs.iter().all(is_term);
         return if is_sum { only } else { product };
     }
 }
 
 /// Whether a value exists before the step: an input, a weight, a constant, or its conversion.
 fn is_given(graph: &Graph, id: NodeId) -> bool {
-    let node = graph.node(id);
-    match node.op {
-        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Placeholder => true,
-        Op::Cast(_) => is_given(graph, below_views(graph, node.inputs[0])),
-        _ => false,
+    matches!(
+        below_conversions(graph, id),
+        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Placeholder
+    )
+}
+
+/// The operation below a value's views and conversions.
+fn below_conversions(graph: &Graph, mut id: NodeId) -> &Op {
+    loop {
+        let node = graph.node(below_views(graph, id));
+        match node.op {
+            Op::Cast(_) => id = node.inputs[0],
+            _ => return &node.op,
+        }
     }
 }
 
