@@ -519,14 +519,7 @@ fn pooling_and_its_gradient() {
         if round % 2 == 0 {
             let dtype = match kind {
                 PoolKind::Avg { .. } => DType::F32,
-                _ => choices.pick(&[
-                    DType::F32,
-                    DType::F16,
-                    DType::BF16,
-                    DType::I32,
-                    DType::U8,
-                    DType::Bool,
-                ]),
+                _ => choices.pick(&DType::ALL),
             };
             let arg = (is_max && choices.once_in(2))
                 .then(|| layout(&mut choices, marks, &result, contiguous));

@@ -328,14 +328,7 @@ fn check_pool(pool: &Pool2d, rank: usize) -> Result<(), SpecError> {
     let types = if averages {
         &[DType::F32][..]
     } else {
-        &[
-            DType::F32,
-            DType::F16,
-            DType::BF16,
-            DType::I32,
-            DType::U8,
-            DType::Bool,
-        ]
+        &DType::ALL[..]
     };
     check_operand("the image", &pool.x, 4, types)?;
     match (&pool.arg, pool.kind) {

@@ -59,11 +59,11 @@ const RECOMPUTED_MAX: u32 = 24;
 /// Marks values that are recomputed by each kernel that uses them per element, rather than written
 /// and read:
 ///
-/// - sums, differences and products of one tensor that is in memory anyway and of values uniform
-///   along axes, if several loops use them: `x − mean` beside x;
-/// - elementwise work of the forward pass that the backward pass needs, if the tensors that it is
-///   computed from are in memory then anyway: all the steps of gelu, of its argument. So a chain of
-///   operations keeps one tensor for its gradient, not one for each;
+/// - sums, differences and products of one tensor that is in memory anyway, or that is of halves, and
+///   of values uniform along axes, if several loops use them: `x − mean` beside x;
+/// - elementwise work of the forward pass on large tensors that the backward pass needs, if the
+///   tensors that it is computed from are in memory then anyway: all the steps of gelu, of its
+///   argument. So a chain of operations keeps one tensor for its gradient, not one for each;
 /// - if `per_use`, large values that rematerialization recomputes for several uses per element,
 ///   lest they be stored by the first of them for the others.
 pub(super) fn recompute_per_use(
