@@ -47,8 +47,8 @@ impl Trace {
     /// f32, and most kernels move half of the bytes; the CPU computes the same and gains memory
     /// alone.
     ///
-    /// Mixed precision: Micikevicius et al., "Mixed Precision Training" (2018); the rounded values
-    /// are those of PyTorch's `autocast`, but for the gradients of weights, which stay f32.
+    /// Mixed precision: Micikevicius et al., "Mixed Precision Training" (2018). `docs/numerics.md`
+    /// lists the differences from PyTorch's `autocast`.
     ///
     /// ```
     /// # use slabwise::prelude::*;

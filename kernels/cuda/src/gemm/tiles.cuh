@@ -293,8 +293,8 @@ struct Whole {
 /// these blocks the sums of the groups.
 ///
 /// The workspace is word SUMS, with FLOATS for each block; counters are word COUNTERS: a zero for
-/// each tile, then one for the first group of each tile, and so on; the number of parts is word PARTS. Blocks of a
-/// part follow each other.
+/// each tile, then one for the first group of each tile, and so on; the number of parts is word
+/// PARTS. Blocks of a part follow each other.
 template <int THREADS, int FLOATS, int SUMS, int COUNTERS, int PARTS, int ALONE, int GROUP>
 struct Parts {
     const u64* w;

@@ -69,8 +69,11 @@ impl Builder<'_> {
         let node = self.graph.node(id);
         let narrows = matches!(node.op, Op::Cast(to) if to.is_half())
             && !self.graph.node(node.inputs[0]).dtype.is_half();
+        if !narrows {
+            return false;
+        }
         let (mut open, mut steps) = (vec![id], 0);
-        while let Some(id) = open.pop().filter(|_| narrows && steps < NARROWED_MAX) {
+        while let Some(id) = open.pop().filter(|_| steps < NARROWED_MAX) {
             steps += 1;
             for edge in &self.edges[id.at()] {
                 let (source, below) = (edge.source, self.graph.node(edge.source));
