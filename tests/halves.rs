@@ -5,7 +5,7 @@ use ndarray::{Array1, Array2};
 use slabwise::optim::Sgd;
 use slabwise::params::{Init, Params};
 use slabwise::prelude::*;
-use slabwise::{Precision, weights};
+use slabwise::{Output, Precision, weights};
 use slabwise_models::Model;
 
 fn rounded(x: &Array2<f32>) -> Array2<f32> {
@@ -406,13 +406,27 @@ fn pooling_behind_relu_of_halves() {
     let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
     let trace = Trace::inference();
     let x = trace.input("x", BF16, [1, 1, 2, 4]);
-    let y = x.relu().max_pool2d(2);
-    let program = session.compile(&trace, [y]).expect("it compiles");
+    let (y, plain) = (x.relu().max_pool2d(2), x.max_pool2d(2));
+    assert_eq!(plain.dtype(), F32);
+    let [slope] = trace.gradients(plain.sum(), [x]);
+    let program = session
+        .compile(&trace, [y, plain, slope])
+        .expect("it compiles");
     let values = [-1.0, 2.0, -3.0, -4.0, 0.5, -1.0, -2.0, -5.0].map(bf16::from_f32);
     let image = ndarray::Array4::from_shape_vec((1, 1, 2, 4), values.to_vec()).expect("8 values");
-    let [y] = session.run(&program, (&image,)).expect("a run");
-    let y = y.view::<f32>().expect("f32");
-    assert_eq!(y.iter().copied().collect::<Vec<_>>(), [2.0, 0.0]);
+    let [y, plain, slope] = session.run(&program, (&image,)).expect("a run");
+    let values = |output: &Output| {
+        output
+            .array::<f32>()
+            .expect("f32")
+            .into_iter()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (values(&y), values(&plain)),
+        (vec![2.0, 0.0], vec![2.0, -2.0])
+    );
+    assert_eq!(values(&slope), [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
 }
 
 /// With a precision of halves, queries, keys, values and results are halves in memory, for the

@@ -161,11 +161,16 @@ impl Graph {
     }
 
     /// Excludes a value from recomputation; for a view, the value it shows.
-    pub fn keep(&mut self, mut id: NodeId) {
+    pub fn keep(&mut self, id: NodeId) {
+        self.kept.push(self.below_views(id));
+    }
+
+    /// The node whose elements a view shows; any other node itself.
+    pub fn below_views(&self, mut id: NodeId) -> NodeId {
         while self.node(id).op.is_view() {
             id = self.node(id).inputs[0];
         }
-        self.kept.push(id);
+        id
     }
 
     /// Refuses a length of 0, at once if it is fixed, else in each run that has it.

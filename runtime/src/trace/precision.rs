@@ -97,7 +97,7 @@ impl Rounded {
             if !is_product || graph.origin(id).phase != Phase::Forward {
                 continue;
             }
-            let conversions = node.inputs.iter().map(|&input| below_views(graph, input));
+            let conversions = node.inputs.iter().map(|&input| graph.below_views(input));
             let mut of_halves = true;
             for conversion in conversions.filter(|&id| graph.dtype(id).is_float()) {
                 let Node { op, inputs, .. } = graph.node(conversion);
@@ -115,7 +115,7 @@ impl Rounded {
             gradients: results,
         };
         while let Some((id, is_stored)) = operands.pop() {
-            let id = below_views(graph, id);
+            let id = graph.below_views(id);
             let node = graph.node(id);
             if node.dtype != DType::F32 || is_given(graph, id) {
                 continue;
@@ -135,14 +135,6 @@ impl Rounded {
     pub(super) fn has_gradient(&self, id: NodeId) -> bool {
         self.gradients[id.at()]
     }
-}
-
-/// The node whose elements a view shows.
-fn below_views(graph: &Graph, mut id: NodeId) -> NodeId {
-    while graph.node(id).op.is_view() {
-        id = graph.node(id).inputs[0];
-    }
-    id
 }
 
 /// The sum of a product and a bias that is added to it, a weight, or else the product.
@@ -177,7 +169,7 @@ fn is_given(graph: &Graph, id: NodeId) -> bool {
 /// The operation below a value's views and conversions.
 fn below_conversions(graph: &Graph, mut id: NodeId) -> &Op {
     loop {
-        let node = graph.node(below_views(graph, id));
+        let node = graph.node(graph.below_views(id));
         match node.op {
             Op::Cast(_) => id = node.inputs[0],
             _ => return &node.op,

@@ -56,11 +56,8 @@ pub(super) fn operand(
 
 /// The value of halves that `id` is a view of, converted to f32. It lies in memory as its conversion
 /// does, so that both have the same views.
-fn widened(out: &Graph, mut id: NodeId) -> Option<NodeId> {
-    while out.node(id).op.is_view() {
-        id = out.node(id).inputs[0];
-    }
-    let node = out.node(id);
+fn widened(out: &Graph, id: NodeId) -> Option<NodeId> {
+    let node = out.node(out.below_views(id));
     let below = *node.inputs.first()?;
     let stored = out.node(below);
     let widens = node.op == Op::Cast(DType::F32) && stored.dtype.is_half();
