@@ -69,6 +69,8 @@ impl MicroBatching {
             return None;
         }
         let folds = match &spec.body {
+            // Sums in the epilogue are not kept from slice to slice.
+            Body::Matmul(_) | Body::Conv2d(_) if spec.reduced > 0 => return None,
             Body::Loop => axis?.0 >= spec.dims.len() - spec.reduced,
             Body::Matmul(product) if varies(&product.k) => {
                 per_example(&product.k).filter(|_| axis.is_none())?;

@@ -424,6 +424,8 @@ scalar_ops! {
     WithSlope "with_slope" Num(x, y, z) { f32: first(x, y, z), "{x}"; i32: first(x, y, z), "{x}"; } grad [1.0, Z, 0.0];
     /// x itself, as a constant to derivatives
     Detach "detach" Num(x) { f32: x, "{x}"; i32: x, "{x}"; } grad none;
+    /// A number on which results depend by rounding alone, so that any number near it serves as well.
+    Near "near" Float(x) { f32: x, "{x}"; } grad none;
     /// −x
     Neg "neg" Num(x) { f32: -x, "-{x}"; i32: x.wrapping_neg(), "int(0u - unsigned({x}))"; } grad [-1.0];
     /// |x|

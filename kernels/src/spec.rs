@@ -71,6 +71,8 @@ pub enum ReduceOp {
     ArgMax,
     /// The first position of the smallest; NaN counts as smallest.
     ArgMin,
+    /// Σ of the squared distances from the mean, in the epilogue of a product alone.
+    SquaredDeviations,
 }
 
 /// One instruction of a kernel's straight-line program; its position names its value.
@@ -121,8 +123,8 @@ pub struct Spec {
     /// The iteration space of `code`, row-major; for anchors other than `Loop` the anchor's own
     /// result space.
     pub dims: Dims,
-    /// The number of trailing axes that [`Inst::Reduce`] reduces (only with `Body::Loop`; 0 without
-    /// reductions).
+    /// The number of axes that [`Inst::Reduce`] reduces, 0 without reductions: in a loop the last
+    /// ones, in a product all but one (see [`Spec::is_reduced`]).
     pub reduced: usize,
     /// The operands that `code` loads and stores, each with one stride per axis of `dims`.
     pub operands: Vec<Operand>,
@@ -640,14 +642,14 @@ impl Spec {
             };
             let mut operand = operand.clone();
             let mut space = self.dims.clone();
-            let kept = self.dims.len() - self.reduced;
             // A per-row value is stored, and an operand that is uniform along the reduced axes is
             // read, once per point of the kept axes, even when the reduced axes have no points.
-            if store.is_some_and(|s| self.is_per_row(s.value))
-                || operand.strides[kept..].iter().all(|s| s.is(0))
+            if store.is_some_and(|s| self.is_per_row(s.value)) || self.is_uniform(&operand.strides)
             {
-                space.truncate(kept);
-                operand.strides.truncate(kept);
+                (space, operand.strides) = (0..space.len())
+                    .filter(|&axis| !self.is_reduced(axis))
+                    .map(|axis| (space[axis], operand.strides[axis]))
+                    .unzip();
             }
             // Seed and step: three elements at each point of the operand.
             if self

@@ -33,7 +33,7 @@ pub use fit::Fit;
 pub use memory::budget::Budget;
 pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
-pub use passes::{ChannelsLast, Fuse, RowPadding, Simplify};
+pub use passes::{ChannelsLast, EpilogueSums, Fuse, RowPadding, Simplify};
 pub use plan::{
     BudgetReport, Communication, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue,
     PaddingReport, Persistent, Plan,

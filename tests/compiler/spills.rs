@@ -10,8 +10,8 @@ use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention};
 use slabwise::{Params, Precision, Trace};
 use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    ChannelsLast, Fuse, Pass, REMAT_MIN_ELEMENTS, Simplify, StoreChannelsLast, expand, fuse,
-    legalize, lower, rematerialize, simplify,
+    ChannelsLast, EpilogueSums, Expand, Fuse, Pass, REMAT_MIN_ELEMENTS, Simplify,
+    StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, rematerialize, simplify,
 };
 use slabwise_models::Model;
 
@@ -28,14 +28,14 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
             let trace = Trace::training().with_precision(precision);
             let loss = network.step(&trace, 64usize.into(), model.optimizer());
             let graph = trace.finish(&[loss]).expect("a model");
+            let has = |scores: &_, operands: &[_]| has_attention(&device, scores, operands);
+            let expand = Expand {
+                has_attention: &has,
+                has_epilogue_sums: true,
+            };
             let graph = legalize(
                 &rematerialize(
-                    &simplify(
-                        &expand(&graph, &|scores, operands| {
-                            has_attention(&device, scores, operands)
-                        }),
-                        &Simplify::default(),
-                    ),
+                    &simplify(&expand.expand(&graph), &Simplify::default()),
                     Some(REMAT_MIN_ELEMENTS),
                 ),
                 HalfProducts::OfOneType,
@@ -44,9 +44,16 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
             let program = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
             // Images in both layouts.
             let described = backend::Target::described(device);
-            let pass = StoreChannelsLast::on(&described, ChannelsLast::All).expect("a GPU");
-            let last = pass.run(&program).expect("layouts");
-            for task in program.kernels.iter().chain(&last.kernels) {
+            let pass = StoreChannelsLast::on(&described, ChannelsLast::All, EpilogueSums::All);
+            let last = pass.expect("a GPU").run(&program).expect("layouts");
+            let pass = SumInEpilogues::on(&described, EpilogueSums::All).expect("a GPU");
+            let summed = pass.run(&last).expect("sums");
+            for task in program
+                .kernels
+                .iter()
+                .chain(&last.kernels)
+                .chain(&summed.kernels)
+            {
                 for tf32 in [false, true] {
                     let target = Target { tf32, ..device };
                     let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)

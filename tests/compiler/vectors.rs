@@ -12,7 +12,7 @@ use slabwise::shape::Dim;
 use slabwise::trace::Trace;
 use slabwise_compiler::backend::HalfProducts;
 use slabwise_compiler::passes::{
-    Fuse, REMAT_MIN_ELEMENTS, Simplify, expand, fuse, legalize, lower as tasks, rematerialize,
+    Expand, Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower as tasks, rematerialize,
     simplify,
 };
 
@@ -27,14 +27,14 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let batch = Dim::bounded("batch", batch);
     let loss = network.step(&trace, batch, OptimizerKind::Adam);
     let graph = trace.finish(&[loss]).expect("a graph");
+    let has = |scores: &_, operands: &[_]| has_attention(&target(), scores, operands);
+    let expand = Expand {
+        has_attention: &has,
+        has_epilogue_sums: true,
+    };
     let graph = legalize(
         &rematerialize(
-            &simplify(
-                &expand(&graph, &|scores, operands| {
-                    has_attention(&target(), scores, operands)
-                }),
-                &Simplify::default(),
-            ),
+            &simplify(&expand.expand(&graph), &Simplify::default()),
             Some(REMAT_MIN_ELEMENTS),
         ),
         HalfProducts::OfOneType,

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use slabwise::{Dim, Params, Precision, Trace};
 use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    ChannelsLast, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS, RowPadding, Simplify,
-    StoreChannelsLast, expand, fuse, legalize, lower, moved, operations, rematerialize, simplify,
+    ChannelsLast, EpilogueSums, Expand, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS,
+    RowPadding, Simplify, StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, moved,
+    operations, rematerialize, simplify,
 };
 use slabwise_cuda::{Description, Dispatch, Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -167,7 +168,11 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     };
     let has_attention: &HasAttention =
         &|scores, operands| slabwise_cuda::has_attention(&target, scores, operands);
-    let simple = simplify(&expand(&graph, has_attention), &Simplify::default());
+    let expand = Expand {
+        has_attention,
+        has_epilogue_sums: true,
+    };
+    let simple = simplify(&expand.expand(&graph), &Simplify::default());
     let graph = legalize(
         &rematerialize(&simple, Some(REMAT_MIN_ELEMENTS)),
         HalfProducts::OfOneType,
@@ -175,7 +180,12 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     let bounds = graph.symbols.bounds();
     let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| said(&e))?;
     let described = backend::Target::described(target);
-    let program = match StoreChannelsLast::on(&described, ChannelsLast::default()) {
+    let sums = EpilogueSums::default();
+    let program = match StoreChannelsLast::on(&described, ChannelsLast::default(), sums) {
+        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
+        None => program,
+    };
+    let program = match SumInEpilogues::on(&described, sums) {
         Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
         None => program,
     };

@@ -305,6 +305,7 @@ impl Fold {
             ReduceOp::Any => "false".into(),
             ReduceOp::All => "true".into(),
             ReduceOp::ArgMax | ReduceOp::ArgMin => "Rank{(-2147483647 - 1), 2147483647}".into(),
+            ReduceOp::SquaredDeviations => unreachable!("no loop has {:?}", self.op),
         }
     }
 
@@ -318,6 +319,7 @@ impl Fold {
             ReduceOp::Any => ScalarOp::Or,
             ReduceOp::All => ScalarOp::And,
             ReduceOp::ArgMax | ReduceOp::ArgMin => return format!("better({a}, {b})"),
+            ReduceOp::SquaredDeviations => unreachable!("no loop has {:?}", self.op),
         };
         operation(op, self.lane, &[a.into(), b.into()])
     }

@@ -42,7 +42,7 @@ pub use attention::has_attention;
 pub use description::{Attributes, Bandwidth, Block, Description, Multiprocessor, Rates};
 pub use device::{Device, Fault, usable};
 pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};
-pub use lower::products::{Candidate, candidates, cycles_saved};
+pub use lower::products::{Candidate, candidates, cycles_saved, has_epilogue_sums};
 pub use lower::{cycles, lower};
 pub use lowered::Lowered;
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};

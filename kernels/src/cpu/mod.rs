@@ -164,6 +164,11 @@ impl Kernel {
             )));
         }
         spec.check_anchor()?;
+        if spec.reduced > 0 && spec.body != Body::Loop {
+            return Err(SpecError::unsupported(
+                "sums in the epilogue of a product, which CUDA alone has kernels for",
+            ));
+        }
         let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),

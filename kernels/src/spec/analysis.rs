@@ -254,6 +254,23 @@ impl Spec {
         self.code.iter().any(|inst| inst.operand() == Some(k))
     }
 
+    /// Whether reductions are over an axis. Those of a product are over all axes but the one of the
+    /// channels of images, or the last one of a matrix.
+    pub fn is_reduced(&self, axis: usize) -> bool {
+        let axes = self.dims.len();
+        match self.body {
+            _ if self.reduced == 0 => false,
+            Body::Conv2d(_) => axis != 1,
+            Body::Matmul(_) => axis + 1 != axes,
+            _ => axis + self.reduced >= axes,
+        }
+    }
+
+    /// Whether no stride moves along a reduced axis.
+    pub(super) fn is_uniform(&self, strides: &Dims) -> bool {
+        (0..strides.len()).all(|axis| !self.is_reduced(axis) || strides[axis].is(0))
+    }
+
     /// Whether a value exists once per point of the kept axes, rather than at every point: a
     /// reduction, or anything computed from reductions, constants and operands that do not vary
     /// along the reduced axes.
@@ -266,13 +283,11 @@ impl Spec {
         if self.reduced == 0 {
             return vec![false; self.code.len()];
         }
-        let kept = self.dims.len() - self.reduced;
-        let uniform = |strides: &Dims| strides[kept..].iter().all(|s| s.is(0));
         let mut per_row: Vec<bool> = Vec::with_capacity(self.code.len());
         for inst in &self.code {
             per_row.push(match inst {
-                Inst::Load(k) => uniform(&self.operands[usize::from(*k)].strides),
-                Inst::Index(k) => uniform(&self.indices[usize::from(*k)]),
+                Inst::Load(k) => self.is_uniform(&self.operands[usize::from(*k)].strides),
+                Inst::Index(k) => self.is_uniform(&self.indices[usize::from(*k)]),
                 Inst::Acc => false,
                 Inst::Const(_) | Inst::Reduce(..) => true,
                 Inst::Uniform { .. } | Inst::Op(..) | Inst::Cast(..) => {

@@ -58,7 +58,15 @@ impl Spec {
         if axes > MAX_AXES || self.operands.len() + self.indices.len() > MAX_ACCESSES {
             return Err(SpecError::TooLarge);
         }
-        if self.reduced > axes || (self.reduced > 0 && self.body != Body::Loop) {
+        let reducible = match &self.body {
+            Body::Loop => self.reduced <= axes,
+            Body::Matmul(_) => self.reduced == 0 || self.reduced + 1 == axes,
+            Body::Conv2d(conv) if conv.kind != ConvKind::WeightGrad => {
+                self.reduced == 0 || self.reduced + 1 == axes
+            }
+            _ => self.reduced == 0,
+        };
+        if !reducible {
             let reduced = self.reduced;
             return Err(SpecError::Reduced { reduced, axes });
         }
@@ -79,6 +87,7 @@ impl Spec {
                 }
                 Inst::Index(k) => usize::from(*k) < self.indices.len(),
                 Inst::Acc => self.body != Body::Loop,
+                Inst::Reduce(ReduceOp::SquaredDeviations, _) if self.body == Body::Loop => false,
                 Inst::Reduce(..) => self.reduced > 0,
                 Inst::Const(_) | Inst::Op(..) | Inst::Cast(..) => true,
             };

@@ -51,6 +51,8 @@ pub struct Capabilities {
     /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
     /// that it reads after the kernels are chosen.
     pub late_epilogues: bool,
+    /// A product may sum values of its epilogue over its rows.
+    pub epilogue_sums: bool,
     /// A convolution may compute its input while it reads it.
     pub prologues: bool,
     /// Kernels may run on part of the batch.

@@ -251,6 +251,13 @@ impl<'t> Tensor<'t> {
         })
     }
 
+    /// This value, or another near it, as a constant: for numbers on which results depend by rounding
+    /// alone.
+    #[track_caller]
+    pub(super) fn near(self) -> Tensor<'t> {
+        self.elementwise(ScalarOp::Near, &[])
+    }
+
     /// This value, with the additional derivative `slope` with respect to `x`. For a detached value
     /// it is the only derivative: for formulas whose own derivative would be NaN or inexact
     /// somewhere. The slope can be differentiated in turn.

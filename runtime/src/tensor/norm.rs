@@ -208,6 +208,7 @@ impl<'t> Tensor<'t> {
         } else {
             first.mean_keep(places.as_slice())
         };
+        let near = near.near();
         let Moments {
             centred,
             rest,

@@ -109,6 +109,9 @@ impl TensorOperand {
 impl Convolution {
     /// The spec's convolution as the library could compute it; `None` if it could not.
     pub fn of(spec: &Spec, bounds: &Env, target: &Target) -> Option<Convolution> {
+        if spec.reduced > 0 {
+            return None;
+        }
         let Body::Conv2d(body) = &spec.body else {
             return None;
         };

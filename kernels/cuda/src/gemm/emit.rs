@@ -6,12 +6,11 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::plan::{ALONE, GROUP, Method, Plan, SumOrder};
-use super::problem::{
-    Axis, Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor,
-};
+use super::problem::{Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor};
 use super::tiles::{Elem, Kernel};
+use super::totals::{self, Totals};
 use crate::abi::{Dispatch, Function, Target, Word};
-use crate::code::{Code, Site};
+use crate::code::Code;
 use crate::lowered::Lowered;
 use crate::source::THREADS;
 use crate::source::params::{Number, Params};
@@ -26,85 +25,19 @@ pub fn divisor(d: i64) -> i64 {
     (((1u64 << (31 + shift)) / d + 1) | (u64::from(shift) << 32)) as i64
 }
 
-fn number(f: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Number {
+pub(super) fn number(f: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Number {
     Arc::new(f)
 }
 
-fn sized(size: Size) -> Number {
+pub(super) fn sized(size: Size) -> Number {
     number(move |env| size.at(env))
 }
 
-/// The point of an epilogue: coordinates are the variables `c0`, `c1`, …, operand `k` the pointer
-/// `a{k}`. Unlike in loops, known sizes are not part of the source, because products have too many
-/// shapes to compile a kernel for each.
-struct Point {
-    elements: Vec<String>,
-    indices: Vec<String>,
-    /// Whether the operands have been loaded before, to the fields of `loaded`.
-    ahead: bool,
-}
-
-impl Point {
-    fn new(spec: &Spec, params: &mut Params) -> Point {
-        let mut dot = |strides: &[Size], offset: Size| {
-            let mut terms = Vec::new();
-            for (dim, &stride) in strides.iter().enumerate().filter(|(_, s)| !s.is(0)) {
-                terms.push(if stride.is(1) {
-                    format!("c{dim}")
-                } else {
-                    format!("c{dim} * {}", params.number(&sized(stride)))
-                });
-            }
-            if !offset.is(0) {
-                terms.push(params.number(&sized(offset)));
-            }
-            if terms.is_empty() {
-                "0".into()
-            } else {
-                terms.join(" + ")
-            }
-        };
-        let elements = spec
-            .operands
-            .iter()
-            .map(|o| dot(&o.strides, o.offset))
-            .collect();
-        let indices = spec.indices.iter().map(|i| dot(i, Size::ZERO)).collect();
-        Point {
-            elements,
-            indices,
-            ahead: false,
-        }
-    }
-}
-
-impl Site for Point {
-    fn read(&self, k: u16) -> String {
-        if self.ahead {
-            format!("loaded.l{k}")
-        } else {
-            self.write(k)
-        }
-    }
-    fn write(&self, k: u16) -> String {
-        format!("a{k}[e{k}]")
-    }
-    fn state(&self, k: u16) -> String {
-        format!("a{k} + e{k}")
-    }
-    fn index(&self, k: u16) -> String {
-        format!("int({})", self.indices[usize::from(k)])
-    }
-    fn acc(&self) -> String {
-        "sum".into()
-    }
-}
-
 /// The source of a product under construction.
-struct Writer<'a> {
-    spec: &'a Spec,
-    problem: &'a Problem,
-    params: Params,
+pub(super) struct Writer<'a> {
+    pub(super) spec: &'a Spec,
+    pub(super) problem: &'a Problem,
+    pub(super) params: Params,
 }
 
 impl Writer<'_> {
@@ -159,97 +92,6 @@ impl Writer<'_> {
         };
         format!(
             "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}, {partial}, {high}, {wide}, {down}, {over}, {stride}>;\n"
-        )
-    }
-
-    /// Declares the coordinates of the point at `batch`, `row` and `column`.
-    fn point(&mut self) -> (Point, String) {
-        let mut text = String::new();
-        let mut terms: Vec<Vec<String>> = vec![vec![]; self.spec.dims.len()];
-        let sides = [
-            ("batch", &self.problem.batch),
-            ("row", &self.problem.rows),
-            ("column", &self.problem.columns),
-        ];
-        for (side, axes) in sides {
-            let axes: Vec<&Axis> = axes
-                .iter()
-                .filter(|a| a.count.known() != Some(1) || a.from != 0)
-                .collect();
-            let mut rest = side.to_string();
-            for (i, axis) in axes.iter().enumerate().rev() {
-                let along = if i == 0 {
-                    rest.clone()
-                } else {
-                    format!("{side}{i}")
-                };
-                if i > 0 {
-                    let count = axis.count;
-                    let words = self.params.block([
-                        number(move |env| count.at(env)),
-                        number(move |env| divisor(count.at(env))),
-                    ]);
-                    text += &format!(
-                        "const int {side}_{i} = quotient({rest}, p.w[{}]);\n",
-                        words + 1
-                    );
-                    text += &format!(
-                        "const int {side}{i} = {rest} - {side}_{i} * int(p.w[{words}]);\n"
-                    );
-                    rest = format!("{side}_{i}");
-                }
-                let term = if axis.step.is(1) && axis.from == 0 {
-                    format!("idx({along})")
-                } else {
-                    let (from, step) = (axis.from, axis.step);
-                    let words = self.params.block([number(move |_| from), sized(step)]);
-                    format!("idx(p.w[{words}]) + idx({along}) * idx(p.w[{}])", words + 1)
-                };
-                terms[axis.dim].push(term);
-            }
-        }
-        for (dim, terms) in terms.iter().enumerate() {
-            text += &format!(
-                "const idx c{dim} = {};\n",
-                if terms.is_empty() {
-                    "0".into()
-                } else {
-                    terms.join(" + ")
-                }
-            );
-        }
-        let point = Point::new(self.spec, &mut self.params);
-        for (k, element) in point.elements.iter().enumerate() {
-            text += &format!("const idx e{k} = {element};\n");
-        }
-        (point, text)
-    }
-
-    /// The spec's program applied to `sum` at the point at `batch`, `row` and `column`.
-    fn epilogue(&mut self, code: &Code) -> String {
-        let (point, coordinates) = self.point();
-        coordinates + &code.point(&point)
-    }
-
-    /// The epilogue in two functions: `load(row, column)` reads the operands of the program, so
-    /// that the loads of several points overlap, and `take(row, column, sum, loaded)` does the
-    /// rest.
-    fn epilogue_ahead(&mut self, code: &Code) -> String {
-        let (mut point, coordinates) = self.point();
-        let loads = code.loads();
-        let fields: String = loads
-            .iter()
-            .map(|&k| format!("{} l{k};\n", code.storage(k).ty))
-            .collect();
-        let count = loads.len();
-        let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
-        point.ahead = true;
-        let program = code.point(&point);
-        format!(
-            "struct Loaded {{\nenum {{ COUNT = {count} }};\n{fields}}};\n\
-             const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
-             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n",
-            values.join(", ")
         )
     }
 }
@@ -346,6 +188,31 @@ pub fn shared_between_parts(problem: &Problem, plan: &Plan, bounds: &Env) -> (u6
     plan.shared_between_parts(blocks(problem, plan, bounds)[0] as u64)
 }
 
+/// The workspace that a product needs, bytes, and the number of its counters: those of its parts,
+/// then those of its totals.
+pub fn shared_between_all(
+    spec: &Spec,
+    problem: &Problem,
+    plan: &Plan,
+    bounds: &Env,
+) -> (u64, usize) {
+    let [rows, columns, ..] = problem.sizes(bounds);
+    let (sums, counters) = shared_between_parts(problem, plan, bounds);
+    match totals::shared_between_blocks(spec, plan, [rows, columns]) {
+        (0, 0) => (sums, counters),
+        (bytes, more) => (sums.next_multiple_of(TOTALS_ALIGN) + bytes, counters + more),
+    }
+}
+
+/// The alignment of the totals in the workspace, bytes.
+const TOTALS_ALIGN: u64 = 256;
+
+/// The tiles of rows whose totals are added at once.
+fn number_of_group(problem: &Arc<Problem>, high: i64) -> Number {
+    let problem = problem.clone();
+    number(move |env| totals::group((problem.sizes(env)[0] + high - 1) / high))
+}
+
 /// The launch of a product by a plan, or, of one that sums nothing, of its epilogue alone.
 pub fn product(
     spec: &Spec,
@@ -416,8 +283,25 @@ pub fn product(
         "const Whole parts;\n".into()
     };
     body += &pointers(&code, &mut writer.params);
-    body += &writer.epilogue_ahead(&code);
+    let totals = Totals::of(&code)?;
+    body += &writer.epilogue_ahead(&code, totals.as_ref());
     body += &multiply(&kernel, &views, elems);
+    if let Some(totals) = &totals {
+        let tile = [kernel.threads(), kernel.tile()[0], kernel.tile()[1]];
+        let (sums, counters) = shared_between_parts(problem, plan, bounds);
+        let partial = writer
+            .params
+            .address(Word::Workspace(sums.next_multiple_of(TOTALS_ALIGN)));
+        let first = writer.params.address(Word::Counters);
+        let own = writer.params.number(&number(move |_| 4 * counters as i64));
+        let group = number_of_group(&sized_problem, tile[1]);
+        let at = [
+            partial,
+            format!("{first} + {own}"),
+            writer.params.number(&group),
+        ];
+        body += &totals.finish(&mut writer, &code, tile, at);
+    }
     let held = match plan.parts {
         1 => kernel.blocks(),
         _ => kernel.blocks_if_split(),

@@ -9,7 +9,9 @@
 //! multiplications) and `vectors.cuh` (few rows or columns).
 
 pub(crate) mod emit;
+mod epilogue;
 pub(crate) mod library;
 pub(crate) mod plan;
 pub(crate) mod problem;
 pub(crate) mod tiles;
+pub(crate) mod totals;

@@ -8,6 +8,7 @@
 
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
+use super::totals;
 use crate::abi::Target;
 
 /// A plan for a product.
@@ -95,6 +96,8 @@ pub struct ProductInfo<'a> {
     pub views: [&'a View; 2],
     /// Their element types.
     pub elems: [Elem; 2],
+    /// Floats of a column in the sums of its epilogue, 0 if it has none.
+    pub totals: usize,
     /// The target device.
     pub target: &'a Target,
 }
@@ -303,7 +306,24 @@ impl ProductInfo<'_> {
             0 => join(parts),
             groups => join(GROUP) + join(groups),
         };
-        START + compute.max(memory).max(cache) + sum
+        START + compute.max(memory).max(cache) + sum + self.totals_cycles(kernel)
+    }
+
+    /// The cycles in which the last blocks add the totals of all tiles of rows.
+    fn totals_cycles(&self, kernel: &Kernel) -> f64 {
+        let [high, wide] = kernel.tile();
+        let down = (self.sizes[0] + high - 1) / high;
+        if self.totals == 0 || down == 1 {
+            return 0.0;
+        }
+        let cache_rate = f64::from(self.target.speeds.cache) / 1e3;
+        let column = 4.0 * (self.totals as i64 * wide) as f64;
+        let join = |tiles: i64| JOIN + column * (tiles + 1) as f64 / cache_rate;
+        let members = totals::group(down).min(down);
+        match (down + members - 1) / members {
+            1 => join(down),
+            groups => join(members) + join(groups),
+        }
     }
 
     /// The instructions to move an element of a tile, all threads together, averaged over both

@@ -281,6 +281,20 @@ struct Share {
     }
 };
 
+/// Whether so many blocks have arrived at a counter, which returns to zero with the last of them, the
+/// only one that gets true. The barriers order the accesses of the block's other threads with those of
+/// the first, whose fences order them with those of other blocks.
+SLABWISE_INLINE bool have_arrived(unsigned* counter, int blocks) {
+    __syncthreads();
+    bool last = false;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(counter, unsigned(blocks - 1)) == unsigned(blocks - 1);
+        __threadfence();
+    }
+    return __syncthreads_or(last) != 0;
+}
+
 /// The contracted axis of a block is whole: its sums are final.
 struct Whole {
     template <class Sums>
@@ -318,7 +332,7 @@ struct Parts {
         unsigned* counter = reinterpret_cast<unsigned*>(w[COUNTERS]) + tile + (whole ? 0 : (1 + group) * tiles);
 #pragma unroll 1
         for (;;) {
-            if (!is_last(counter, members)) return false;
+            if (!have_arrived(counter, members)) return false;
             float* const from = first + skipped * FLOATS;
             add<Sums>(own, from, members, apart);
             if (whole) return true;
@@ -370,18 +384,5 @@ struct Parts {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) sum[start + i] = total[i];
         }
-    }
-    /// Whether all other blocks of a tile, or of a group of its parts, have arrived. The counter
-    /// returns to zero with the last one. The barriers order the accesses of the block's other threads with those of the first,
-    /// whose fences order them with those of other blocks.
-    static SLABWISE_METHOD bool is_last(unsigned* counter, int parts) {
-        __syncthreads();
-        bool last = false;
-        if (threadIdx.x == 0) {
-            __threadfence();
-            last = atomicInc(counter, unsigned(parts - 1)) == unsigned(parts - 1);
-            __threadfence();
-        }
-        return __syncthreads_or(last) != 0;
     }
 };

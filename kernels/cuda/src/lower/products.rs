@@ -10,6 +10,7 @@ use crate::gemm::library::{Form, Product};
 use crate::gemm::plan::{Plan, ProductInfo, SumOrder};
 use crate::gemm::problem::{Problem, View};
 use crate::gemm::tiles::Elem;
+use crate::gemm::totals;
 use crate::lowered::Lowered;
 
 /// A candidate kernel for a product.
@@ -92,6 +93,11 @@ pub fn cycles_saved(before: &Spec, after: &Spec, bounds: &Env, target: &Target) 
     (order == new_order).then_some(before - after)
 }
 
+/// Whether there is a kernel for a product with sums in its epilogue.
+pub fn has_epilogue_sums(spec: &Spec, bounds: &Env, target: &Target) -> bool {
+    ranked(spec, bounds, target).is_ok_and(|ranked| !ranked.plans.is_empty())
+}
+
 /// The number of multiplications of a product, at the bounds.
 pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
     let problems = match &spec.body {
@@ -158,6 +164,9 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
             target.sm % 10
         )));
     }
+    if spec.reduced > 0 {
+        totals::check(spec, &problems)?;
+    }
     let Some(widest) = problems.iter().max_by_key(|p| {
         p.sizes(bounds)
             .iter()
@@ -179,6 +188,7 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
         sizes,
         views: [&views[0], &views[1]],
         elems,
+        totals: totals::words(spec),
         target,
     };
     let fits = |plan: &Plan| -> Result<bool, SpecError> {
@@ -190,14 +200,14 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
     };
     let mut plans: Vec<Vec<Plan>> = Vec::new();
     for plan in choice.plans() {
-        if fits(&plan)? {
+        if (spec.reduced == 0 || totals::has_totals(&plan.kernel)) && fits(&plan)? {
             plans.push(vec![plan; problems.len()]);
         }
     }
     // For few elements and no sum over channels, no tiled kernel is as fast.
     plans.splice(
         0..0,
-        direct.map(|kernels| {
+        direct.filter(|_| spec.reduced == 0).map(|kernels| {
             kernels
                 .into_iter()
                 .map(|kernel| Plan {
@@ -227,7 +237,7 @@ fn candidate(
     let (mut workspace, mut counters) = (0, 0);
     for (problem, plan) in problems.iter().zip(plans) {
         // Problems run one after the other, so they share the workspace and the counters.
-        let (sums, tiles) = emit::shared_between_parts(problem, plan, bounds);
+        let (sums, tiles) = emit::shared_between_all(spec, problem, plan, bounds);
         (workspace, counters) = (workspace.max(sums), counters.max(tiles));
         let emit::Launchable { function, dispatch } =
             emit::product(spec, problem, plan, bounds, target)?;
@@ -255,6 +265,9 @@ fn candidate(
 /// matrix product, or a convolution whose kernel has one element. A convolution is one product
 /// where its images are stored channels-last, and otherwise one product per image.
 pub(crate) fn by_cublaslt(spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
+    if spec.reduced > 0 {
+        return None;
+    }
     let forms = match &spec.body {
         Body::Matmul(body) => {
             let whole = Problem::matmul(spec, body).ok()?;

@@ -27,6 +27,7 @@ pub const PRELUDE: &str = concat!(
     include_str!("choose.cuh"),
     include_str!("../gemm/sides.cuh"),
     include_str!("../gemm/tiles.cuh"),
+    include_str!("../gemm/totals.cuh"),
     include_str!("../gemm/located.cuh"),
     include_str!("../gemm/registers.cuh"),
     include_str!("../gemm/tensor.cuh"),

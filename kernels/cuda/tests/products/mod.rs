@@ -245,7 +245,7 @@ pub enum Pick {
 /// Runs candidates of the cases, compiled together. Kernels that have not run before are run in
 /// every order of threads and their bits compared; others in one order. Where there is a GPU they
 /// also run there. `right` computes the expected result of a case, and `judge` compares.
-fn each<R>(
+pub fn each<R>(
     cases: &[Case],
     pick: Pick,
     right: impl Fn(&Case) -> R,

@@ -69,6 +69,7 @@ impl ReduceCode {
             ReduceOp::ArgMin if float => return position_code::<SmallestFloat>(isa),
             ReduceOp::ArgMax => return position_code::<LargestInt>(isa),
             ReduceOp::ArgMin => return position_code::<SmallestInt>(isa),
+            ReduceOp::SquaredDeviations => unreachable!("no loop has {op:?}"),
         };
         op.visit(lane, Loops { isa, identity })
     }

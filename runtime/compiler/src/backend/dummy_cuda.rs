@@ -75,6 +75,10 @@ impl Target {
         match *self {}
     }
 
+    pub(super) fn has_epilogue_sums(&self, _: &Spec, _: &Env) -> bool {
+        match *self {}
+    }
+
     pub(super) fn cycles_saved(&self, _: &Spec, _: &Spec, _: &Env) -> Option<f64> {
         match *self {}
     }

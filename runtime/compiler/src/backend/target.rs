@@ -81,6 +81,14 @@ impl Target {
         }
     }
 
+    /// Whether there is a kernel for a product with sums in its epilogue.
+    pub(crate) fn has_epilogue_sums(&self, spec: &Spec, bounds: &Env) -> bool {
+        match self {
+            Target::Cpu(_) => false,
+            Target::Cuda(target) => target.has_epilogue_sums(spec, bounds),
+        }
+    }
+
     /// The modelled cycles that a product takes less with the strides of `after`. `None` if its sums
     /// would be computed in another order.
     pub(crate) fn cycles_saved(&self, before: &Spec, after: &Spec, bounds: &Env) -> Option<f64> {

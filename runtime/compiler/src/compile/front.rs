@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
     ChannelsLast, Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS,
-    Rematerialize, StoreChannelsLast,
+    Rematerialize, StoreChannelsLast, SumInEpilogues,
 };
 
 /// The simplified graph, of operations that a target has kernels for.
@@ -23,6 +23,7 @@ pub(super) fn simplified(
     let has_attention = |scores: &_, operands: &[_]| target.has_attention(scores, operands);
     let expand = Expand {
         has_attention: &has_attention,
+        has_epilogue_sums: SumInEpilogues::on(target, options.epilogue_sums).is_some(),
     };
     if !expand.finds(graph) {
         return Ok(passes.run(&options.simplify, graph)?);
@@ -103,11 +104,20 @@ impl Front<'_> {
         ended("lower", program.kernels.len());
         refuse_many_axes(&program)?;
         let channels_last = options.channels_last.unwrap_or(self.options.channels_last);
-        let Some(pass) = StoreChannelsLast::on(self.target, channels_last) else {
+        let sums = self.options.epilogue_sums;
+        let program = match StoreChannelsLast::on(self.target, channels_last, sums) {
+            Some(pass) => {
+                let program = passes.run(&pass, &program)?;
+                ended("channels_last", program.kernels.len());
+                program
+            }
+            None => program,
+        };
+        let Some(pass) = SumInEpilogues::on(self.target, sums) else {
             return Ok(program);
         };
         let program = passes.run(&pass, &program)?;
-        ended("channels_last", program.kernels.len());
+        ended("epilogue_sums", program.kernels.len());
         Ok(program)
     }
 }

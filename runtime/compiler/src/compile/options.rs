@@ -3,7 +3,7 @@
 use slabwise_kernels::cpu::Isa;
 use slabwise_planner::Options;
 
-use crate::passes::{ChannelsLast, Fuse, RowPadding, Simplify};
+use crate::passes::{ChannelsLast, EpilogueSums, Fuse, RowPadding, Simplify};
 use crate::shapes::DynamicShapes;
 
 /// How programs are compiled. Every optimisation that changes no result is on by default; results
@@ -25,6 +25,9 @@ pub struct CompileOptions {
     pub measures: Measures,
     /// Whether images have their channels innermost on a CUDA device, where sums then round otherwise.
     pub channels_last: ChannelsLast,
+    /// Which sums over the results of convolutions a CUDA device computes in their epilogues, where
+    /// they round otherwise.
+    pub epilogue_sums: EpilogueSums,
     /// Which rows of values begin at whole sectors of a CUDA device's memory.
     pub row_padding: RowPadding,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels

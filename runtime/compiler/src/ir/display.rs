@@ -62,6 +62,7 @@ fn function(spec: &Spec) -> String {
             Inst::Reduce(op, _) => match op {
                 ReduceOp::ArgMax => "argmax".to_owned(),
                 ReduceOp::ArgMin => "argmin".to_owned(),
+                ReduceOp::SquaredDeviations => "reduce_deviations".to_owned(),
                 op => format!("reduce_{op:?}").to_lowercase(),
             },
             Inst::Uniform { .. } => "uniform".to_owned(),

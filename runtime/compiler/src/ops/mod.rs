@@ -279,6 +279,7 @@ impl Op {
                 ReduceOp::All => "all",
                 ReduceOp::ArgMax => "argmax",
                 ReduceOp::ArgMin => "argmin",
+                ReduceOp::SquaredDeviations => "squared_deviations",
             },
             Op::Matmul => "matmul",
             Op::Conv2d(_) => "conv2d",

@@ -58,7 +58,12 @@ pub(super) fn gradient(
             Some(g.mul(share, hit))
         }
         ReduceOp::Prod => Some(through_product(g, axes, x, dy, &dims)),
-        ReduceOp::Any | ReduceOp::All | ReduceOp::ArgMax | ReduceOp::ArgMin => None,
+        // Only late passes make it.
+        ReduceOp::SquaredDeviations
+        | ReduceOp::Any
+        | ReduceOp::All
+        | ReduceOp::ArgMax
+        | ReduceOp::ArgMin => None,
     };
     SmallVec::from_iter([dx.filter(|_| g.dtype(x).is_float())])
 }

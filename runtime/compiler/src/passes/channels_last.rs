@@ -22,6 +22,7 @@ use slabwise_kernels::spec::{Body, Dims, Operand, Spec};
 use super::error::PassError;
 use super::pad::{groups, joined};
 use super::pipeline::Pass;
+use super::{EpilogueSums, SumInEpilogues};
 use crate::backend::Target;
 use crate::ir::{KernelCall, Piece, Program, Source, Value};
 
@@ -43,6 +44,8 @@ pub enum ChannelsLast {
 pub struct StoreChannelsLast<'a> {
     /// Which values.
     choice: ChannelsLast,
+    /// The sums that will be in epilogues.
+    sums: EpilogueSums,
     /// The device.
     target: &'a Target,
     /// Bytes that its memory moves per cycle.
@@ -61,10 +64,15 @@ impl Pass for StoreChannelsLast<'_> {
 
 impl<'a> StoreChannelsLast<'a> {
     /// The pass for a device; `None` if that gains nothing, or if nothing is to be changed.
-    pub fn on(target: &'a Target, choice: ChannelsLast) -> Option<StoreChannelsLast<'a>> {
+    pub fn on(
+        target: &'a Target,
+        choice: ChannelsLast,
+        sums: EpilogueSums,
+    ) -> Option<StoreChannelsLast<'a>> {
         let sectors = target.sectors().filter(|_| choice != ChannelsLast::Off)?;
         Some(StoreChannelsLast {
             choice,
+            sums,
             target,
             bytes_per_cycle: sectors.bytes_per_cycle,
         })
@@ -298,8 +306,9 @@ impl<'a> Chooser<'a> {
             .sum()
     }
 
-    /// Whether the convolutions gain more than the other kernels lose.
-    fn is_worthwhile(&self) -> bool {
+    /// Whether the convolutions, and the sums in their epilogues, gain more than the other kernels
+    /// lose in the program with this layout.
+    fn is_worthwhile(&self, stored: &Program) -> bool {
         let calls: BTreeSet<usize> = (self.chosen.iter())
             .flat_map(|region| self.calls[region].iter().copied())
             .collect();
@@ -313,7 +322,9 @@ impl<'a> Chooser<'a> {
                 cost += with - without;
             }
         }
-        before - after > cost + LEAST_GAIN * before
+        let sums = SumInEpilogues::on(self.pass.target, self.pass.sums);
+        let summed = sums.map_or(0.0, |pass| pass.saved(stored));
+        before - after + summed > cost + LEAST_GAIN * before
     }
 
     fn is_chosen(&self, value: usize) -> bool {
@@ -322,14 +333,14 @@ impl<'a> Chooser<'a> {
 
     fn stored(self) -> Program {
         let mut program = self.program.clone();
-        if self.pass.choice == ChannelsLast::Worthwhile && !self.is_worthwhile() {
-            return program;
-        }
         for call in &mut program.kernels {
             call.spec = self.spec(call);
         }
         for (at, value) in program.values.iter_mut().enumerate() {
             value.channels_last = self.images[at].is_some() && self.is_chosen(at);
+        }
+        if self.pass.choice == ChannelsLast::Worthwhile && !self.is_worthwhile(&program) {
+            return self.program.clone();
         }
         program
     }

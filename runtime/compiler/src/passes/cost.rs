@@ -197,10 +197,11 @@ fn code(spec: &Spec, sizes: &Env) -> u64 {
             .map(|d| d.at(sizes).max(0) as u64)
             .fold(1, u64::saturating_mul)
     };
-    let (points, kept) = (
-        count(&spec.dims),
-        count(&spec.dims[..spec.dims.len() - spec.reduced]),
-    );
+    let kept: Vec<Size> = (0..spec.dims.len())
+        .filter(|&axis| !spec.is_reduced(axis))
+        .map(|axis| spec.dims[axis])
+        .collect();
+    let (points, kept) = (count(&spec.dims), count(&kept));
     spec.code
         .iter()
         .zip(spec.per_row())

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, Scores};
 use smallvec::SmallVec;
@@ -30,14 +31,52 @@ pub type HasAttention<'a> = dyn Fn(&Scores, &[(DType, Size)]) -> bool + 'a;
 pub struct Expand<'a> {
     /// The kernels that the device has.
     pub has_attention: &'a HasAttention<'a>,
+    /// Whether products have sums in their epilogues, which choose [`ScalarOp::Near`].
+    pub has_epilogue_sums: bool,
 }
 
 impl Expand<'_> {
     /// Whether the graph has an operation that the device has no kernel for.
     pub fn finds(&self, graph: &Graph) -> bool {
-        graph
-            .ids()
-            .any(|id| is_expanded(graph, id, self.has_attention))
+        graph.ids().any(|id| self.expands(graph, id))
+    }
+
+    /// The graph with attention for which there are no kernels as products and elementwise operations,
+    /// in tiles if there are many queries, and without numbers that nothing chooses.
+    pub fn expand(&self, graph: &Graph) -> Graph {
+        let expands = |id| self.expands(graph, id);
+        let mut out = Graph {
+            nodes: Vec::with_capacity(graph.nodes.len()),
+            ..graph.clone()
+        };
+        let mut segments = graph.origins.iter().map(|o| o.segment).max().unwrap_or(0);
+        let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
+        for id in graph.ids() {
+            let node = graph.node(id);
+            let inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
+            out.current_origin = node.origin;
+            map.push(match &node.op {
+                Op::Attention(scores) if expands(id) => {
+                    forward(&mut out, scores, &inputs, node.dtype, &mut segments)
+                }
+                Op::AttentionGrad { scores, in_turns } if expands(id) => {
+                    let parts = backward(&mut out, scores, &inputs);
+                    join(&mut out, *in_turns, parts)
+                }
+                Op::Scalar(ScalarOp::Near) if expands(id) => inputs[0],
+                op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
+            });
+        }
+        for list in [&mut out.kept, &mut out.outputs] {
+            list.iter_mut().for_each(|id| *id = map[id.at()]);
+        }
+        out.current_origin = graph.current_origin;
+        out
+    }
+
+    fn expands(&self, graph: &Graph, id: NodeId) -> bool {
+        let is_near = graph.node(id).op == Op::Scalar(ScalarOp::Near);
+        is_near && !self.has_epilogue_sums || is_expanded(graph, id, self.has_attention)
     }
 }
 
@@ -47,7 +86,7 @@ impl Pass for Expand<'_> {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(expand(graph, self.has_attention))
+        Ok(self.expand(graph))
     }
 }
 
@@ -63,38 +102,6 @@ fn is_expanded(graph: &Graph, id: NodeId, has_attention: &HasAttention) -> bool 
     };
     let operands: Option<SmallVec<[_; 7]>> = node.inputs.iter().map(operand).collect();
     operands.is_none_or(|operands| !has_attention(scores, &operands))
-}
-
-/// The graph with attention for which there are no kernels as products and elementwise operations,
-/// in tiles if there are many queries.
-pub fn expand(graph: &Graph, has_attention: &HasAttention) -> Graph {
-    let expands = |id| is_expanded(graph, id, has_attention);
-    let mut out = Graph {
-        nodes: Vec::with_capacity(graph.nodes.len()),
-        ..graph.clone()
-    };
-    let mut segments = graph.origins.iter().map(|o| o.segment).max().unwrap_or(0);
-    let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
-    for id in graph.ids() {
-        let node = graph.node(id);
-        let inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
-        out.current_origin = node.origin;
-        map.push(match &node.op {
-            Op::Attention(scores) if expands(id) => {
-                forward(&mut out, scores, &inputs, node.dtype, &mut segments)
-            }
-            Op::AttentionGrad { scores, in_turns } if expands(id) => {
-                let parts = backward(&mut out, scores, &inputs);
-                join(&mut out, *in_turns, parts)
-            }
-            op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
-        });
-    }
-    for list in [&mut out.kept, &mut out.outputs] {
-        list.iter_mut().for_each(|id| *id = map[id.at()]);
-    }
-    out.current_origin = graph.current_origin;
-    out
 }
 
 /// The ranges of the queries of each tile; one for all of an unknown number.

@@ -21,7 +21,7 @@ use crate::ir::{IrError, Program};
 /// operation only, `channels_last` and `pad` for devices that gain by them. Those behind `prepare`
 /// run only under a budget, for each candidate of its search; for some of them, those from `remat`
 /// on run again before. The last one runs for programs of several ranks.
-pub const PASSES: [&str; 16] = [
+pub const PASSES: [&str; 17] = [
     super::Expand::NAME,
     super::Simplify::NAME,
     super::Rematerialize::NAME,
@@ -29,6 +29,7 @@ pub const PASSES: [&str; 16] = [
     super::Fuse::NAME,
     super::Lower::NAME,
     super::StoreChannelsLast::NAME,
+    super::SumInEpilogues::NAME,
     super::PadRows::NAME,
     super::Prepare::NAME,
     super::FusePrologues::NAME,

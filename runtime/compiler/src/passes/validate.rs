@@ -496,7 +496,7 @@ impl<'a> Interpreter<'a> {
 
     /// The term of each instruction. `contents`: of the operands that are loaded.
     fn values(&mut self, spec: &Spec, contents: &[Option<Term>], anchor: Term) -> Vec<Term> {
-        let kept = spec.dims.len() - spec.reduced;
+        let axes = || (0..spec.dims.len()).filter(|&axis| spec.is_reduced(axis));
         let order = self.order(spec);
         let mut values: Vec<Term> = Vec::with_capacity(spec.code.len());
         for inst in &spec.code {
@@ -542,10 +542,14 @@ impl<'a> Interpreter<'a> {
                 }
                 Inst::Cast(a, lane) => self.term(Node::Cast(of(*a), *lane)),
                 Inst::Reduce(op, a) => {
-                    let bind = |i: usize| ((kept + i) as Axis, BOUND + i as Axis);
-                    let bound: Renaming = (0..spec.reduced).map(bind).collect();
+                    let bind = |(i, axis): (Axis, usize)| (axis as Axis, BOUND + i);
+                    // The result has the kept axes alone, from axis 0 on.
+                    let kept = (0..spec.dims.len()).filter(|&axis| !spec.is_reduced(axis));
+                    let kept = kept.zip(0..).map(|(axis, new)| (axis as Axis, new));
+                    let mut bound: Renaming = (0..).zip(axes()).map(bind).chain(kept).collect();
+                    bound.sort_unstable();
                     let reduced = self.renamed(of(*a), &bound);
-                    let lengths = spec.dims[kept..].to_vec();
+                    let lengths = axes().map(|axis| spec.dims[axis]).collect();
                     self.term(Node::Reduce(*op, reduced, lengths, order))
                 }
             };

@@ -18,7 +18,7 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Fmod => x - y * (x / y).trunc(),
         ScalarOp::Neg => -x,
         ScalarOp::Abs => x.abs(),
-        ScalarOp::Detach | ScalarOp::WithSlope => x,
+        ScalarOp::Detach | ScalarOp::Near | ScalarOp::WithSlope => x,
         ScalarOp::Clamp if x < y => y,
         ScalarOp::Clamp if x > args[2] => args[2],
         ScalarOp::Clamp => x,

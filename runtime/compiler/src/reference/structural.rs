@@ -62,6 +62,10 @@ fn fold(op: ReduceOp, list: &[f64], dtype: DType) -> f64 {
         ReduceOp::All => f64::from(u8::from(list.iter().all(|&v| v != 0.0))),
         ReduceOp::ArgMax => first_extreme(list, |a, b| a > b) as f64,
         ReduceOp::ArgMin => first_extreme(list, |a, b| a < b) as f64,
+        ReduceOp::SquaredDeviations => {
+            let mean = list.iter().sum::<f64>() / list.len() as f64;
+            list.iter().map(|x| (x - mean) * (x - mean)).sum()
+        }
     }
 }
 

@@ -99,6 +99,10 @@ impl Target {
         slabwise_cuda::cycles(spec, bounds, &self.target)
     }
 
+    pub(in crate::backend) fn has_epilogue_sums(&self, spec: &Spec, bounds: &Env) -> bool {
+        slabwise_cuda::has_epilogue_sums(spec, bounds, &self.target)
+    }
+
     pub(in crate::backend) fn cycles_saved(
         &self,
         before: &Spec,

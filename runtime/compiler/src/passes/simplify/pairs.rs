@@ -27,7 +27,7 @@ pub(super) fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Optio
         ReduceOp::Max | ReduceOp::Min | ReduceOp::Any | ReduceOp::All => true,
         // Integers wrap, which is associative; floats round.
         ReduceOp::Sum | ReduceOp::Prod => inner.dtype == DType::I32,
-        ReduceOp::ArgMax | ReduceOp::ArgMin => false,
+        ReduceOp::ArgMax | ReduceOp::ArgMin | ReduceOp::SquaredDeviations => false,
     };
     let mut both: Axes = axes.iter().chain(more).copied().collect();
     both.sort_unstable();

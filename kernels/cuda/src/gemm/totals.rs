@@ -1,0 +1,241 @@
+//! Sums over the rows of a product's result, one for each column: reductions in its epilogue.
+//!
+//! The sums of a norm's statistics, and of its gradients, are of values that a product's kernel has
+//! at hand as it writes its result. Each block adds them for the rows of its tile, and the last
+//! blocks add those of all tiles in a fixed order (`totals.cuh`), so that no other kernel reads the
+//! result again.
+
+use slabwise_kernels::dtype::Lane;
+use slabwise_kernels::spec::{Inst, ReduceOp, Spec, SpecError, Store, ValueId};
+
+use super::emit::Writer;
+use super::plan::Plan;
+use super::problem::{Count, Problem};
+use super::tiles::Kernel;
+use crate::code::{Code, Site};
+
+/// Most floats that a thread keeps for its totals.
+const WORDS_MAX: usize = 8;
+/// Most tiles whose totals one block adds alone: reading those of more takes longer than a second
+/// level of blocks.
+const ALONE: i64 = 64;
+
+/// The reductions of an epilogue.
+pub(super) struct Totals {
+    /// Plain sums: the reduction and its argument.
+    sums: Vec<(ValueId, ValueId)>,
+    /// Values whose mean and squared deviations are summed: the argument of such a reduction, and
+    /// the reductions that are one.
+    spreads: Vec<(ValueId, Vec<ValueId>)>,
+    /// Sums of a value among the spreads, which follow from its mean.
+    of_spreads: Vec<(ValueId, usize)>,
+    /// For each value whether it depends on a reduction.
+    follows: Vec<bool>,
+}
+
+impl Totals {
+    /// The reductions of a product; `None` if it has none.
+    pub fn of(code: &Code) -> Result<Option<Totals>, SpecError> {
+        let spec = code.spec;
+        if spec.reduced == 0 {
+            return Ok(None);
+        }
+        let mut totals = Totals {
+            sums: Vec::new(),
+            spreads: Vec::new(),
+            of_spreads: Vec::new(),
+            follows: Vec::with_capacity(spec.code.len()),
+        };
+        for inst in &spec.code {
+            let depends = inst
+                .arguments()
+                .iter()
+                .any(|&a| totals.follows[usize::from(a)]);
+            if depends {
+                return Err(refused("work on the sums of an epilogue"));
+            }
+            totals.follows.push(inst.is_reduce());
+        }
+        let reductions = || {
+            code.needed().filter_map(|i| match spec.code[i] {
+                Inst::Reduce(op, arg) => Some((i as ValueId, op, arg)),
+                _ => None,
+            })
+        };
+        for (value, op, arg) in reductions() {
+            if code.lane(arg) != Lane::F32 {
+                return Err(refused("sums of integers in an epilogue"));
+            }
+            match op {
+                ReduceOp::Sum => {}
+                ReduceOp::SquaredDeviations => {
+                    match totals.spreads.iter_mut().find(|(of, _)| *of == arg) {
+                        Some((_, list)) => list.push(value),
+                        None => totals.spreads.push((arg, vec![value])),
+                    }
+                }
+                _ => return Err(refused("reductions other than sums in an epilogue")),
+            }
+        }
+        for (value, op, arg) in reductions() {
+            if op == ReduceOp::Sum {
+                match totals.spreads.iter().position(|(of, _)| *of == arg) {
+                    Some(spread) => totals.of_spreads.push((value, spread)),
+                    None => totals.sums.push((value, arg)),
+                }
+            }
+        }
+        if totals.words() > WORDS_MAX {
+            return Err(refused("so many sums in an epilogue"));
+        }
+        Ok(Some(totals))
+    }
+
+    /// Floats of a column.
+    fn words(&self) -> usize {
+        self.sums.len() + 2 * self.spreads.len()
+    }
+
+    /// The name of the type of a thread's totals.
+    fn parameters(&self) -> String {
+        format!("{}, {}", self.sums.len(), self.spreads.len())
+    }
+
+    /// Declares the totals of the thread.
+    pub fn declaration(&self) -> String {
+        format!("ThreadTotals<{}> totals;\n", self.parameters())
+    }
+
+    /// The program at a point: stores, and what the thread adds.
+    pub fn point(&self, code: &Code, site: &dyn Site) -> String {
+        let mut text = String::new();
+        for i in code.needed().filter(|&i| !self.follows[i]) {
+            text += &code.statement(i, site);
+        }
+        for store in self.stores(code.spec, false) {
+            text += &code.store(store, site);
+        }
+        for (i, (_, arg)) in self.sums.iter().enumerate() {
+            text += &format!("totals.add<{i}>({});\n", site.value(*arg));
+        }
+        for (i, (arg, _)) in self.spreads.iter().enumerate() {
+            text += &format!("totals.spread<{i}>({});\n", site.value(*arg));
+        }
+        text + "++totals.count;\n"
+    }
+
+    /// Stores of reductions, or of values at points.
+    fn stores<'a>(&'a self, spec: &'a Spec, reduced: bool) -> impl Iterator<Item = &'a Store> {
+        let is_wanted = move |store: &&Store| self.follows[usize::from(store.value)] == reduced;
+        spec.stores.iter().filter(is_wanted)
+    }
+
+    /// The statements behind the last point: joins the totals of all blocks and stores them. A tile
+    /// has so many threads, rows and columns; `partial` and `counters` are addresses.
+    pub fn finish(
+        &self,
+        writer: &mut Writer,
+        code: &Code,
+        [threads, rows, columns]: [i64; 3],
+        [partial, counters, group]: [String; 3],
+    ) -> String {
+        let (point, coordinates) = writer.point();
+        let mut stores = String::new();
+        let first = self.sums.len();
+        for (i, (value, _)) in self.sums.iter().enumerate() {
+            stores += &format!("const float {} = all.of[{i}];\n", point.value(*value));
+        }
+        for (i, (_, values)) in self.spreads.iter().enumerate() {
+            for value in values {
+                let at = first + 2 * i + 1;
+                stores += &format!("const float {} = all.of[{at}];\n", point.value(*value));
+            }
+        }
+        for (value, spread) in &self.of_spreads {
+            let at = first + 2 * spread;
+            let value = point.value(*value);
+            stores += &format!("const float {value} = all.of[{at}] * float(all.count);\n");
+        }
+        for store in self.stores(code.spec, true) {
+            stores += &code.store(store, &point);
+        }
+        format!(
+            "finish_totals<{threads}, {rows}, {columns}>(totals, share, shared, reinterpret_cast<float*>({partial}), \
+             reinterpret_cast<unsigned*>({counters}), int({group}), [&](int column, const Totals<{}>& all) {{\n\
+             const int row = 0;\n{coordinates}{stores}}});\n",
+            self.parameters()
+        )
+    }
+}
+
+/// Whether a kernel can sum the rows of its result: those in tiles can.
+pub(crate) fn has_totals(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::Registers(_) | Kernel::Tensor(..))
+}
+
+/// Fails unless the columns of a product are the axis along which its sums lie.
+pub(crate) fn check(spec: &Spec, problems: &[Problem]) -> Result<(), SpecError> {
+    let [problem] = problems else {
+        return Err(refused("sums over a result in several products"));
+    };
+    let kept = (0..spec.dims.len()).find(|&axis| !spec.is_reduced(axis));
+    let whole = Count::fixed(1);
+    if problem.deep.contains(&Count::fixed(0)) {
+        return Err(refused("sums over a result that is a product of nothing"));
+    }
+    match problem.columns[..] {
+        [columns]
+            if Some(columns.dim) == kept
+                && columns.from == 0
+                && problem.batch.iter().all(|axis| axis.count == whole) =>
+        {
+            Totals::of(&Code::new(spec)?).map(|_| ())
+        }
+        _ => Err(refused(
+            "sums over a result whose columns are not its channels",
+        )),
+    }
+}
+
+fn refused(what: &str) -> SpecError {
+    SpecError::unsupported(what)
+}
+
+/// Floats of a column in the sums of a product's epilogue.
+pub(crate) fn words(spec: &Spec) -> usize {
+    match Code::new(spec).and_then(|code| Totals::of(&code)) {
+        Ok(Some(totals)) => totals.words(),
+        _ => 0,
+    }
+}
+
+/// The tiles of totals that are added at once, of so many tiles of rows: all, or as many as there are
+/// groups.
+pub(super) fn group(down: i64) -> i64 {
+    if down <= ALONE {
+        return down.max(1);
+    }
+    let root = (down as u64).isqrt() as i64;
+    root + i64::from(root * root < down)
+}
+
+/// The workspace of the totals of a product in tiles of `rows` × `columns`, bytes, and the number of
+/// counters, for all sizes up to these.
+pub(super) fn shared_between_blocks(
+    spec: &Spec,
+    plan: &Plan,
+    [rows, columns]: [i64; 2],
+) -> (u64, usize) {
+    let words = words(spec) as u64;
+    if words == 0 {
+        return (0, 0);
+    }
+    let [high, wide] = plan.kernel.tile();
+    let down = (rows + high - 1) / high;
+    let across = ((columns + wide - 1) / wide) as u64;
+    // Fewer tiles may have one group more, because groups are whole, and a second level where more
+    // have one.
+    let groups = (down + group(down) - 1) / group(down) + 1;
+    let bytes = (across * down as u64 * wide as u64 * words).saturating_mul(4);
+    (bytes, across as usize * (1 + groups as usize))
+}

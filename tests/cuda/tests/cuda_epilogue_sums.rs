@@ -1,0 +1,202 @@
+//! Sums in the epilogues of convolutions, on a GPU where one is required, else on a driver without a
+//! device: the same training as with kernels of their own, up to the rounding of sums.
+
+#[path = "../../support/splitmix.rs"]
+mod splitmix;
+
+use ndarray::ArrayD;
+use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
+use slabwise::optim::Sgd;
+use slabwise::params::Scope;
+use slabwise::prelude::*;
+use slabwise::{ChannelsLast, CompileOptions, EpilogueSums, Precision, Tuning};
+use slabwise_cuda::fake::TestDevice;
+use splitmix::Rng;
+
+const BATCH: usize = 12;
+const SIDE: usize = 9;
+const CHANNELS: usize = 4;
+const CLASSES: usize = 5;
+const STEPS: usize = 3;
+
+/// Residual blocks with norms, of 1×1 and 3×3 kernels.
+struct Network {
+    stem: (Conv2d, BatchNorm2d),
+    blocks: Vec<[(Conv2d, BatchNorm2d); 2]>,
+    head: Linear,
+}
+
+impl Network {
+    fn new(at: &Scope) -> Network {
+        let part = |name: String, from: usize, to: usize, side: usize| {
+            let at = at / name.as_str();
+            let conv = Conv2d::new(&at / "conv", from, to, side).padding(side / 2);
+            (conv, BatchNorm2d::new(&at / "norm", to))
+        };
+        let block = |i: usize| {
+            [
+                part(format!("block{i}.a"), 16, 24, 3 - 2 * (i % 2)),
+                part(format!("block{i}.b"), 24, 16, 3),
+            ]
+        };
+        Network {
+            stem: part("stem".into(), CHANNELS, 16, 3),
+            blocks: (0..2).map(block).collect(),
+            head: Linear::new(at / "head", 16, CLASSES),
+        }
+    }
+
+    fn logits<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let normed =
+            |x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)| x.apply(conv).apply(norm);
+        let stem = normed(x, &self.stem).relu();
+        let last = self.blocks.iter().fold(stem, |x, [a, b]| {
+            (normed(normed(x, a).relu(), b) + x).relu()
+        });
+        last.mean_over([2, 3]).apply(&self.head)
+    }
+}
+
+/// A training in this way: the losses, all weights and state afterwards, and the kernels of a step.
+struct Trained {
+    losses: Vec<f32>,
+    state: Vec<ArrayD<f32>>,
+    kernels: usize,
+}
+
+fn trained(
+    device: Device,
+    sums: EpilogueSums,
+    precision: Precision,
+    (offset, budget): (f32, Option<f64>),
+) -> Option<Trained> {
+    let params = Params::seeded(7);
+    let network = Network::new(&params.root());
+    let trace = Trace::training().with_precision(precision);
+    let images = trace.input("images", F32, (BATCH, CHANNELS, SIDE, SIDE));
+    let labels = trace.input("labels", I32, (BATCH,));
+    let loss = network.logits(images).cross_entropy(labels);
+    trace.minimize(loss, Sgd::new(0.05).momentum(0.9));
+    let options = CompileOptions {
+        channels_last: ChannelsLast::All,
+        epilogue_sums: sums,
+        tuning: Tuning::Off,
+        ..CompileOptions::default()
+    };
+    let mut session = Session::new(device, params)
+        .expect("a session")
+        .with_threads(1)
+        .with_options(options);
+    if let Some(part) = budget {
+        session = session.with_budget(Budget::Fraction(part));
+    }
+    let program = match session.compile(&trace, [loss]) {
+        Err(slabwise::Error::Budget { .. }) if budget.is_some() => return None,
+        compiled => compiled.expect("it compiles"),
+    };
+    let mut rng = Rng(11);
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let shape = [BATCH, CHANNELS, SIDE, SIDE];
+        let images = ArrayD::from_shape_fn(&shape[..], |_| {
+            offset + rng.below(2000) as f32 / 1000.0 - 1.0
+        });
+        let labels: Vec<i32> = (0..BATCH).map(|i| ((i + step) % CLASSES) as i32).collect();
+        let [loss] = session.run(&program, (&images, &labels)).expect("a step");
+        losses.push(loss.item());
+    }
+    assert_eq!(
+        session.last_run().peak_slab_bytes,
+        program.plan().slab_bytes(),
+        "measured is planned"
+    );
+    let names: Vec<String> = session.names().map(String::from).collect();
+    let state = names
+        .iter()
+        .map(|name| session.value(name).expect("it is there"));
+    Some(Trained {
+        losses,
+        state: state.collect(),
+        kernels: program.plan().kernels(),
+    })
+}
+
+/// The largest difference of losses and of weights and state, these as parts of the largest number of
+/// each.
+fn apart(a: &Trained, b: &Trained) -> f32 {
+    let losses = a.losses.iter().zip(&b.losses).map(|(a, b)| (a - b).abs());
+    let values = a.state.iter().zip(&b.state).map(|(a, b)| {
+        // Momentum of a bias before a norm, whose gradient is 0, is rounding alone.
+        let scale = a.iter().fold(1e-2f32, |most, x| most.max(x.abs()));
+        let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+        apart.fold(0f32, f32::max) / scale
+    });
+    losses.chain(values).fold(0f32, f32::max)
+}
+
+#[test]
+fn training_is_the_same_up_to_rounding() {
+    let Some(_device) = TestDevice::find() else {
+        return;
+    };
+    for (precision, offset, most) in [
+        (Precision::F32, 0.0, 1e-4),
+        // Numbers far from zero, whose mean is much larger than their deviation.
+        (Precision::F32, 30.0, 2e-3),
+        (Precision::Bf16, 0.0, 0.1),
+    ] {
+        let run =
+            |device, sums| trained(device, sums, precision, (offset, None)).expect("no budget");
+        let off = run(Device::Cuda(0), EpilogueSums::Off);
+        let all = run(Device::Cuda(0), EpilogueSums::All);
+        let cpu = run(Device::Cpu, EpilogueSums::All);
+        let what = format!("{precision:?}, offset {offset}");
+        // Each of five norms has a kernel less: that of the number near the mean.
+        assert!(
+            all.kernels + 5 <= off.kernels,
+            "{what}: {} kernels instead of {}",
+            all.kernels,
+            off.kernels
+        );
+        // Kernels that round otherwise drift apart in as many steps, by as much as other devices do.
+        let [drift, by_sums, by_both] =
+            [(&off, &cpu), (&all, &off), (&all, &cpu)].map(|(a, b)| apart(a, b));
+        let what = format!("{what}: drift {drift}, with sums in epilogues {by_sums} and {by_both}");
+        println!("{what}");
+        assert!(
+            by_sums.max(by_both) <= 4.0 * drift && drift <= most,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_budget_changes_no_bit() {
+    let Some(_device) = TestDevice::find() else {
+        return;
+    };
+    let run = |budget| {
+        trained(
+            Device::Cuda(0),
+            EpilogueSums::All,
+            Precision::F32,
+            (0.0, budget),
+        )
+    };
+    let all = run(None).expect("no budget");
+    let mut compared = 0;
+    for part in [0.95, 0.85, 0.75] {
+        if let Some(within) = run(Some(part)) {
+            compared += 1;
+            assert!(
+                within.losses == all.losses,
+                "{part} of the slab: other losses"
+            );
+            assert!(
+                within.state == all.state,
+                "{part} of the slab: other weights"
+            );
+        }
+    }
+    assert!(compared > 0, "no budget was kept");
+}
