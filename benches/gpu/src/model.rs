@@ -13,7 +13,7 @@ use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
     ChannelsLast, EpilogueSums, Expand, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS,
     RowPadding, Simplify, StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, moved,
-    operations, rematerialize, simplify,
+    operations, rematerialize, round_gradients, simplify,
 };
 use slabwise_cuda::{Description, Dispatch, Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -173,6 +173,10 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
         has_epilogue_sums: true,
     };
     let simple = simplify(&expand.expand(&graph), &Simplify::default());
+    let simple = match round_gradients(&simple) {
+        Some(rounded) => simplify(&rounded, &Simplify::default()),
+        None => simple,
+    };
     let graph = legalize(
         &rematerialize(&simple, Some(REMAT_MIN_ELEMENTS)),
         HalfProducts::OfOneType,

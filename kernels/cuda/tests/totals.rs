@@ -6,116 +6,17 @@ mod products;
 
 use common::{Case, Choices, TARGET, available};
 use products::convolution::Shape;
-use products::{Pick, contiguous, each, matmul, numbers, strided, typed};
+use products::sums::{innermost, judge, summed};
+use products::{Pick, each, matmul, strided};
 use slabwise_cuda::{Target, candidates};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{ConvKind, Inst, Operand, ReduceOp, Spec, Store};
-
-/// The columns of a product: the channels of images, else the last axis.
-fn columns(spec: &Spec) -> usize {
-    (0..spec.dims.len())
-        .find(|&axis| !spec.is_reduced(axis))
-        .expect("an axis is kept")
-}
-
-/// The product with a sum of its elements, one of their products with those of another tensor, and
-/// their squared deviations, for each column; `which` tells which of the three.
-fn summed(mut spec: Spec, which: [bool; 3]) -> Spec {
-    spec.reduced = spec.dims.len() - 1;
-    let kept = columns(&spec);
-    let column = |axis: usize| Size::fixed(i64::from(axis == kept));
-    let sums = Operand {
-        dtype: DType::F32,
-        offset: Size::fixed(0),
-        strides: (0..spec.dims.len()).map(column).collect(),
-    };
-    spec.operands.push(Operand {
-        dtype: DType::F32,
-        ..spec.operands[0].clone()
-    });
-    spec.code.extend([
-        Inst::Load(1),
-        Inst::Op(ScalarOp::Mul, [0, 1, 0]),
-        Inst::Reduce(ReduceOp::Sum, 0),
-        Inst::Reduce(ReduceOp::Sum, 2),
-        Inst::Reduce(ReduceOp::SquaredDeviations, 0),
-    ]);
-    for (value, _) in [3, 4, 5]
-        .into_iter()
-        .zip(which)
-        .filter(|(_, wanted)| *wanted)
-    {
-        spec.stores.push(Store {
-            value,
-            operand: spec.operands.len() as u16,
-        });
-        spec.operands.push(sums.clone());
-    }
-    spec
-}
-
-/// The rows of each column: result and other tensor.
-fn rows(case: &Case, result: &[f64], other: &[f64]) -> Vec<Vec<[f64; 2]>> {
-    let spec = &case.spec;
-    let kept = columns(spec);
-    let dims: Vec<usize> = spec.dims.iter().map(|d| d.usize_at(&case.env)).collect();
-    let strides: Vec<usize> = spec.operands[0]
-        .strides
-        .iter()
-        .map(|s| s.usize_at(&case.env))
-        .collect();
-    let mut list = vec![Vec::new(); dims[kept]];
-    for flat in 0..dims.iter().product() {
-        let (mut rest, mut place, mut column) = (flat, 0, 0);
-        for axis in (0..dims.len()).rev() {
-            let at = rest % dims[axis];
-            rest /= dims[axis];
-            place += at * strides[axis];
-            column = if axis == kept { at } else { column };
-        }
-        list[column].push([result[place], other[place]]);
-    }
-    list
-}
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{ConvKind, Spec};
 
 /// Fails unless every candidate has the sums of the result that it stored.
 fn check(cases: &[Case], which: [bool; 3]) {
-    each(
-        cases,
-        Pick::All,
-        |_| (),
-        |case, (), what, got| {
-            let first = got.len() - case.spec.operands.len();
-            let of = |k: usize| numbers(case.spec.operands[k].dtype, &got[first + k]);
-            let rows = rows(case, &of(0), &of(1));
-            let mut operands = 2..;
-            for (kind, _) in (0..3).zip(which).filter(|(_, wanted)| *wanted) {
-                let sums = of(operands.next().expect("it has no end"));
-                for (column, rows) in rows.iter().enumerate() {
-                    let count = rows.len() as f64;
-                    let mean = rows.iter().map(|r| r[0]).sum::<f64>() / count;
-                    let term = |[x, y]: &[f64; 2]| match kind {
-                        0 => *x,
-                        1 => x * y,
-                        _ => (x - mean) * (x - mean),
-                    };
-                    let sum: f64 = rows.iter().map(term).sum();
-                    let scale: f64 = rows.iter().map(|r| term(r).abs()).sum();
-                    // Of the deviations, the difference that the mean's rounding makes.
-                    let own = if kind == 2 { count * mean * mean } else { 0.0 };
-                    let epsilon = f64::from(f32::EPSILON);
-                    let bound = (count + 8.0) * epsilon * (scale + own * epsilon) + 1e-30;
-                    let (actual, expected) = (sums[column], sum);
-                    assert!(
-                        (actual - expected).abs() <= bound,
-                        "{what}: sum {kind} of column {column} is {actual}, not {expected} ± {bound}"
-                    );
-                }
-            }
-        },
-    );
+    let judge = |case: &Case, (): &(), what: &str, got: &[Vec<u8>]| judge(case, which, what, got);
+    each(cases, Pick::All, |_| (), judge);
 }
 
 /// Few multiprocessors, tensor cores of one type.
@@ -173,14 +74,8 @@ fn of_images_whose_channels_are_innermost() {
             (Shape::simple(2, 16, 40, 9, 3, 1), DType::F16),
         ] {
             for kind in [ConvKind::Forward, ConvKind::InputGrad] {
-                let innermost = |space: [usize; 4], dtype| {
-                    let [_, c, h, w] = space;
-                    typed(dtype, 0, &[c * h * w, 1, w * c, c])
-                };
-                let [a, b, out] = shape.spaces(kind);
-                let weight = typed(dtype, 0, &contiguous(&b));
-                let operands = [innermost(a, dtype), weight, innermost(out, DType::F32)];
-                let spec = summed(shape.spec(kind, operands), which);
+                let shape = Shape { dtype, ..shape };
+                let spec = summed(innermost(&shape, kind), which);
                 let mut case = Case::new(format!("{kind:?} {shape:?} {dtype}"), spec, &mut choices);
                 case.target = target(dtype == DType::F32);
                 cases.push(case);
@@ -226,13 +121,8 @@ fn what_no_kernel_sums_is_refused() {
         stride: [2, 2],
         ..shape
     };
-    let innermost = |space: [usize; 4]| {
-        let [_, c, h, w] = space;
-        strided(0, &[c * h * w, 1, w * c, c])
-    };
-    let operands = strided_shape.spaces(ConvKind::InputGrad).map(innermost);
     refused(summed(
-        strided_shape.spec(ConvKind::InputGrad, operands),
+        innermost(&strided_shape, ConvKind::InputGrad),
         [true; 3],
     ));
 }

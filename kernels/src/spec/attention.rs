@@ -229,7 +229,7 @@ impl AttentionGrad {
         self.of.check_operands(spec, "the attention")?;
         let rank = spec.dims.len();
         check_operand("the gradient", &self.dy, rank, &FLOATS)?;
-        check_operand("the result", &self.gradients, rank, &[DType::F32])?;
+        check_operand("the result", &self.gradients, rank, &FLOATS)?;
         if self.in_turns && self.queries != self.of.keys {
             return Err(SpecError::AttentionTurns);
         }

@@ -104,6 +104,7 @@ fn reduce(op: ReduceOp, values: &[Value], lane: Lane) -> Value {
         ReduceOp::Any => both(ScalarOp::Or, Value::Bool(false)),
         ReduceOp::All => both(ScalarOp::And, Value::Bool(true)),
         ReduceOp::ArgMax => first_best(&|new, old| new > old),
+        ReduceOp::SquaredDeviations => panic!("no loop has it"),
         ReduceOp::ArgMin => first_best(&|new, old| new < old),
     }
 }

@@ -51,6 +51,8 @@ pub struct Capabilities {
     /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
     /// that it reads after the kernels are chosen.
     pub late_epilogues: bool,
+    /// The gradient of attention may be rounded by the kernels that compute it.
+    pub rounds_attention_gradients: bool,
     /// A product may sum values of its epilogue over its rows.
     pub epilogue_sums: bool,
     /// A convolution may compute its input while it reads it.

@@ -109,12 +109,13 @@ impl TensorOperand {
 impl Convolution {
     /// The spec's convolution as the library could compute it; `None` if it could not.
     pub fn of(spec: &Spec, bounds: &Env, target: &Target) -> Option<Convolution> {
-        if spec.reduced > 0 {
-            return None;
-        }
         let Body::Conv2d(body) = &spec.body else {
             return None;
         };
+        // Sums of the epilogue need the channels of a position together.
+        if spec.reduced > 0 && order(body, bounds) != CHANNELS_LAST {
+            return None;
+        }
         let fixed = [
             body.ci,
             body.co,
@@ -456,7 +457,11 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
             .collect::<Vec<Axis>>()
     };
     let [batch, row, inner @ ..] = order(body, bounds);
-    let (batch, rows, columns) = (axes(&[batch]), axes(&[row]), axes(&inner));
+    let (batch, rows, columns) = match spec.reduced {
+        0 => (axes(&[batch]), axes(&[row]), axes(&inner)),
+        // All positions are rows.
+        _ => (vec![], axes(&[batch, row, inner[0]]), axes(&inner[1..])),
+    };
     Problem {
         batch,
         rows,

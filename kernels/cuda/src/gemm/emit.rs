@@ -8,7 +8,7 @@ use slabwise_kernels::spec::{Spec, SpecError};
 use super::plan::{ALONE, GROUP, Method, Plan, SumOrder};
 use super::problem::{Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor};
 use super::tiles::{Elem, Kernel};
-use super::totals::{self, Totals};
+use super::totals::{self, Shared, Totals};
 use crate::abi::{Dispatch, Function, Target, Word};
 use crate::code::Code;
 use crate::lowered::Lowered;
@@ -196,21 +196,26 @@ pub fn shared_between_all(
     plan: &Plan,
     bounds: &Env,
 ) -> (u64, usize) {
-    let [rows, columns, ..] = problem.sizes(bounds);
     let (sums, counters) = shared_between_parts(problem, plan, bounds);
-    match totals::shared_between_blocks(spec, plan, [rows, columns]) {
-        (0, 0) => (sums, counters),
-        (bytes, more) => (sums.next_multiple_of(TOTALS_ALIGN) + bytes, counters + more),
-    }
+    with_totals(spec, problem, plan.kernel.tile(), (sums, counters), bounds)
 }
 
-/// The alignment of the totals in the workspace, bytes.
-const TOTALS_ALIGN: u64 = 256;
-
-/// The tiles of rows whose totals are added at once.
-fn number_of_group(problem: &Arc<Problem>, high: i64) -> Number {
-    let problem = problem.clone();
-    number(move |env| totals::group((problem.sizes(env)[0] + high - 1) / high))
+/// A workspace of so many bytes, and so many counters, with those of totals in tiles behind them.
+fn with_totals(
+    spec: &Spec,
+    problem: &Problem,
+    tile: [i64; 2],
+    (workspace, counters): (u64, usize),
+    bounds: &Env,
+) -> (u64, usize) {
+    let [rows, columns, ..] = problem.sizes(bounds);
+    match totals::shared_between_blocks(spec, tile, [rows, columns]) {
+        (0, 0) => (workspace, counters),
+        (bytes, more) => {
+            let Shared { partial, counters } = Shared::behind(workspace, counters);
+            (partial + bytes, counters + more)
+        }
+    }
 }
 
 /// The launch of a product by a plan, or, of one that sums nothing, of its epilogue alone.
@@ -289,18 +294,8 @@ pub fn product(
     if let Some(totals) = &totals {
         let tile = [kernel.threads(), kernel.tile()[0], kernel.tile()[1]];
         let (sums, counters) = shared_between_parts(problem, plan, bounds);
-        let partial = writer
-            .params
-            .address(Word::Workspace(sums.next_multiple_of(TOTALS_ALIGN)));
-        let first = writer.params.address(Word::Counters);
-        let own = writer.params.number(&number(move |_| 4 * counters as i64));
-        let group = number_of_group(&sized_problem, tile[1]);
-        let at = [
-            partial,
-            format!("{first} + {own}"),
-            writer.params.number(&group),
-        ];
-        body += &totals.finish(&mut writer, &code, tile, at);
+        let shared = Shared::behind(sums, counters);
+        body += &totals.finish(&mut writer, &code, tile, shared);
     }
     let held = match plan.parts {
         1 => kernel.blocks(),
@@ -473,8 +468,8 @@ fn epilogue_alone(
     ))
 }
 
-/// The epilogue kernel for sums that a library left at the start of a workspace of so many bytes,
-/// see [`epilogue_alone`].
+/// The epilogue kernel for sums that a library left at the start of a workspace of so many bytes, see
+/// [`epilogue_alone`].
 pub fn library_epilogue(
     spec: &Spec,
     problem: &Problem,
@@ -483,11 +478,74 @@ pub fn library_epilogue(
     parts: Number,
     workspace: u64,
 ) -> Result<Lowered, SpecError> {
-    let Launchable { function, dispatch } =
-        epilogue_alone(spec, problem, bounds, target, Some(parts))?;
-    Ok(Lowered::new(vec![function], workspace, move |env| {
-        vec![dispatch(env)]
-    }))
+    let Launchable { function, dispatch } = match spec.reduced {
+        0 => epilogue_alone(spec, problem, bounds, target, Some(parts))?,
+        _ => epilogue_in_tiles(spec, problem, bounds, target, parts, workspace)?,
+    };
+    let shared = with_totals(spec, problem, EPILOGUE_TILE, (workspace, 0), bounds);
+    let lowered = Lowered::new(vec![function], shared.0, move |env| vec![dispatch(env)]);
+    Ok(lowered.with_counters(shared.1))
+}
+
+/// Rows and columns of the tiles of [`epilogue_in_tiles`].
+const EPILOGUE_TILE: [i64; 2] = [64, 64];
+
+/// The same with totals, whose blocks have a tile of the sums each.
+fn epilogue_in_tiles(
+    spec: &Spec,
+    problem: &Problem,
+    bounds: &Env,
+    target: &Target,
+    parts: Number,
+    workspace: u64,
+) -> Result<Launchable, SpecError> {
+    totals::check(spec, std::slice::from_ref(problem))?;
+    let code = Code::new(spec)?;
+    let totals = Totals::of(&code)?.ok_or_else(|| SpecError::unsupported("no sums"))?;
+    let mut writer = Writer {
+        spec,
+        problem,
+        params: Params::new(spec, bounds, target),
+    };
+    let sized_problem = Arc::new(problem.clone());
+    let of = |i: usize| {
+        let problem = sized_problem.clone();
+        number(move |env| problem.sizes(env)[i])
+    };
+    let fixed = |n: i64| number(move |_| n);
+    // One product of one part without a contracted axis.
+    let share = [of(0), of(1), fixed(0), fixed(1), fixed(0), fixed(1)];
+    let share = writer.params.block(share);
+    let partial = writer.params.address(Word::Workspace(0));
+    let parts = writer.params.number(&parts);
+    let [high, wide] = EPILOGUE_TILE;
+    let mut body = format!(
+        "const Share<{share}, {high}, {wide}> share(p.w);\nconst int batch = 0;\n\
+         const int total = share.rows * share.columns;\n"
+    );
+    body += &pointers(&code, &mut writer.params);
+    body += &writer.epilogue_ahead(&code, Some(&totals));
+    body += &format!(
+        "SHARED_BYTES(float, shared);\n\
+         struct Held {{\nenum {{ COUNT = Loaded::COUNT + 1 }};\nLoaded loaded;\nfloat sum;\n}};\n\
+         give_slice<{high} * {wide}, {THREADS}>([&](int at) {{\n\
+         return Given{{share.row + at / {wide}, share.column + at % {wide}, 0.0f}};\n}}, share,\n\
+         [&](int row, int column) {{\n\
+         return Held{{load(row, column), sum_of_parts(reinterpret_cast<const float*>({partial}), row * share.columns + column, total, int({parts}))}};\n}},\n\
+         [&](int row, int column, float, const Held& given) {{ take(row, column, given.sum, given.loaded); }});\n"
+    );
+    let tile = [i64::from(THREADS), high, wide];
+    body += &totals.finish(&mut writer, &code, tile, Shared::behind(workspace, 0));
+    let function = writer.params.function("gemm_totals", THREADS, &body);
+    let blocks = move |env: &Env| {
+        let [rows, columns, ..] = sized_problem.sizes(env);
+        ((rows + high - 1) / high).saturating_mul((columns + wide - 1) / wide)
+    };
+    let shape = Shape {
+        block: i64::from(THREADS),
+        shared_bytes: totals.shared_bytes(i64::from(THREADS)),
+    };
+    Ok(launchable(function, writer.params, shape, blocks))
 }
 
 /// The views of both operands for their kernel.

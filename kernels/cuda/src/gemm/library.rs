@@ -97,6 +97,11 @@ impl Form {
         }
     }
 
+    /// The problem of the spec, as a list.
+    pub fn problems(&self) -> &[Problem] {
+        std::slice::from_ref(&self.problem)
+    }
+
     /// The product `apart` for each element of an axis that `whole` contracts or has along its
     /// columns. In the first case the results are added.
     pub fn of_parts(whole: &Problem, apart: Problem) -> Form {

@@ -6,12 +6,13 @@
 //! result again.
 
 use slabwise_kernels::dtype::Lane;
+use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Inst, ReduceOp, Spec, SpecError, Store, ValueId};
 
-use super::emit::Writer;
-use super::plan::Plan;
+use super::emit::{Writer, number};
 use super::problem::{Count, Problem};
 use super::tiles::Kernel;
+use crate::abi::Word;
 use crate::code::{Code, Site};
 
 /// Most floats that a thread keeps for its totals.
@@ -131,42 +132,79 @@ impl Totals {
     }
 
     /// The statements behind the last point: joins the totals of all blocks and stores them. A tile
-    /// has so many threads, rows and columns; `partial` and `counters` are addresses.
+    /// has so many threads, rows and columns.
     pub fn finish(
         &self,
         writer: &mut Writer,
         code: &Code,
         [threads, rows, columns]: [i64; 3],
-        [partial, counters, group]: [String; 3],
+        shared: Shared,
     ) -> String {
+        let partial = writer.params.address(Word::Workspace(shared.partial));
+        let first = writer.params.address(Word::Counters);
+        let skipped = writer
+            .params
+            .number(&number(move |_| 4 * shared.counters as i64));
+        let problem = writer.problem.clone();
+        let down = move |env: &Env| (problem.sizes(env)[0] + rows - 1) / rows;
+        let group = writer.params.number(&number(move |env| group(down(env))));
         let (point, coordinates) = writer.point();
         let mut stores = String::new();
-        let first = self.sums.len();
+        let mut declare = |value: ValueId, total: String| {
+            stores += &format!("const float {} = {total};\n", point.value(value));
+        };
         for (i, (value, _)) in self.sums.iter().enumerate() {
-            stores += &format!("const float {} = all.of[{i}];\n", point.value(*value));
+            declare(*value, format!("all.of[{i}]"));
         }
+        let mean = |spread: usize| self.sums.len() + 2 * spread;
         for (i, (_, values)) in self.spreads.iter().enumerate() {
             for value in values {
-                let at = first + 2 * i + 1;
-                stores += &format!("const float {} = all.of[{at}];\n", point.value(*value));
+                declare(*value, format!("all.of[{}]", mean(i) + 1));
             }
         }
         for (value, spread) in &self.of_spreads {
-            let at = first + 2 * spread;
-            let value = point.value(*value);
-            stores += &format!("const float {value} = all.of[{at}] * float(all.count);\n");
+            declare(
+                *value,
+                format!("all.of[{}] * float(all.count)", mean(*spread)),
+            );
         }
         for store in self.stores(code.spec, true) {
             stores += &code.store(store, &point);
         }
         format!(
             "finish_totals<{threads}, {rows}, {columns}>(totals, share, shared, reinterpret_cast<float*>({partial}), \
-             reinterpret_cast<unsigned*>({counters}), int({group}), [&](int column, const Totals<{}>& all) {{\n\
+             reinterpret_cast<unsigned*>({first} + {skipped}), int({group}), [&](int column, const Totals<{}>& all) {{\n\
              const int row = 0;\n{coordinates}{stores}}});\n",
             self.parameters()
         )
     }
+
+    /// Bytes of shared memory of a block of so many threads.
+    pub fn shared_bytes(&self, threads: i64) -> i64 {
+        4 * threads * (self.words() as i64 + 1)
+    }
 }
+
+/// The memory that blocks share for their totals.
+pub(super) struct Shared {
+    /// The offset of the totals of all tiles in the workspace, bytes.
+    pub partial: u64,
+    /// The counters before theirs.
+    pub counters: usize,
+}
+
+impl Shared {
+    /// Behind a workspace of so many bytes and so many counters.
+    pub fn behind(workspace: u64, counters: usize) -> Shared {
+        Shared {
+            partial: workspace.next_multiple_of(ALIGN),
+            counters,
+        }
+    }
+}
+
+/// The alignment of totals in the workspace, bytes.
+const ALIGN: u64 = 256;
 
 /// Whether a kernel can sum the rows of its result: those in tiles can.
 pub(crate) fn has_totals(kernel: &Kernel) -> bool {
@@ -219,18 +257,17 @@ pub(super) fn group(down: i64) -> i64 {
     root + i64::from(root * root < down)
 }
 
-/// The workspace of the totals of a product in tiles of `rows` × `columns`, bytes, and the number of
-/// counters, for all sizes up to these.
+/// The workspace of the totals of so many rows and columns in tiles of `high` × `wide`, bytes, and the
+/// number of counters, for all sizes up to these.
 pub(super) fn shared_between_blocks(
     spec: &Spec,
-    plan: &Plan,
+    [high, wide]: [i64; 2],
     [rows, columns]: [i64; 2],
 ) -> (u64, usize) {
     let words = words(spec) as u64;
     if words == 0 {
         return (0, 0);
     }
-    let [high, wide] = plan.kernel.tile();
     let down = (rows + high - 1) / high;
     let across = ((columns + wide - 1) / wide) as u64;
     // Fewer tiles may have one group more, because groups are whole, and a second level where more

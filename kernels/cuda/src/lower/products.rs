@@ -265,9 +265,6 @@ fn candidate(
 /// matrix product, or a convolution whose kernel has one element. A convolution is one product
 /// where its images are stored channels-last, and otherwise one product per image.
 pub(crate) fn by_cublaslt(spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
-    if spec.reduced > 0 {
-        return None;
-    }
     let forms = match &spec.body {
         Body::Matmul(body) => {
             let whole = Problem::matmul(spec, body).ok()?;
@@ -279,7 +276,10 @@ pub(crate) fn by_cublaslt(spec: &Spec, bounds: &Env, target: &Target) -> Option<
         }
         _ => return None,
     };
+    // Sums of the epilogue need all rows of a column.
+    let is_summed = |form: &Form| spec.reduced == 0 || totals::check(spec, form.problems()).is_ok();
     forms
         .into_iter()
+        .filter(is_summed)
         .find_map(|form| Product::of(form, spec, bounds, target))
 }

@@ -4,6 +4,7 @@
 
 pub mod convolution;
 pub mod library;
+pub mod sums;
 
 use std::collections::BTreeSet;
 

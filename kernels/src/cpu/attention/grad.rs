@@ -16,6 +16,7 @@ use super::{
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::pointwise::{OperandView, Space};
 use crate::cpu::{Config, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{self, Body, Spec};
 
@@ -33,6 +34,10 @@ impl AttentionGrad {
         let Body::AttentionGrad(body) = &spec.body else {
             unreachable!("prepared by its body")
         };
+        // They are added up where they are stored.
+        if body.gradients.dtype != DType::F32 {
+            return Err(SpecError::unsupported("gradients of attention in halves"));
+        }
         let shared = Shared::new(bound, spec, config, usize::MAX, |micro, env| {
             let (mut worker, mut head) = (Parts::counting(), Parts::counting());
             let sizes = sizes(body, env);

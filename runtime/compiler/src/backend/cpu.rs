@@ -20,6 +20,7 @@ use crate::memory::{Source, available};
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::Matrices,
     late_epilogues: true,
+    rounds_attention_gradients: false,
     epilogue_sums: false,
     prologues: true,
     micro_batches: true,

@@ -44,6 +44,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     half_products: HalfProducts::OfOneType,
     // The kernel of a product may follow from its epilogue, or be a measured choice.
     late_epilogues: false,
+    rounds_attention_gradients: true,
     epilogue_sums: true,
     prologues: false,
     micro_batches: false,

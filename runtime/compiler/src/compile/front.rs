@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
     ChannelsLast, Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS,
-    Rematerialize, StoreChannelsLast, SumInEpilogues,
+    Rematerialize, RoundGradients, StoreChannelsLast, SumInEpilogues,
 };
 
 /// The simplified graph, of operations that a target has kernels for.
@@ -25,11 +25,17 @@ pub(super) fn simplified(
         has_attention: &has_attention,
         has_epilogue_sums: SumInEpilogues::on(target, options.epilogue_sums).is_some(),
     };
-    if !expand.finds(graph) {
-        return Ok(passes.run(&options.simplify, graph)?);
+    let graph = match expand.finds(graph) {
+        true => passes.run(&options.simplify, &passes.run(&expand, graph)?)?,
+        false => passes.run(&options.simplify, graph)?,
+    };
+    if !target.capabilities().rounds_attention_gradients {
+        return Ok(graph);
     }
-    let graph = passes.run(&expand, graph)?;
-    Ok(passes.run(&options.simplify, &graph)?)
+    match passes.run(&RoundGradients, &graph)? {
+        Some(rounded) => Ok(passes.run(&options.simplify, &rounded)?),
+        None => Ok(graph),
+    }
 }
 
 /// The choices of the front half, which change bytes and time, and no result if images keep their

@@ -144,7 +144,12 @@ pub(crate) fn split_last<T: Copy>(list: &[T]) -> Option<(&[T], [T; 2])> {
     Some((of, [last[0], last[1]]))
 }
 
-pub(super) fn infer_grad(given: &[TensorType<'_>], in_turns: bool, symbols: &Symbols) -> Rule {
+pub(super) fn infer_grad(
+    given: &[TensorType<'_>],
+    dtype: DType,
+    in_turns: bool,
+    symbols: &Symbols,
+) -> Rule {
     let Some((of, [y, dy])) = split_last(given) else {
         return Err("the gradient of attention: five operands are needed".into());
     };
@@ -160,7 +165,10 @@ pub(super) fn infer_grad(given: &[TensorType<'_>], in_turns: bool, symbols: &Sym
     }
     let rows =
         rows_of_gradient(queries, keys).ok_or("attention: its rows have no form as one size")?;
-    Ok((DType::F32, with_rows(q.dims, rows, width)))
+    if !dtype.is_float() {
+        return Err(format!("the gradient of attention as {dtype}"));
+    }
+    Ok((dtype, with_rows(q.dims, rows, width)))
 }
 
 /// The result, of a type of floats, for operands that fit: queries, keys, values and, if there are

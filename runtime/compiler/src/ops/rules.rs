@@ -78,7 +78,9 @@ pub fn infer(
             symbols,
         ),
         Op::Attention(_) => attention::infer(given, dtype, symbols),
-        Op::AttentionGrad { in_turns, .. } => attention::infer_grad(given, *in_turns, symbols),
+        Op::AttentionGrad { in_turns, .. } => {
+            attention::infer_grad(given, dtype, *in_turns, symbols)
+        }
         Op::Reshape => view::infer_reshape(given[0], dims, symbols),
         Op::Permute(axes) => view::infer_permute(axes, given[0]),
         Op::Expand => view::infer_expand(given[0], dims, symbols),

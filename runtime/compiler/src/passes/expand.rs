@@ -300,7 +300,10 @@ mod tests {
         };
         let kernels: [&HasAttention; 2] = [&|_, _| false, &plain];
         for (has_some, has_attention) in kernels.into_iter().enumerate() {
-            let pass = Expand { has_attention };
+            let pass = Expand {
+                has_attention,
+                has_epilogue_sums: false,
+            };
             let expanded = pass.run(&graph).expect("an infallible pass");
             assert_eq!(expanded.verify(), Ok(()));
             let stays = has_some == 1 && more == More::Nothing && scores.soft_cap.is_none();

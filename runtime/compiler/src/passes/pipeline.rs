@@ -21,9 +21,10 @@ use crate::ir::{IrError, Program};
 /// operation only, `channels_last` and `pad` for devices that gain by them. Those behind `prepare`
 /// run only under a budget, for each candidate of its search; for some of them, those from `remat`
 /// on run again before. The last one runs for programs of several ranks.
-pub const PASSES: [&str; 17] = [
+pub const PASSES: [&str; 18] = [
     super::Expand::NAME,
     super::Simplify::NAME,
+    super::RoundGradients::NAME,
     super::Rematerialize::NAME,
     super::Legalize::NAME,
     super::Fuse::NAME,

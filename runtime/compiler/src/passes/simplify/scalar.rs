@@ -5,6 +5,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::Dims;
 
 use super::{Builder, view};
+use crate::graph::Node;
 use crate::ops::{GraphBuilder, NodeId, Op};
 
 /// Whether a value is this number, of either numeric lane (zeros of both signs are 0).
@@ -159,6 +160,9 @@ pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<Node
     if b.dtype(x) == to {
         return Some(x);
     }
+    if to.is_half() && b.op(x).is_view() {
+        return narrowed_view(b, to, x);
+    }
     let Op::Cast(through) = *b.op(x) else {
         return None;
     };
@@ -172,4 +176,21 @@ pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<Node
         DType::F32 | DType::I32 => false,
     };
     exact.then(|| b.cast(from, to))
+}
+
+/// The view `x` over halves of a type, where it is a view of their conversion to f32.
+fn narrowed_view(b: &mut Builder, to: DType, x: NodeId) -> Option<NodeId> {
+    let below = b.new.below_views(x);
+    let converts = *b.op(below) == Op::Cast(DType::F32);
+    let halves = converts
+        .then(|| b.operand(below))
+        .filter(|&halves| b.dtype(halves) == to)?;
+    let mut views = Vec::new();
+    let mut at = x;
+    while at != below {
+        views.push(b.new.node(at).clone());
+        at = b.operand(at);
+    }
+    let over = |over, view: Node| b.emit(view.op, &[over], to, view.dims);
+    Some(views.into_iter().rev().fold(halves, over))
 }
