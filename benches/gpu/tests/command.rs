@@ -564,7 +564,7 @@ fn steps_are_modelled_without_a_device() {
     assert!(ms(of("mlp", "f32")) < ms(of("cnn", "f32")));
     // What mixed precision rounds is stored in halves: all images of a network of convolutions, and
     // of a transformer all but its residual stream.
-    for (model, share) in [("resnet20", 0.52), ("gpt", 0.67)] {
+    for (model, share) in [("resnet20", 0.54), ("gpt", 0.6)] {
         let moved = bytes(of(model, "bf16")) / bytes(of(model, "f32"));
         assert!(moved < share, "{model}: {moved} of the bytes of f32");
     }

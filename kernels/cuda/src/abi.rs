@@ -10,6 +10,9 @@
 //! function's name contains a hash of its source: equal kernels of a program are one function, and
 //! names never collide in one module.
 
+/// The most words of a function's parameter: the 4 KiB that every device supports.
+pub const WORDS_MAX: usize = 512;
+
 /// The target for which source is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {

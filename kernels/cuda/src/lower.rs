@@ -9,7 +9,7 @@ pub(crate) mod products;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use crate::abi::Target;
+use crate::abi::{Target, WORDS_MAX};
 use crate::attention;
 use crate::lowered::Lowered;
 use crate::source::{
@@ -20,6 +20,22 @@ use crate::source::{
 /// The source for a spec that runs with sizes up to `bounds`.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     spec.check_anchor()?;
+    checked(generated(spec, bounds, target)?, bounds)
+}
+
+/// The same kernel, if the words of its launches fit in a parameter.
+fn checked(lowered: Lowered, bounds: &Env) -> Result<Lowered, SpecError> {
+    let launches = lowered.launches(bounds);
+    let most = launches.iter().map(|launch| launch.words.len()).max();
+    match most.filter(|&words| words > WORDS_MAX) {
+        Some(words) => Err(SpecError::unsupported(format!(
+            "a kernel with a parameter of {words} words: at most {WORDS_MAX} fit"
+        ))),
+        None => Ok(lowered),
+    }
+}
+
+fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     match &spec.body {
         Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
         Body::Loop => rows::lower(spec, bounds, target),
@@ -56,4 +72,53 @@ pub fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
     }
     let launches = lower(spec, bounds, target).ok()?.launches(bounds).len();
     Some(launches as f64 * LAUNCH_CYCLES)
+}
+
+#[cfg(test)]
+mod tests {
+    use slabwise_kernels::dtype::DType;
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::size::Size;
+    use slabwise_kernels::spec::{Inst, MAX_ACCESSES, MAX_AXES, Matmul, Operand, Store};
+
+    use super::*;
+    use crate::description::Description;
+
+    #[test]
+    fn a_parameter_of_too_many_words_is_refused() {
+        let operand = |stride: i64| Operand {
+            dtype: DType::F32,
+            offset: Size::fixed(stride),
+            strides: (0..MAX_AXES as i64)
+                .map(|axis| Size::fixed(stride + axis))
+                .collect(),
+        };
+        let spec = |count: usize| {
+            let mut code = vec![Inst::Acc];
+            for k in 1..count {
+                code.push(Inst::Load(k as u16));
+                let last = code.len() as u16 - 2;
+                code.push(Inst::Op(ScalarOp::Add, [last, last + 1, 0]));
+            }
+            let value = code.len() as u16 - 1;
+            Spec {
+                body: Body::Matmul(Matmul {
+                    k: Size::fixed(3),
+                    a: operand(2),
+                    b: operand(3),
+                }),
+                dims: [Size::fixed(2); MAX_AXES].into_iter().collect(),
+                reduced: 0,
+                operands: (0..count as i64).map(|k| operand(100 * k + 7)).collect(),
+                indices: vec![],
+                code,
+                stores: vec![Store { value, operand: 0 }],
+            }
+        };
+        let target = Description::nearest(90).target();
+        let lowered = |count| lower(&spec(count), &Env::default(), &target);
+        assert!(lowered(20).is_ok());
+        let error = lowered(MAX_ACCESSES).expect_err("too many words");
+        assert!(error.to_string().contains("at most 512 fit"), "{error}");
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
-use crate::abi::{self, Word};
+use crate::abi::{self, WORDS_MAX, Word};
 use crate::cache::{self, Cache};
 use crate::compiler::Compiler;
 use crate::device::{Device, Shared};
@@ -19,9 +19,6 @@ use crate::source::PRELUDE;
 /// The maximum number of graphs that a program keeps: one for each set of sizes and resident inputs
 /// of its recent runs. It also remembers as many keys of runs that occurred once.
 const GRAPHS_MAX: usize = 8;
-
-/// The maximum number of words of a kernel's parameter: the 4 KiB that every device supports.
-const WORDS_MAX: usize = 512;
 
 /// The alignment of workspaces, bytes.
 const WORKSPACE_ALIGN: u64 = 256;

@@ -8,8 +8,8 @@ mod common;
 use attended::oracle::check;
 use attended::{Layout, MaskLayout, Sizes, Types, cases, plain, spec, specs};
 use common::machine_code::tensor_instructions;
-use common::{Case, Choices, TARGET, compile_for_gpu};
-use slabwise_cuda::emulator::gpu_required;
+use common::{Case, Choices, NO_FAULT, TARGET, compile_for_gpu, emulate, float};
+use slabwise_cuda::emulator::{Order, gpu_required};
 use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention, lower};
 use slabwise_kernels::dtype::DType;
@@ -106,6 +106,54 @@ fn halves_round_weights_only() {
     ];
     let cases = cases(&all, TARGET);
     check(&all, cases);
+}
+
+/// Gradients that are stored in halves are those in f32, rounded.
+#[test]
+fn gradients_in_halves_are_those_in_f32_rounded() {
+    let list = [DType::BF16, DType::F16].map(|half| plain(70, 70, 32).of(Types::of(half)));
+    let mut choices = Choices::new(19);
+    let wide: Vec<Case> = (list.iter())
+        .map(|s| {
+            let [_, gradient] = specs(s, [Layout::Contiguous; 6]);
+            Case::new(format!("{s:?}"), gradient, &mut choices)
+        })
+        .collect();
+    let narrow = |(case, s): (&Case, &Sizes)| {
+        let mut case = case.clone();
+        let Body::AttentionGrad(grad) = &mut case.spec.body else {
+            unreachable!("each case is a gradient")
+        };
+        grad.gradients.dtype = s.types.queries;
+        let gradients = case.args.last_mut().expect("the gradients");
+        gradients.truncate(gradients.len() / 2);
+        case
+    };
+    let narrow: Vec<Case> = wide.iter().zip(&list).map(narrow).collect();
+    let lowered = |case: &Case| lower(&case.spec, &case.bounds, &case.target).expect("source");
+    let all: Vec<_> = wide.iter().chain(&narrow).map(lowered).collect();
+    let functions: Vec<Function> = all.iter().flat_map(|l| l.functions.clone()).collect();
+    let Some(emulator) = emulate(&functions) else {
+        return;
+    };
+    let results: Vec<Vec<u8>> = (wide.iter().chain(&narrow).zip(&all))
+        .map(|(case, lowered)| {
+            let run = case.emulated(lowered, &emulator, Order::ALL[0], NO_FAULT);
+            run.expect("a run").0.pop().expect("the gradients")
+        })
+        .collect();
+    let (wide, narrow) = results.split_at(list.len());
+    for ((wide, narrow), s) in wide.iter().zip(narrow).zip(&list) {
+        let half = s.types.queries;
+        for (wide, narrow) in wide.chunks(4).zip(narrow.chunks(2)) {
+            let wide = float(DType::F32, wide);
+            let rounded = match half {
+                DType::F16 => half::f16::from_f32(wide).to_f32(),
+                _ => half::bf16::from_f32(wide).to_f32(),
+            };
+            assert_eq!(float(half, narrow), rounded, "{half}: {wide}");
+        }
+    }
 }
 
 /// Masks of every type, limits, pasts of the run and queries of one position.

@@ -291,11 +291,11 @@ pub fn product(
     let totals = Totals::of(&code)?;
     body += &writer.epilogue_ahead(&code, totals.as_ref());
     body += &multiply(&kernel, &views, elems);
-    if let Some(totals) = &totals {
+    if totals.is_some() {
         let tile = [kernel.threads(), kernel.tile()[0], kernel.tile()[1]];
         let (sums, counters) = shared_between_parts(problem, plan, bounds);
         let shared = Shared::behind(sums, counters);
-        body += &totals.finish(&mut writer, &code, tile, shared);
+        body += &Totals::finish(&mut writer, tile, shared);
     }
     let held = match plan.parts {
         1 => kernel.blocks(),
@@ -535,7 +535,7 @@ fn epilogue_in_tiles(
          [&](int row, int column, float, const Held& given) {{ take(row, column, given.sum, given.loaded); }});\n"
     );
     let tile = [i64::from(THREADS), high, wide];
-    body += &totals.finish(&mut writer, &code, tile, Shared::behind(workspace, 0));
+    body += &Totals::finish(&mut writer, tile, Shared::behind(workspace, 0));
     let function = writer.params.function("gemm_totals", THREADS, &body);
     let blocks = move |env: &Env| {
         let [rows, columns, ..] = sized_problem.sizes(env);

@@ -147,7 +147,7 @@ impl Writer<'_> {
 
     /// The epilogue in two functions: `load(row, column)` reads the operands of the program, so
     /// that the loads of several points overlap, and `take(row, column, sum, loaded)` does the
-    /// rest, for the totals too.
+    /// rest. With totals a third function, `finish(column, all)`, stores those of a column.
     pub(super) fn epilogue_ahead(&mut self, code: &Code, totals: Option<&Totals>) -> String {
         let (mut point, coordinates) = self.point();
         let loads = code.loads();
@@ -158,14 +158,18 @@ impl Writer<'_> {
         let count = loads.len();
         let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
         point.ahead = true;
-        let (declared, program) = match totals {
-            Some(totals) => (totals.declaration(), totals.point(code, &point)),
-            None => (String::new(), code.point(&point)),
+        let (declared, program, stored) = match totals {
+            Some(totals) => (
+                totals.declaration(),
+                totals.point(code, &point),
+                totals.stored(code, &point, &coordinates),
+            ),
+            None => (String::new(), code.point(&point), String::new()),
         };
         format!(
             "{declared}struct Loaded {{\nenum {{ COUNT = {count} }};\n{fields}}};\n\
              const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
-             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n",
+             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n{stored}",
             values.join(", ")
         )
     }

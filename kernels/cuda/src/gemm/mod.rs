@@ -6,7 +6,7 @@
 //! or split into parts. The last block of a tile adds the sums of the parts in their order, so that the
 //! same sizes give the same bits on every run. The CUDA side is in `sides.cuh` (indices to elements),
 //! `tiles.cuh` (to shared memory and through it), `registers.cuh` and `tensor.cuh` (the
-//! multiplications) and `vectors.cuh` (few rows or columns).
+//! multiplications), `vectors.cuh` (few rows or columns) and `totals.cuh` (sums of the epilogue).
 
 pub(crate) mod emit;
 mod epilogue;

@@ -1,4 +1,5 @@
-//! Sums over the rows of a product's result, one for each column: reductions in its epilogue.
+//! Epilogue sums: sums over the rows of a product's result, one for each column. Those of a thread, a
+//! block or all of them are its totals.
 //!
 //! The sums of a norm's statistics, and of its gradients, are of values that a product's kernel has
 //! at hand as it writes its result. Each block adds them for the rows of its tile, and the last
@@ -16,7 +17,7 @@ use crate::abi::Word;
 use crate::code::{Code, Site};
 
 /// Most floats that a thread keeps for its totals.
-const WORDS_MAX: usize = 8;
+const FLOATS_MAX: usize = 8;
 /// Most tiles whose totals one block adds alone: reading those of more takes longer than a second
 /// level of blocks.
 const ALONE: i64 = 64;
@@ -86,7 +87,7 @@ impl Totals {
                 }
             }
         }
-        if totals.words() > WORDS_MAX {
+        if totals.words() > FLOATS_MAX {
             return Err(refused("so many sums in an epilogue"));
         }
         Ok(Some(totals))
@@ -131,27 +132,12 @@ impl Totals {
         spec.stores.iter().filter(is_wanted)
     }
 
-    /// The statements behind the last point: joins the totals of all blocks and stores them. A tile
-    /// has so many threads, rows and columns.
-    pub fn finish(
-        &self,
-        writer: &mut Writer,
-        code: &Code,
-        [threads, rows, columns]: [i64; 3],
-        shared: Shared,
-    ) -> String {
-        let partial = writer.params.address(Word::Workspace(shared.partial));
-        let first = writer.params.address(Word::Counters);
-        let skipped = writer
-            .params
-            .number(&number(move |_| 4 * shared.counters as i64));
-        let problem = writer.problem.clone();
-        let down = move |env: &Env| (problem.sizes(env)[0] + rows - 1) / rows;
-        let group = writer.params.number(&number(move |env| group(down(env))));
-        let (point, coordinates) = writer.point();
+    /// Declares `finish(column, all)`, which stores the totals of a column. `coordinates` declares the
+    /// point's.
+    pub fn stored(&self, code: &Code, site: &dyn Site, coordinates: &str) -> String {
         let mut stores = String::new();
         let mut declare = |value: ValueId, total: String| {
-            stores += &format!("const float {} = {total};\n", point.value(value));
+            stores += &format!("const float {} = {total};\n", site.value(value));
         };
         for (i, (value, _)) in self.sums.iter().enumerate() {
             declare(*value, format!("all.of[{i}]"));
@@ -169,13 +155,30 @@ impl Totals {
             );
         }
         for store in self.stores(code.spec, true) {
-            stores += &code.store(store, &point);
+            stores += &code.store(store, site);
         }
+        let parameters = self.parameters();
+        format!(
+            "const auto finish = [&](int column, const Totals<{parameters}>& all) {{\n\
+             const int row = 0;\n{coordinates}{stores}}};\n"
+        )
+    }
+
+    /// The statement behind the last point: adds the totals of all blocks and passes them to `finish`.
+    /// A tile has so many threads, rows and columns.
+    pub fn finish(writer: &mut Writer, tile: [i64; 3], shared: Shared) -> String {
+        let [threads, rows, columns] = tile;
+        let partial = writer.params.address(Word::Workspace(shared.partial));
+        let first = writer.params.address(Word::Counters);
+        let skipped = writer
+            .params
+            .number(&number(move |_| 4 * shared.counters as i64));
+        let problem = writer.problem.clone();
+        let down = move |env: &Env| (problem.sizes(env)[0] + rows - 1) / rows;
+        let group = writer.params.number(&number(move |env| group(down(env))));
         format!(
             "finish_totals<{threads}, {rows}, {columns}>(totals, share, shared, reinterpret_cast<float*>({partial}), \
-             reinterpret_cast<unsigned*>({first} + {skipped}), int({group}), [&](int column, const Totals<{}>& all) {{\n\
-             const int row = 0;\n{coordinates}{stores}}});\n",
-            self.parameters()
+             reinterpret_cast<unsigned*>({first} + {skipped}), int({group}), finish);\n"
         )
     }
 

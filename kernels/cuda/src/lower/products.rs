@@ -95,7 +95,7 @@ pub fn cycles_saved(before: &Spec, after: &Spec, bounds: &Env, target: &Target) 
 
 /// Whether there is a kernel for a product with sums in its epilogue.
 pub fn has_epilogue_sums(spec: &Spec, bounds: &Env, target: &Target) -> bool {
-    ranked(spec, bounds, target).is_ok_and(|ranked| !ranked.plans.is_empty())
+    super::lower(spec, bounds, target).is_ok()
 }
 
 /// The number of multiplications of a product, at the bounds.
@@ -257,7 +257,7 @@ fn candidate(
     Ok(Candidate {
         name: name(&plans[0]),
         cycles: plans[0].cycles,
-        lowered: lowered.with_counters(counters),
+        lowered: super::checked(lowered.with_counters(counters), bounds)?,
     })
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
 
-use crate::abi::{Function, Target, Word};
+use crate::abi::{Function, Target, WORDS_MAX, Word};
 use crate::code::indented;
 
 /// A number that a launch computes from its sizes.
@@ -29,9 +29,6 @@ pub struct Params {
     /// The number of specs in a launch, each with its own words; `None` for a single spec.
     launch_members: Option<usize>,
 }
-
-/// The maximum number of words of a parameter: 4 KiB.
-const WORDS_MAX: usize = 512;
 
 impl Params {
     /// An empty parameter for a spec whose arguments have their size at `bounds`.
