@@ -224,6 +224,14 @@ pub(crate) fn check(spec: &Spec, problems: &[Problem]) -> Result<(), SpecError> 
     if problem.deep.contains(&Count::fixed(0)) {
         return Err(refused("sums over a result that is a product of nothing"));
     }
+    // Of no rows no block stores the sums.
+    let rows = problem.rows.iter().map(|axis| axis.count);
+    if rows
+        .clone()
+        .any(|count| count.known().is_none_or(|n| n == 0))
+    {
+        return Err(refused("sums over rows whose number is not known, or 0"));
+    }
     match problem.columns[..] {
         [columns]
             if Some(columns.dim) == kept

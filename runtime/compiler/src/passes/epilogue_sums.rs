@@ -28,7 +28,9 @@ use super::cost::moved;
 use super::error::PassError;
 use super::pipeline::Pass;
 use crate::backend::Target;
+use crate::graph::Phase;
 use crate::ir::{CallId, KernelCall, Piece, Program, Rewriter, Source, Value, ValueId};
+use crate::ops::{NodeId, Op};
 
 /// Which sums over the results of convolutions are computed in their epilogues, on a device whose
 /// kernels can. Results differ in the rounding of sums.
@@ -146,16 +148,28 @@ impl<'a> SumInEpilogues<'a> {
     }
 }
 
-/// For each value the calls that write it, in order, and the number of those that read it.
+/// Facts about a program that the choice of sums needs.
 #[derive(Default)]
 struct Around {
+    /// For each value the calls that write it, in order.
     writers: FxHashMap<ValueId, Vec<usize>>,
+    /// For each value the number of calls that read it.
     readers: FxHashMap<ValueId, usize>,
+    /// Whether the backward pass computes some number near a mean again, which must be the same number.
+    repeats_near: bool,
 }
 
 impl Around {
     fn of(program: &Program) -> Around {
-        let mut around = Around::default();
+        let graph = &program.graph;
+        let is_repeated = |id: NodeId| {
+            let is_near = graph.node(id).op == Op::Scalar(ScalarOp::Near);
+            is_near && graph.origin(id).phase == Phase::Recompute
+        };
+        let mut around = Around {
+            repeats_near: graph.ids().any(is_repeated),
+            ..Around::default()
+        };
         for (at, call) in program.kernels.iter().enumerate() {
             for (value, access) in call.accesses() {
                 if access != Access::Read {
@@ -483,16 +497,8 @@ impl Work<'_> {
         let spec = &self.call.spec;
         let mut sums: Vec<Sum> = Vec::new();
         let mut zeros = Vec::new();
-        for (inst, &op) in spec
-            .code
-            .iter()
-            .enumerate()
-            .filter_map(|(i, inst)| match inst {
-                Inst::Reduce(op, _) => Some((i as InstId, op)),
-                _ => None,
-            })
-        {
-            let Inst::Reduce(_, arg) = spec.code[usize::from(inst)] else {
+        for (inst, reduction) in (0..).zip(&spec.code) {
+            let &Inst::Reduce(op, arg) = reduction else {
                 continue;
             };
             // A sum that is the same at all points would be one of as many numbers.
@@ -576,12 +582,19 @@ impl Work<'_> {
         Some(Some(squared))
     }
 
-    /// Whether no other call can compute the same number near the mean: none reads its operands.
+    /// Whether no other call can compute the same number near the mean: none reads its operands, nor
+    /// what it is computed from here.
     fn is_read_once(&self, mean: InstId) -> bool {
+        if self.around.repeats_near {
+            return false;
+        }
         let spec = &self.call.spec;
         let mut open = vec![mean];
-        while let Some(inst) = open.pop() {
-            let inst = &spec.code[usize::from(inst)];
+        while let Some(at) = open.pop() {
+            if at != mean && spec.stores.iter().any(|store| store.value == at) {
+                return false;
+            }
+            let inst = &spec.code[usize::from(at)];
             if let Inst::Load(k) = inst
                 && self.around.readers.get(&self.call.operand(*k)) != Some(&1)
             {
