@@ -400,6 +400,18 @@ fn every_rule_fires() {
             &["input", "const", "reshape", "expand", "mul"],
         ),
         (
+            "halves through views",
+            |g, x, _| {
+                let halves = g.cast(x, DType::BF16);
+                let wide = g.cast(halves, DType::F32);
+                let turned = g.transpose(wide);
+                let again = g.cast(turned, DType::BF16);
+                let back = g.transpose(again);
+                g.cast(back, DType::F32)
+            },
+            &["input", "cast", "cast"],
+        ),
+        (
             "copies stay",
             |g, x, _| {
                 let (a, b) = (
