@@ -302,11 +302,11 @@ impl List<'_> {
                     &words,
                     &[NO_GRAPHS],
                 );
-                // The model of the device, which chooses between layouts, does not know cuDNN.
-                if ["resnet18", "resnet50"].contains(&name) && precision != "f32" {
-                    for layout in ["channels-last", "channels-first"] {
-                        let words = ["step", model, &batch, precision, layout];
-                        self.own(&format!("{step}/slabwise-{layout}"), 180, &words, &[]);
+                // The model of the device, which chooses between these, does not know cuDNN.
+                if ["resnet20", "resnet18", "resnet50"].contains(&name) && precision != "f32" {
+                    for way in ["channels-last", "sums-in-epilogues", "channels-first"] {
+                        let words = ["step", model, &batch, precision, way];
+                        self.own(&format!("{step}/slabwise-{way}"), 180, &words, &[]);
                     }
                 }
                 for mode in TORCH_MODES {

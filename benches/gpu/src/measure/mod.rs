@@ -30,9 +30,7 @@ pub fn child(words: &[String]) -> ExitCode {
     let measured = match words[..] {
         ["device"] => device(),
         ["step", model, batch, precision] => steps::step(model, batch, precision),
-        ["step", model, batch, precision, layout] => {
-            steps::step_with(model, batch, precision, layout)
-        }
+        ["step", model, batch, precision, way] => steps::step_with(model, batch, precision, way),
         ["bytes", model, batch] => steps::bytes(model, batch),
         ["budget", model, batch, way] => steps::budget(model, batch, way),
         ["product", n, precision] => products::square(n, precision),

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 use slabwise::{
-    Budget, Bytes, ChannelsLast, CompileOptions, Device, Error, Offload, Params, Program, Result,
-    Session,
+    Budget, Bytes, ChannelsLast, CompileOptions, Device, EpilogueSums, Error, Offload, Params,
+    Program, Result, Session,
 };
 use slabwise_models::{Examples, Model};
 
@@ -75,20 +75,22 @@ pub fn step(model: &str, batch: &str, precision: &str) -> Result<Value> {
     ))
 }
 
-/// The same with the channels of all images innermost (`channels-last`) or none
-/// (`channels-first`).
-pub fn step_with(model: &str, batch: &str, precision: &str, layout: &str) -> Result<Value> {
-    let channels_last = match layout {
-        "channels-last" => ChannelsLast::All,
-        "channels-first" => ChannelsLast::Off,
+/// The same with the channels of all images innermost (`channels-last`), with (`sums-in-epilogues`) or
+/// without the sums of norms in the epilogues of convolutions, or of none (`channels-first`).
+pub fn step_with(model: &str, batch: &str, precision: &str, way: &str) -> Result<Value> {
+    let (channels_last, epilogue_sums) = match way {
+        "channels-last" => (ChannelsLast::All, EpilogueSums::Off),
+        "sums-in-epilogues" => (ChannelsLast::All, EpilogueSums::All),
+        "channels-first" => (ChannelsLast::Off, EpilogueSums::Off),
         _ => {
             return Err(Error::Value(format!(
-                "{layout:?} is neither channels-last nor channels-first"
+                "{way:?} is none of channels-last, sums-in-epilogues and channels-first"
             )));
         }
     };
     let options = CompileOptions {
         channels_last,
+        epilogue_sums,
         ..crate::items::compiled_as(precision).1
     };
     let mut step = Step::open(model, batch, precision, |s| s.with_options(options))?;

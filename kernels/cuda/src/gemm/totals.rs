@@ -269,7 +269,7 @@ pub(super) fn group(down: i64) -> i64 {
 }
 
 /// The workspace of the totals of so many rows and columns in tiles of `high` × `wide`, bytes, and the
-/// number of counters, for all sizes up to these.
+/// number of counters: one for each tile of columns, and one for each group of tiles of its rows.
 pub(super) fn shared_between_blocks(
     spec: &Spec,
     [high, wide]: [i64; 2],
@@ -281,9 +281,7 @@ pub(super) fn shared_between_blocks(
     }
     let down = (rows + high - 1) / high;
     let across = ((columns + wide - 1) / wide) as u64;
-    // Fewer tiles may have one group more, because groups are whole, and a second level where more
-    // have one.
-    let groups = (down + group(down) - 1) / group(down) + 1;
+    let groups = (down + group(down) - 1) / group(down);
     let bytes = (across * down as u64 * wide as u64 * words).saturating_mul(4);
     (bytes, across as usize * (1 + groups as usize))
 }
