@@ -11,7 +11,8 @@ pub enum SpecError {
     /// More axes than [`MAX_AXES`], or more operands and indices than [`MAX_ACCESSES`].
     #[error("invalid kernel: at most {MAX_AXES} axes and {MAX_ACCESSES} operands and indices")]
     TooLarge,
-    /// More reduced axes than there are, or reduced axes beside an anchor.
+    /// More reduced axes than there are, or reduced axes beside an anchor that has none, or of a product
+    /// not all but one.
     #[error("invalid kernel: {reduced} reduced of {axes} axes")]
     Reduced {
         /// [`Spec::reduced`](super::Spec::reduced).

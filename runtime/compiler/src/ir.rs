@@ -100,7 +100,8 @@ pub struct Value {
     pub name: String,
     /// Where its data comes from.
     pub source: Source,
-    /// The node of the graph whose value it holds; none for variables and sizes.
+    /// The node of the graph whose value it holds; none for variables, sizes and the sums of an
+    /// epilogue.
     pub node: Option<NodeId>,
     /// The part of the node's value that it holds.
     pub piece: Piece,

@@ -252,6 +252,9 @@ fn refused(what: &str) -> SpecError {
 
 /// Floats of a column in the sums of a product's epilogue.
 pub(crate) fn words(spec: &Spec) -> usize {
+    if spec.reduced == 0 {
+        return 0;
+    }
     match Code::new(spec).and_then(|code| Totals::of(&code)) {
         Ok(Some(totals)) => totals.words(),
         _ => 0,

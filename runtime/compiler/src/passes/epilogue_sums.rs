@@ -61,7 +61,7 @@ impl Pass for SumInEpilogues<'_> {
     type Output = Program;
 
     fn run(&self, program: &Program) -> Result<Program, PassError> {
-        Ok(self.summed(program))
+        Ok(self.summed(program).0)
     }
 }
 
@@ -79,12 +79,7 @@ impl<'a> SumInEpilogues<'a> {
 
     /// The modelled cycles that sums in epilogues save a program.
     pub(super) fn saved(&self, program: &Program) -> f64 {
-        let bounds = program.graph.symbols.bounds();
-        let cycles = |program: &Program| {
-            let calls = program.kernels.iter();
-            calls.map(|call| self.cycles(call, &bounds)).sum::<f64>()
-        };
-        cycles(program) - cycles(&self.summed(program))
+        self.summed(program).1
     }
 
     /// The modelled cycles of a call: of a loop those of its launches, or of its bytes if they take
@@ -98,12 +93,13 @@ impl<'a> SumInEpilogues<'a> {
         }
     }
 
-    /// The program with all sums in epilogues that can be there.
-    fn summed(&self, program: &Program) -> Program {
+    /// The program with the chosen sums in epilogues, and the modelled cycles that they save.
+    fn summed(&self, program: &Program) -> (Program, f64) {
         let bounds = program.graph.symbols.bounds();
         let mut calls: Vec<KernelCall> = program.kernels.clone();
         let mut values: Vec<Value> = program.values.clone();
         let around = Around::of(program);
+        let mut saved = 0.0;
         for at in 0..calls.len() {
             let Some(found) = Joined::of(&calls, &values, &around, at) else {
                 continue;
@@ -127,10 +123,12 @@ impl<'a> SumInEpilogues<'a> {
                     .sum::<f64>()
             };
             let gone = near.map_or(0.0, |near| self.cycles(&calls[near], &bounds));
-            let saves = cycles(before.each_ref()) + gone > cycles([&calls[product], &calls[at]]);
-            if self.choice == EpilogueSums::Worthwhile && !saves {
+            let saves = cycles(before.each_ref()) + gone - cycles([&calls[product], &calls[at]]);
+            if self.choice == EpilogueSums::Worthwhile && saves <= 0.0 {
                 values.truncate(count);
                 [calls[product], calls[at]] = before;
+            } else {
+                saved += saves;
             }
         }
         let unread = unread(&calls, &values);
@@ -144,7 +142,7 @@ impl<'a> SumInEpilogues<'a> {
                 rewriter.add_call(id, call);
             }
         }
-        rewriter.finish(program.micro_batches)
+        (rewriter.finish(program.micro_batches), saved)
     }
 }
 

@@ -17,10 +17,11 @@ use crate::backend::Target;
 use crate::graph::{Graph, GraphError};
 use crate::ir::{IrError, Program};
 
-/// The passes in the order in which they run. The first runs for devices without a kernel for some
-/// operation only, `channels_last` and `pad` for devices that gain by them. Those behind `prepare`
-/// run only under a budget, for each candidate of its search; for some of them, those from `remat`
-/// on run again before. The last one runs for programs of several ranks.
+/// The passes in the order in which they run. The first runs only for graphs with operations that the
+/// device has no kernel or no use for, `round_gradients`, `channels_last`, `epilogue_sums` and `pad` for
+/// devices that gain by them. Those behind `prepare` run only under a budget, for each candidate of its
+/// search; for some of them, those from `remat` on run again before. The last one runs for programs of
+/// several ranks.
 pub const PASSES: [&str; 18] = [
     super::Expand::NAME,
     super::Simplify::NAME,
