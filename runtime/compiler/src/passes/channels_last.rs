@@ -30,8 +30,8 @@ use crate::ir::{KernelCall, Piece, Program, Source, Value};
 /// differ in the rounding of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ChannelsLast {
-    /// All in regions with a convolution that can be stored so, if convolutions gain more, by the
-    /// model that ranks kernels, than changing layouts costs.
+    /// All in regions with a convolution that can be stored so, if convolutions and the sums in their
+    /// epilogues gain more, by the model that ranks kernels, than changing layouts costs.
     #[default]
     Worthwhile,
     /// All of these in any case.
