@@ -50,8 +50,7 @@ struct Step {
 
 /// A kernel of a step.
 struct Kernel {
-    seconds: f64,
-    launches: usize,
+    modelled: Modelled,
     bytes: u64,
     /// Its line in the text of the program.
     line: String,
@@ -98,7 +97,7 @@ pub fn print(
                 bytes as f64 / 1e9
             )
             .map_err(failed)?;
-            step.kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+            step.kernels.sort_by(|a, b| b.modelled.seconds.total_cmp(&a.modelled.seconds));
             step.kernels.truncate(kernels);
             longest.push((item, step.kernels));
             lines.push(json!({
@@ -119,15 +118,16 @@ pub fn print(
     for (item, kernels) in longest.iter().filter(|(_, kernels)| !kernels.is_empty()) {
         writeln!(
             output,
-            "\n{item}: microseconds, launches, MB of its longest kernels"
+            "\n{item}: microseconds, launches, MB of its longest kernels, and candidates of products"
         )
         .map_err(failed)?;
         for kernel in kernels {
-            let (us, mb) = (1e6 * kernel.seconds, kernel.bytes as f64 / 1e6);
+            let of = &kernel.modelled;
+            let (us, mb) = (1e6 * of.seconds, kernel.bytes as f64 / 1e6);
             writeln!(
                 output,
-                "{us:9.2} {:2} {mb:9.2}  {}",
-                kernel.launches, kernel.line
+                "{us:9.2} {:2} {mb:9.2}  {:30}  {}",
+                of.launches, of.candidate, kernel.line
             )
             .map_err(failed)?;
         }
@@ -207,18 +207,17 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     // A heading, then a line for each kernel.
     let text = program.to_string();
     for (task, line) in program.kernels.iter().zip(text.lines().skip(1)) {
-        let (family, launches, seconds) =
-            kernel(&task.spec, &bounds, &target, device).map_err(|e| said(&e))?;
+        let modelled = kernel(&task.spec, &bounds, &target, device)
+            .map_err(|e| said(&e))?;
         let [product, code] = operations(&task.spec, &bounds);
-        all.launches += launches;
+        all.launches += modelled.launches;
         all.flops[0] += product;
         all.flops[1] += code;
         let bytes = moved(&task.spec, &bounds);
         all.bytes += bytes;
-        all.seconds[family] += seconds;
+        all.seconds[modelled.family] += modelled.seconds;
         all.kernels.push(Kernel {
-            seconds,
-            launches,
+            modelled,
             bytes,
             line: line.trim_start().into(),
         });
@@ -231,13 +230,21 @@ fn of_halves(of: &Attention) -> bool {
     [&of.q, &of.k, &of.v].iter().all(|x| x.dtype.is_half())
 }
 
-/// The family of a kernel, its launches, and its seconds.
+/// The modelled execution of a kernel.
+struct Modelled {
+    family: usize,
+    /// The name of the first candidate for a product, else nothing.
+    candidate: String,
+    launches: usize,
+    seconds: f64,
+}
+
 fn kernel(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
     device: &Description,
-) -> Result<(usize, usize, f64), slabwise_kernels::spec::SpecError> {
+) -> Result<Modelled, slabwise_kernels::spec::SpecError> {
     let hertz = 1e6 * device.sustained_mhz;
     let multiprocessors = f64::from(device.multiprocessors);
     let [product, code] = operations(spec, bounds);
@@ -279,11 +286,21 @@ fn kernel(
             bytes * threads / all / bandwidth
         });
         let seconds: f64 = each.map(|s| (s.max(arithmetic) + start).max(floor)).sum();
-        return Ok((2, launches.len(), seconds));
+        return Ok(Modelled {
+            family: 2,
+            candidate: String::new(),
+            launches: launches.len(),
+            seconds,
+        });
     };
     let ranked = candidates(spec, bounds, target)?;
     let Some(first) = ranked.first() else {
-        return Ok((family, 0, 0.0));
+        return Ok(Modelled {
+            family,
+            candidate: String::new(),
+            launches: 0,
+            seconds: 0.0,
+        });
     };
     let launches = first.lowered.launches(bounds).len();
     let rate = match dtype {
@@ -301,5 +318,10 @@ fn kernel(
     let more = launches.saturating_sub(1) as f64 * floor;
     // The cycles of the ranking include the start of a kernel.
     let seconds = seconds.max(memory + start).max(arithmetic + start);
-    Ok((family, launches, seconds.max(floor) + more))
+    Ok(Modelled {
+        family,
+        candidate: first.name.clone(),
+        launches,
+        seconds: seconds.max(floor) + more,
+    })
 }

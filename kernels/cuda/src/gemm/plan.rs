@@ -57,6 +57,10 @@ const ISSUE_RATE: f64 = 128.0;
 const START: f64 = 2000.0;
 /// Cycles until the last block of a tile knows that the others have stored their sums.
 const JOIN: f64 = 2500.0;
+/// Cycles of an iteration on tensor cores beside its steps, to wait for a tile and read from it, and
+/// of a step of 32 bytes along the contracted axis, whose sums the next one needs.
+const ITERATION: f64 = 120.0;
+const STEP: f64 = 35.0;
 /// Most rows or columns for the kernels for few rows or columns.
 const FEW: i64 = 8;
 /// Most parts of the contracted axis.
@@ -92,6 +96,8 @@ impl Plan {
 pub struct ProductInfo<'a> {
     /// Its sizes at the bounds.
     pub sizes: Sizes,
+    /// The elements of both operands that are read from memory.
+    pub elements: [f64; 2],
     /// Both operands.
     pub views: [&'a View; 2],
     /// Their element types.
@@ -140,7 +146,9 @@ impl ProductInfo<'_> {
             let one_by_one = left != Elem::F32 && single != [false; 2];
             let places = self.views.map(|v| v.vector == 1 && v.by_deep);
             let tiles = TENSOR_TILES.into_iter().filter_map(|t| {
-                if one_by_one {
+                if t.is_narrow() && single != [false; 2] {
+                    None
+                } else if one_by_one {
                     t.one_by_one(single, places)
                 } else {
                     Some(t)
@@ -246,7 +254,7 @@ impl ProductInfo<'_> {
         let [memory_rate, cache_rate] = [speeds.memory, speeds.cache].map(|n| f64::from(n) / 1e3);
         // Each element is read once from memory, and once per tile from the cache.
         let memory = products
-            * (rows * deep * left + deep * columns * right + rows * columns * 4.0)
+            * (self.elements[0] * left + self.elements[1] * right + rows * columns * 4.0)
             / (multiprocessors * memory_rate);
         let cache = blocks * steps * (high * left + wide * right) / (multiprocessors * cache_rate);
         let compute = match kernel {
@@ -271,13 +279,15 @@ impl ProductInfo<'_> {
                 });
                 let moved = self.moved(kernel) * (high + wide) * steps / ISSUE_RATE;
                 let warp = (t.high * t.wide) as f64 * steps * 4.0 / rate;
+                let bytes = steps * elem.bytes() as f64;
+                let latency = bytes / t.deep_bytes as f64 * ITERATION + bytes / 32.0 * STEP;
                 // Small warps read each fragment for fewer multiplications.
                 let each = 1.0 + 24.0 * (1.0 / t.high as f64 + 1.0 / t.wide as f64) / 2.0;
                 self.waves(
                     blocks,
                     kernel,
                     high * wide * steps * each / rate + moved,
-                    2.0 * warp,
+                    latency.max(2.0 * warp),
                 )
             }
             Kernel::Dots { few, large, .. } => {

@@ -142,6 +142,23 @@ impl Matrix {
             window: None,
         }
     }
+
+    /// The share of the pairs of indices of both sides that lead to different elements: 1 without a
+    /// window, whose pairs lead to rows and columns of its image only.
+    fn share_of_elements(&self, free: &[Axis], problem: &Problem, env: &Env) -> f64 {
+        let Some(window) = self.window else {
+            return 1.0;
+        };
+        let share = |i: usize| {
+            let counts = [
+                free[window.free.axis + i].count,
+                problem.deep[window.deep.axis + i],
+            ];
+            let pairs: f64 = counts.iter().map(|count| count.at(env) as f64).product();
+            (window.limits[i].at(env) as f64 / pairs.max(1.0)).min(1.0)
+        };
+        share(0) * share(1)
+    }
 }
 
 /// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. The
@@ -185,6 +202,17 @@ pub fn points(counts: impl IntoIterator<Item = Count>, env: &Env) -> i64 {
 }
 
 impl Problem {
+    /// The elements of both operands that one product reads, each counted once: neighbouring
+    /// positions of a window share most of theirs.
+    pub fn elements(&self, env: &Env) -> [f64; 2] {
+        let [rows, columns, deep, _] = self.sizes(env).map(|n| n as f64);
+        let sides = [
+            (&self.left, &self.rows, rows),
+            (&self.right, &self.columns, columns),
+        ];
+        sides.map(|(matrix, free, many)| many * deep * matrix.share_of_elements(free, self, env))
+    }
+
     /// A matrix product. Axes along which one operand is broadcast are merged into the rows or
     /// columns of the other, so that a batch of products with one weight is one product.
     pub fn matmul(spec: &Spec, body: &Matmul) -> Result<Problem, SpecError> {

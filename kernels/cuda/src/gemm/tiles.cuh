@@ -32,16 +32,18 @@ struct DeepRows {
     }
 };
 
-/// A tile for tensor cores, free elements contiguous, in chunks swizzled for the same reason.
+/// A tile for tensor cores, free elements contiguous, in chunks swizzled for the same reason: the
+/// rows of 128 bytes, or those that fill 128 bytes together, are swizzled alike.
 template <class E, int FREE, int DEEP>
 struct FreeRows {
     using Element = E;
     static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E);
     /// As of `Steps`, along the contracted elements.
     static constexpr int PERIOD = sizeof(E) == 2 ? 8 : 4, FREE_STEP = 0, DEEP_STEP = FREE;
-    static_assert(FREE / CHUNK >= 8, "rows of at least 128 bytes");
+    static constexpr int CHUNKS = FREE / CHUNK < 8 ? FREE / CHUNK : 8, ALIKE = 8 / CHUNKS;
+    static_assert(FREE % CHUNK == 0 && CHUNKS * ALIKE == 8 && CHUNKS >= (sizeof(E) == 2 ? 2 : 4), "rows of 16 elements at least, a power of two of chunks");
     static SLABWISE_METHOD int at(int free, int deep) {
-        const int swap = sizeof(E) == 2 ? deep & 7 : (deep & 3) * 2;
+        const int turn = deep % PERIOD / ALIKE, swap = sizeof(E) == 2 ? turn : turn * 2;
         return deep * FREE + ((free / CHUNK) ^ swap) * CHUNK + free % CHUNK;
     }
 };

@@ -109,7 +109,7 @@ const fn tensor(shape: [i64; 5], stages: i64, blocks: i64) -> TensorTile {
 }
 
 /// Tiles for single precision: rows, columns, steps, rows and columns per thread.
-pub const REGISTER_TILES: [RegisterTile; 7] = [
+pub const REGISTER_TILES: [RegisterTile; 9] = [
     registers([128, 128, 8, 8, 8], 4, 2),
     registers([128, 64, 8, 8, 8], 4, 3),
     registers([64, 128, 8, 8, 8], 4, 3),
@@ -117,16 +117,24 @@ pub const REGISTER_TILES: [RegisterTile; 7] = [
     registers([32, 128, 8, 4, 8], 4, 4),
     registers([128, 32, 8, 8, 4], 4, 4),
     registers([32, 32, 16, 4, 4], 4, 8),
+    registers([16, 64, 16, 4, 4], 4, 8),
+    registers([256, 16, 8, 8, 4], 4, 4),
 ];
 
 /// Tiles for tensor cores: rows, columns, bytes along the contracted axis, rows and columns per
 /// warp.
-pub const TENSOR_TILES: [TensorTile; 5] = [
+pub const TENSOR_TILES: [TensorTile; 10] = [
     tensor([128, 256, 64, 64, 64], 4, 1),
     tensor([128, 128, 64, 64, 64], 4, 2),
     tensor([128, 64, 64, 64, 32], 4, 2),
     tensor([64, 128, 64, 32, 64], 4, 2),
     tensor([64, 64, 128, 32, 32], 3, 3),
+    // For images of few channels, and their weights' gradients.
+    tensor([256, 16, 64, 64, 16], 4, 4),
+    tensor([128, 32, 64, 32, 32], 4, 4),
+    tensor([32, 64, 128, 16, 32], 3, 5),
+    tensor([32, 32, 128, 16, 16], 3, 6),
+    tensor([16, 64, 128, 16, 16], 3, 6),
 ];
 
 impl RegisterTile {
@@ -185,6 +193,11 @@ impl TensorTile {
             self.blocks
         };
         (few && self.high * self.wide < 64 * 64).then_some(TensorTile { blocks, ..self })
+    }
+
+    /// Whether it is for few rows or columns: its loaders move vectors only.
+    pub fn is_narrow(&self) -> bool {
+        self.rows.min(self.columns) < 64
     }
 
     fn source(&self, elem: Elem) -> String {

@@ -186,6 +186,7 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
         .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
     let choice = ProductInfo {
         sizes,
+        elements: widest.elements(bounds),
         views: [&views[0], &views[1]],
         elems,
         totals: totals::words(spec),
