@@ -97,7 +97,8 @@ pub fn print(
                 bytes as f64 / 1e9
             )
             .map_err(failed)?;
-            step.kernels.sort_by(|a, b| b.modelled.seconds.total_cmp(&a.modelled.seconds));
+            step.kernels
+                .sort_by(|a, b| b.modelled.seconds.total_cmp(&a.modelled.seconds));
             step.kernels.truncate(kernels);
             longest.push((item, step.kernels));
             lines.push(json!({
@@ -207,8 +208,7 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     // A heading, then a line for each kernel.
     let text = program.to_string();
     for (task, line) in program.kernels.iter().zip(text.lines().skip(1)) {
-        let modelled = kernel(&task.spec, &bounds, &target, device)
-            .map_err(|e| said(&e))?;
+        let modelled = kernel(&task.spec, &bounds, &target, device).map_err(|e| said(&e))?;
         let [product, code] = operations(&task.spec, &bounds);
         all.launches += modelled.launches;
         all.flops[0] += product;
@@ -303,6 +303,11 @@ fn kernel(
         });
     };
     let launches = first.lowered.launches(bounds).len();
+    let turns = if first.lowered.side_by_side {
+        1
+    } else {
+        launches
+    };
     let rate = match dtype {
         DType::F32 if target.tf32 => device.rates.tf32,
         DType::F32 => device.rates.f32,
@@ -315,13 +320,12 @@ fn kernel(
         0 => own.min(library.max(memory) + start),
         _ => own,
     };
-    let more = launches.saturating_sub(1) as f64 * floor;
     // The cycles of the ranking include the start of a kernel.
     let seconds = seconds.max(memory + start).max(arithmetic + start);
     Ok(Modelled {
         family,
         candidate: first.name.clone(),
         launches,
-        seconds: seconds.max(floor) + more,
+        seconds: seconds.max(floor * turns as f64),
     })
 }

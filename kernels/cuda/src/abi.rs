@@ -92,10 +92,10 @@ pub enum Word {
     Part(u16, u64),
     /// The address at an offset in bytes into the workspace.
     Workspace(u64),
-    /// The address of the step's counters of blocks, each an `unsigned`: zero before and after
-    /// every launch of the step. They are no workspace, because a plan gives the bytes of a
-    /// workspace to other steps between two runs.
-    Counters,
+    /// The address of the step's counter of blocks of this number, and of those that follow, each an
+    /// `unsigned`: zero before and after every launch of the step. They are no workspace, because a
+    /// plan gives the bytes of a workspace to other steps between two runs.
+    Counters(usize),
     /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of
     /// the first index out of range, then the step that found it. All ones while there is none. A
     /// step keeps the fault of an earlier step; within one step the first position wins, by

@@ -10,6 +10,9 @@ use crate::driver::{DriverError, Stream};
 use crate::handles::Handles;
 use crate::libraries::LibraryError;
 
+/// The alignment of workspaces, bytes.
+pub(crate) const WORKSPACE_ALIGN: u64 = 256;
+
 /// A computation by a library, its sizes still symbolic.
 pub(crate) trait LibraryCall: fmt::Debug + Send + Sync {
     /// The name of the library's kernel.
@@ -43,11 +46,13 @@ type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
 pub struct Lowered {
     /// Every function that a launch may name.
     pub functions: Vec<Function>,
-    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
+    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is [`WORKSPACE_ALIGN`].
     pub workspace: u64,
     /// The number of counters that a launch needs, for all sizes up to the bounds; see
     /// [`Word::Counters`](crate::Word::Counters).
     pub counters: usize,
+    /// Whether its launches may run in any order or concurrently: none touches what another writes.
+    pub side_by_side: bool,
     /// The computation by a library that precedes the launches.
     pub(crate) by_library: Option<Box<dyn LibraryCall>>,
     launches: Box<Launches>,
@@ -65,6 +70,7 @@ impl Lowered {
             functions,
             workspace,
             counters: 0,
+            side_by_side: false,
             by_library: None,
             launches: Box::new(launches),
         }
@@ -80,7 +86,8 @@ impl Lowered {
         self.by_library.as_ref().map(|call| call.name())
     }
 
-    /// The launches of a run with these sizes, one after the other on one stream.
+    /// The launches of a run with these sizes, one after the other on one stream unless they are
+    /// [`Lowered::side_by_side`].
     pub fn launches(&self, env: &Env) -> Vec<Dispatch> {
         let mut list = (self.launches)(env);
         list.retain(|d| d.grid.iter().all(|&n| n > 0));

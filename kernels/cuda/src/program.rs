@@ -12,16 +12,13 @@ use crate::cache::{self, Cache};
 use crate::compiler::Compiler;
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Edges, Function, Graph, Module, Node, Recording, Stream};
-use crate::lowered::Lowered;
+use crate::lowered::{Lowered, WORKSPACE_ALIGN};
 use crate::nvrtc::{self, Cubin, Usage};
 use crate::source::PRELUDE;
 
 /// The maximum number of graphs that a program keeps: one for each set of sizes and resident inputs
 /// of its recent runs. It also remembers as many keys of runs that occurred once.
 const GRAPHS_MAX: usize = 8;
-
-/// The alignment of workspaces, bytes.
-const WORKSPACE_ALIGN: u64 = 256;
 
 /// Bytes of a counter.
 const COUNTER_BYTES: u64 = size_of::<u32>() as u64;
@@ -98,8 +95,9 @@ impl Counters {
         (offsets.collect(), end)
     }
 
-    fn of_step(&self, step: usize) -> u64 {
-        self.base + self.offsets[step]
+    /// The address of a step's counter of this number.
+    fn of_step(&self, step: usize, first: usize) -> u64 {
+        self.base + self.offsets[step] + COUNTER_BYTES * first as u64
     }
 }
 
@@ -526,7 +524,14 @@ impl Device {
                 )?
             };
         }
+        let fork = recording
+            .filter(|_| launch.kernel.side_by_side)
+            .map_or(Ok(None), Recording::fork)?;
+        let mut ends = Vec::new();
         for dispatch in launch.kernel.launches(env) {
+            if let Some(fork) = &fork {
+                fork.start()?;
+            }
             let mut words = [0u64; WORDS_MAX];
             assert!(
                 dispatch.words.len() <= WORDS_MAX,
@@ -540,7 +545,7 @@ impl Device {
                         self.address(&launch.arguments[usize::from(at)]) + offset
                     }
                     Word::Workspace(offset) => workspace + offset,
-                    Word::Counters => program.counters.of_step(launch.step),
+                    Word::Counters(first) => program.counters.of_step(launch.step, first),
                     Word::Fault => fault,
                     Word::Step => launch.step as u64,
                     Word::Number(n) => n as u64,
@@ -561,7 +566,10 @@ impl Device {
                     &words,
                 )?
             };
+            if let Some(fork) = &fork {
+                ends.extend(fork.end()?);
+            }
         }
-        Ok(())
+        fork.map_or(Ok(()), |fork| fork.join(&ends))
     }
 }

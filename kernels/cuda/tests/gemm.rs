@@ -640,7 +640,15 @@ fn choices_are_sane_and_repeatable() {
     fitting.sort_unstable();
     assert_eq!(
         fitting,
-        ["gemm_tf32_128x64", "gemm_tf32_64x128", "gemm_tf32_64x64"]
+        [
+            "gemm_tf32_128x32",
+            "gemm_tf32_128x64",
+            "gemm_tf32_16x64",
+            "gemm_tf32_32x32",
+            "gemm_tf32_32x64",
+            "gemm_tf32_64x128",
+            "gemm_tf32_64x64"
+        ]
     );
     let old = lower(
         &laid([3, 3, 3], [3, 1], [3, 1]),

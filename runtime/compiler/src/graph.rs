@@ -173,6 +173,14 @@ impl Graph {
         id
     }
 
+    /// Whether a view shows every element of the node below it, once.
+    pub fn shows_all(&self, mut id: NodeId) -> bool {
+        while matches!(self.node(id).op, Op::Reshape | Op::Permute(_)) {
+            id = self.node(id).inputs[0];
+        }
+        !self.node(id).op.is_view()
+    }
+
     /// Refuses a length of 0, at once if it is fixed, else in each run that has it.
     pub fn need(&mut self, length: Size, why: impl FnOnce() -> String) -> Result<(), String> {
         match length.as_fixed() {

@@ -169,4 +169,43 @@ impl Recording<'_> {
             _ => Ok(()),
         }
     }
+
+    /// A fork at the nodes that the next node would depend on; `None` if the graph is a chain.
+    pub fn fork(&self) -> Result<Option<Fork<'_>>> {
+        let fork = |edges: Edges| {
+            let front = edges.front(self.stream)?;
+            Ok(Fork {
+                stream: self.stream,
+                edges,
+                front,
+            })
+        };
+        self.edges.map(fork).transpose()
+    }
+}
+
+/// A place in a graph from which several kernels start side by side.
+#[derive(Debug)]
+pub(crate) struct Fork<'a> {
+    stream: &'a Stream,
+    edges: Edges,
+    front: Vec<Node>,
+}
+
+impl Fork<'_> {
+    /// Lets the next node start at the fork.
+    pub fn start(&self) -> Result<()> {
+        self.edges.set_front(self.stream, &self.front, false)
+    }
+
+    /// The nodes at the end of a branch.
+    pub fn end(&self) -> Result<Vec<Node>> {
+        self.edges.front(self.stream)
+    }
+
+    /// Makes the next node depend on these ends of branches, or, if there are none, on the fork.
+    pub fn join(&self, ends: &[Node]) -> Result<()> {
+        let front = if ends.is_empty() { &self.front } else { ends };
+        self.edges.set_front(self.stream, front, false)
+    }
 }

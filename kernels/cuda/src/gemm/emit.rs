@@ -277,7 +277,7 @@ pub fn product(
     body += "const int batch = share.batch;\nconst Left left(p.w, batch);\nconst Right right(p.w, batch);\n";
     body += &if plan.parts > 1 {
         let sums = writer.params.word(Word::Workspace(0));
-        let counters = writer.params.word(Word::Counters);
+        let counters = writer.params.word(Word::Counters(0));
         format!(
             "const Parts<{}, {}, {sums}, {counters}, {}, {ALONE}, {GROUP}> parts(p.w);\n",
             kernel.threads(),
@@ -383,7 +383,7 @@ pub fn shared_bytes(
 
 /// Whether the contracted side has no elements, as for pixels that no element of a strided window
 /// meets, and the points are few enough for a thread each.
-fn sums_nothing(problem: &Problem, bounds: &Env) -> bool {
+pub fn sums_nothing(problem: &Problem, bounds: &Env) -> bool {
     let [rows, columns, _, products] = problem.sizes(bounds);
     let points = rows.saturating_mul(columns).saturating_mul(products);
     problem.deep.iter().any(|n| n.known() == Some(0))

@@ -108,6 +108,13 @@ pub struct ProductInfo<'a> {
     pub target: &'a Target,
 }
 
+/// The estimate of a plan for several products, which run side by side and share the
+/// multiprocessors.
+pub fn cycles_of_all(products: &[ProductInfo<'_>], plan: &Plan) -> f64 {
+    let work = |of: &ProductInfo<'_>| of.cycles(&plan.kernel, plan.parts) - START;
+    START + products.iter().map(work).sum::<f64>()
+}
+
 impl ProductInfo<'_> {
     /// Every plan that computes the product, the one with the smallest estimate first.
     pub fn plans(&self) -> Vec<Plan> {

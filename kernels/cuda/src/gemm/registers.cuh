@@ -32,13 +32,15 @@ SLABWISE_INLINE void give_slice(Element element, const Share& share, Load load, 
 }
 
 /// ROWS × COLUMNS of the result per block, HIGH × WIDE per thread, DEEP steps at a time, STAGES
-/// tiles in shared memory. A warp is 8 threads high and 4 wide; a thread's rows come in groups of 4
-/// with the groups of its 7 neighbours between them, columns likewise, so that a warp reads
-/// consecutive elements.
+/// tiles in shared memory. A warp is 8 threads high and 4 wide, or the reverse where the tile is not
+/// so high; a thread's rows come in groups of 4 with the groups of its neighbours between them,
+/// columns likewise, so that a warp reads consecutive elements.
 template <int ROWS_, int COLUMNS_, int DEEP_, int HIGH, int WIDE, int STAGES>
 struct RegisterTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEEP = DEEP_;
-    static constexpr int THREADS = ROWS / HIGH * (COLUMNS / WIDE), WARPS_WIDE = COLUMNS / (4 * WIDE);
+    static constexpr int TALL = ROWS / HIGH < 8 ? 4 : 8, BROAD = 32 / TALL;
+    static constexpr int THREADS = ROWS / HIGH * (COLUMNS / WIDE), WARPS_WIDE = COLUMNS / (BROAD * WIDE);
+    static_assert(ROWS % (TALL * HIGH) == 0 && COLUMNS % (BROAD * WIDE) == 0, "the tile is a number of warps high and wide");
     /// Rows of the result that are written at a time, and elements from one to the next in shared
     /// memory.
     static constexpr int SLICE = ROWS / HIGH, LEAD = COLUMNS + 16;
@@ -69,9 +71,9 @@ struct RegisterTile {
             for (int k = 0; k < DEEP; ++k) {
                 Vec<float, 4> down[HIGH / 4], across[WIDE / 4];
 #pragma unroll
-                for (int i = 0; i < HIGH / 4; ++i) down[i] = load_vec<Vec<float, 4>>(x + LeftTile::at(row + i * 32, k));
+                for (int i = 0; i < HIGH / 4; ++i) down[i] = load_vec<Vec<float, 4>>(x + LeftTile::at(row + i * 4 * TALL, k));
 #pragma unroll
-                for (int j = 0; j < WIDE / 4; ++j) across[j] = load_vec<Vec<float, 4>>(y + RightTile::at(column + j * 16, k));
+                for (int j = 0; j < WIDE / 4; ++j) across[j] = load_vec<Vec<float, 4>>(y + RightTile::at(column + j * 4 * BROAD, k));
 #pragma unroll
                 for (int i = 0; i < HIGH; ++i)
 #pragma unroll
@@ -79,8 +81,8 @@ struct RegisterTile {
             }
         });
     }
-    static SLABWISE_METHOD int first_row(int thread) { return thread / 32 / WARPS_WIDE * 8 * HIGH + thread % 32 / 4 * 4; }
-    static SLABWISE_METHOD int first_column(int thread) { return thread / 32 % WARPS_WIDE * 4 * WIDE + thread % 4 * 4; }
+    static SLABWISE_METHOD int first_row(int thread) { return thread / 32 / WARPS_WIDE * TALL * HIGH + thread % 32 / BROAD * 4; }
+    static SLABWISE_METHOD int first_column(int thread) { return thread / 32 % WARPS_WIDE * BROAD * WIDE + thread % BROAD * 4; }
 
     /// Passes every element of the tile to `take(row, column, sum, load(row, column))`,
     /// neighbouring columns to neighbouring threads: through shared memory, one row of every thread
@@ -88,18 +90,18 @@ struct RegisterTile {
     /// code only a few times.
     template <bool, bool, class Share, class Load, class Take>
     SLABWISE_METHOD void give(const Share& share, float* shared, Load load, Take take) {
-        const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * 8 + thread % 32 / 4;
+        const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * TALL + thread % 32 / BROAD;
 #pragma unroll 1
         for (int i = 0; i < HIGH; ++i) {
 #pragma unroll
             for (int j = 0; j < WIDE / 4; ++j) {
                 const Vec<float, 4> four = {{sum[0][4 * j], sum[0][4 * j + 1], sum[0][4 * j + 2], sum[0][4 * j + 3]}};
-                store_vec(shared + slot * LEAD + first_column(thread) + j * 16, four);
+                store_vec(shared + slot * LEAD + first_column(thread) + j * 4 * BROAD, four);
             }
             __syncthreads();
             give_slice<SLICE * COLUMNS, THREADS>([&](int at) {
                 const int from = at / COLUMNS, column = at % COLUMNS;
-                const int row = from / 8 * 8 * HIGH + i / 4 * 32 + from % 8 * 4 + i % 4;
+                const int row = from / TALL * TALL * HIGH + i / 4 * 4 * TALL + from % TALL * 4 + i % 4;
                 return Given{share.row + row, share.column + column, shared[from * LEAD + column]};
             }, share, load, take);
             __syncthreads();

@@ -15,6 +15,7 @@ use super::problem::{Count, Problem};
 use super::tiles::Kernel;
 use crate::abi::Word;
 use crate::code::{Code, Site};
+use crate::lowered::WORKSPACE_ALIGN;
 
 /// Most floats that a thread keeps for its totals.
 const FLOATS_MAX: usize = 8;
@@ -169,16 +170,13 @@ impl Totals {
     pub fn finish(writer: &mut Writer, tile: [i64; 3], shared: Shared) -> String {
         let [threads, rows, columns] = tile;
         let partial = writer.params.address(Word::Workspace(shared.partial));
-        let first = writer.params.address(Word::Counters);
-        let skipped = writer
-            .params
-            .number(&number(move |_| 4 * shared.counters as i64));
+        let counters = writer.params.address(Word::Counters(shared.counters));
         let problem = writer.problem.clone();
         let down = move |env: &Env| (problem.sizes(env)[0] + rows - 1) / rows;
         let group = writer.params.number(&number(move |env| group(down(env))));
         format!(
             "finish_totals<{threads}, {rows}, {columns}>(totals, share, shared, reinterpret_cast<float*>({partial}), \
-             reinterpret_cast<unsigned*>({first} + {skipped}), int({group}), finish);\n"
+             reinterpret_cast<unsigned*>({counters}), int({group}), finish);\n"
         )
     }
 
@@ -200,14 +198,11 @@ impl Shared {
     /// Behind a workspace of so many bytes and so many counters.
     pub fn behind(workspace: u64, counters: usize) -> Shared {
         Shared {
-            partial: workspace.next_multiple_of(ALIGN),
+            partial: workspace.next_multiple_of(WORKSPACE_ALIGN),
             counters,
         }
     }
 }
-
-/// The alignment of totals in the workspace, bytes.
-const ALIGN: u64 = 256;
 
 /// Whether a kernel can sum the rows of its result: those in tiles can.
 pub(crate) fn has_totals(kernel: &Kernel) -> bool {

@@ -28,7 +28,9 @@ struct Member {
 fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<SharedLoop>, SpecError> {
     match &spec.body {
         Body::Loop if spec.stores.is_empty() => Ok(None),
-        Body::Loop if spec.reduced == 0 => elementwise::lower_shared(spec, bounds, target),
+        Body::Loop if spec.reduced == 0 => {
+            Ok(Some(elementwise::lower_shared(spec, bounds, target)?))
+        }
         Body::Loop => rows::lower_shared(spec, bounds, target),
         _ => Ok(None),
     }

@@ -3,15 +3,15 @@
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use crate::abi::{Dispatch, Function, Target};
+use crate::abi::{Function, Target, Word};
 use crate::conv;
 use crate::gemm::emit;
 use crate::gemm::library::{Form, Product};
-use crate::gemm::plan::{Plan, ProductInfo, SumOrder};
+use crate::gemm::plan::{self, Plan, ProductInfo, Sizes, SumOrder};
 use crate::gemm::problem::{Problem, View};
 use crate::gemm::tiles::Elem;
 use crate::gemm::totals;
-use crate::lowered::Lowered;
+use crate::lowered::{Lowered, WORKSPACE_ALIGN};
 
 /// A candidate kernel for a product.
 #[derive(Debug)]
@@ -179,19 +179,31 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
     }
     let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
     let views = emit::views(widest, elems, false, bounds);
+    let both = [&views[0], &views[1]];
+    let info = |sizes: Sizes, elements: [f64; 2]| ProductInfo {
+        sizes,
+        elements,
+        views: both,
+        elems,
+        totals: totals::words(spec),
+        target,
+    };
     // The number of rows or columns must be small in every problem.
     let sizes = problems
         .iter()
         .map(|p| p.sizes(bounds))
         .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
-    let choice = ProductInfo {
-        sizes,
-        elements: widest.elements(bounds),
-        views: [&views[0], &views[1]],
-        elems,
-        totals: totals::words(spec),
-        target,
-    };
+    let widest_of_all = info(sizes, widest.elements(bounds));
+    let each: Vec<_> = problems
+        .iter()
+        .filter(|problem| !emit::sums_nothing(problem, bounds))
+        .map(|problem| info(problem.sizes(bounds), problem.elements(bounds)))
+        .collect();
+    let mut choices = widest_of_all.plans();
+    for plan in &mut choices {
+        plan.cycles = plan::cycles_of_all(&each, plan);
+    }
+    choices.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
     let fits = |plan: &Plan| -> Result<bool, SpecError> {
         let bytes = |p| emit::shared_bytes(&plan.kernel, spec, p, bounds, target);
         let most = problems.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
@@ -200,7 +212,7 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
             .all(|&n| n <= i64::from(target.shared_bytes_max)))
     };
     let mut plans: Vec<Vec<Plan>> = Vec::new();
-    for plan in choice.plans() {
+    for plan in choices {
         if (spec.reduced == 0 || totals::has_totals(&plan.kernel)) && fits(&plan)? {
             plans.push(vec![plan; problems.len()]);
         }
@@ -235,30 +247,45 @@ fn candidate(
 ) -> Result<Candidate, SpecError> {
     let mut functions: Vec<Function> = Vec::new();
     let mut launches = Vec::new();
-    let (mut workspace, mut counters) = (0, 0);
+    // Each problem has its own points of the result, partial sums and counters, so that they may run
+    // side by side.
+    let (mut workspace, mut counters) = (0u64, 0);
     for (problem, plan) in problems.iter().zip(plans) {
-        // Problems run one after the other, so they share the workspace and the counters.
         let (sums, tiles) = emit::shared_between_all(spec, problem, plan, bounds);
-        (workspace, counters) = (workspace.max(sums), counters.max(tiles));
+        let first = (workspace.next_multiple_of(WORKSPACE_ALIGN), counters);
+        if sums > 0 {
+            workspace = first.0.saturating_add(sums);
+        }
+        counters += tiles;
         let emit::Launchable { function, dispatch } =
             emit::product(spec, problem, plan, bounds, target)?;
         let at = functions.iter().position(|f| *f == function);
-        launches.push((at.unwrap_or(functions.len()), dispatch));
+        launches.push((at.unwrap_or(functions.len()), first, dispatch));
         if at.is_none() {
             functions.push(function);
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch {
-            function: *function,
-            ..dispatch(env)
+        let run = |(function, first, dispatch): &(usize, (u64, usize), emit::Launch)| {
+            let mut dispatch = dispatch(env);
+            dispatch.function = *function;
+            for word in &mut dispatch.words {
+                match word {
+                    Word::Workspace(at) => *at += first.0,
+                    Word::Counters(at) => *at += first.1,
+                    _ => {}
+                }
+            }
+            dispatch
         };
         launches.iter().map(run).collect()
     });
+    let mut lowered = lowered.with_counters(counters);
+    lowered.side_by_side = problems.len() > 1;
     Ok(Candidate {
         name: name(&plans[0]),
         cycles: plans[0].cycles,
-        lowered: super::checked(lowered.with_counters(counters), bounds)?,
+        lowered: super::checked(lowered, bounds)?,
     })
 }
 

@@ -87,18 +87,17 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     ))
 }
 
-/// A loop as a function that several specs may share; `None` if it is tiled.
-pub fn lower_shared(
-    spec: &Spec,
-    bounds: &Env,
-    target: &Target,
-) -> Result<Option<SharedLoop>, SpecError> {
+/// A loop as a function that several specs may share.
+pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<SharedLoop, SpecError> {
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
-    if transpose::across(&code, &space, bounds).is_some() {
-        return Ok(None);
+    let params = Params::new(spec, bounds, target);
+    if let Some(across) = transpose::across(&code, &space, bounds) {
+        return Ok(transpose::lower_shared(
+            &code, &space, params, across, target,
+        ));
     }
-    let mut params = Params::new(spec, bounds, target).shared();
+    let mut params = params.shared();
     let width = width(&code, &space, &NoAnchor);
     let function = all_points(
         "elementwise_many",
@@ -110,13 +109,13 @@ pub fn lower_shared(
     );
     let target = *target;
     let blocks = move |env: &Env| grid(space.points(env), width, &target);
-    Ok(Some(SharedLoop {
+    Ok(SharedLoop {
         function,
         params,
         threads: THREADS,
         shared_bytes: 0,
         blocks: Box::new(blocks),
-    }))
+    })
 }
 
 /// The axes in the order of the first result's memory, merged; at least one.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use slabwise_kernels::size::Env;
 
+use super::SharedLoop;
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, pointers};
-use crate::abi::{Dispatch, Target};
+use crate::abi::{Dispatch, Function, Target};
 use crate::code::Code;
 use crate::lowered::Lowered;
 
@@ -51,6 +52,42 @@ pub fn lower(
     across: Across,
     target: &Target,
 ) -> Lowered {
+    let (function, count) = tiles("transpose", code, space, &mut params, across);
+    let target = *target;
+    Lowered::new(vec![function], 0, move |env| {
+        let blocks = super::elementwise::blocks(count(env), 1, &target);
+        vec![Dispatch::new(0, blocks, THREADS, params.words(env))]
+    })
+}
+
+/// The same loop as a function that several specs may share.
+pub fn lower_shared(
+    code: &Code,
+    space: &Space,
+    params: Params,
+    across: Across,
+    target: &Target,
+) -> SharedLoop {
+    let mut params = params.shared();
+    let (function, count) = tiles("transpose_many", code, space, &mut params, across);
+    let target = *target;
+    SharedLoop {
+        function,
+        params,
+        threads: THREADS,
+        shared_bytes: 0,
+        blocks: Box::new(move |env| super::elementwise::blocks(count(env), 1, &target)),
+    }
+}
+
+/// The function of this kind for a loop, and the number of tiles.
+fn tiles(
+    kind: &str,
+    code: &Code,
+    space: &Space,
+    params: &mut Params,
+    across: Across,
+) -> (Function, Number) {
     let last = space.dims.len() - 1;
     let (rows, columns) = (space.dims[across.axis], space.dims[last]);
     // The other axes, then the tiles along the two.
@@ -69,7 +106,7 @@ pub fn lower(
         })
     };
 
-    let mut body = pointers(code, &mut params);
+    let mut body = pointers(code, params);
     let (row_count, column_count) = (params.size(rows), params.size(columns));
     let mut sizes: Vec<String> = others
         .iter()
@@ -106,7 +143,7 @@ pub fn lower(
         .zip(&at)
         .for_each(|(&axis, at)| coordinates[axis] = at.clone());
     (coordinates[across.axis], coordinates[last]) = ("r".into(), "c".into());
-    let point = Point::new(space, &mut params, &coordinates, "");
+    let point = Point::new(space, params, &coordinates, "");
     let turns = format!(
         "#pragma unroll\nfor (int u = ty; u < {SIDE}; u += {}) {{\n",
         i64::from(THREADS) / SIDE
@@ -136,10 +173,5 @@ pub fn lower(
     });
     // The next tile must not overwrite data that is still being read.
     body += "}\n}\n__syncthreads();\n}\n";
-    let function = params.function("transpose", THREADS, &body);
-    let target = *target;
-    Lowered::new(vec![function], 0, move |env| {
-        let blocks = super::elementwise::blocks(count(env), 1, &target);
-        vec![Dispatch::new(0, blocks, THREADS, params.words(env))]
-    })
+    (params.function(kind, THREADS, &body), count)
 }

@@ -210,7 +210,11 @@ impl Case {
         slab.protect(true);
         let base = slab.base() as u64;
         let mut failed = None;
-        for dispatch in lowered.launches(&self.env) {
+        let mut launches = lowered.launches(&self.env);
+        if lowered.side_by_side && order == Order::Reverse {
+            launches.reverse();
+        }
+        for dispatch in launches {
             let words: Vec<u64> = dispatch
                 .words
                 .iter()
@@ -218,7 +222,7 @@ impl Case {
                     Word::Argument(a) => base + at[usize::from(*a)] as u64,
                     Word::Part(a, offset) => base + at[usize::from(*a)] as u64 + offset,
                     Word::Workspace(offset) => base + workspace as u64 + offset,
-                    Word::Counters => base + counters as u64,
+                    Word::Counters(first) => base + (counters + 4 * first) as u64,
                     Word::Fault => base + record as u64,
                     Word::Step => 7,
                     Word::Number(n) => *n as u64,

@@ -111,7 +111,7 @@ pub(super) fn touched(step: &LoadStep<'_>, guarded: Guarded) -> Vec<Touched> {
 }
 
 /// The launches that each launch of a recorded run depends on, by their numbers in the order of the
-/// run; a group of steps is one launch, at the turn of its last step. `None` if the program copies
+/// run; a group of steps is one launch. `None` if the program copies
 /// to or from the host while it runs. Then launches run one after the other, and the copies beside
 /// them.
 pub(super) fn dependencies(request: &LoadRequest<'_>, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
@@ -119,24 +119,17 @@ pub(super) fn dependencies(request: &LoadRequest<'_>, groups: &[Group]) -> Optio
         return None;
     }
     let guarded = Guarded::of(&request.steps);
-    let mut last_of = HashMap::new();
-    for group in groups {
-        let last = *group.members.last()?;
-        last_of.extend(group.members.iter().map(|&member| (member, last)));
-    }
-    let mut waiting: HashMap<usize, Vec<Touched>> = HashMap::new();
+    let group_of = |step: usize| groups.iter().find(|group| group.members.contains(&step));
+    let own = |step: &usize| touched(&request.steps[*step], guarded);
     let mut order = Order::default();
-    for (at, step) in request.steps.iter().enumerate() {
-        let mut own = touched(step, guarded);
-        match last_of.get(&at) {
-            Some(&last) if last != at => {
-                waiting.entry(last).or_default().append(&mut own);
-                continue;
+    for step in 0..request.steps.len() {
+        match group_of(step) {
+            None => order.push(&own(&step)),
+            Some(group) if group.turn == step => {
+                order.push(&group.members.iter().flat_map(own).collect::<Vec<_>>());
             }
-            Some(_) => own.append(&mut waiting.remove(&at).unwrap_or_default()),
-            None => {}
+            Some(_) => {}
         }
-        order.push(&own);
     }
     Some(order.after)
 }

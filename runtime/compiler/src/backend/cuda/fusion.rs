@@ -2,11 +2,12 @@
 //!
 //! The updates of an optimizer are the same small loop over many parameters, and so are the sums
 //! over a batch that make the gradients of biases: loops that lower to the same function
-//! ([`slabwise_cuda::lower_fused`]). In the plan's order they are apart, because each runs as soon
-//! as its gradient is there, so that the gradient's bytes can be reused. Here they are grouped
-//! without another plan: a step moves to the turn of a later one only past steps that touch none of
-//! the bytes it writes and write none of the bytes it reads. Therefore every step computes the same
-//! value, and offsets and peak stay as planned.
+//! ([`slabwise_cuda::lower_fused`]); so are conversions of weights to halves. In the plan's order
+//! they are apart, because each runs as soon as its gradient is there, or as late as its result is
+//! needed, so that bytes can be reused. Here they are grouped without another plan: a step moves to
+//! the turn of an earlier or a later one only past steps that touch none of the bytes it writes and
+//! write none of the bytes it reads. Therefore every step computes the same value, and offsets and
+//! peak stay as planned.
 
 use slabwise_cuda::{Lowered, Target};
 
@@ -17,10 +18,12 @@ use crate::error::{Error, Result};
 /// The most steps of a group, because their arguments are counted in 16 bits.
 const MEMBERS_MAX: usize = 1000;
 
-/// Steps of a program that a recorded run does by one launch, at the turn of the last of them.
+/// Steps of a program that a recorded run does by one launch.
 pub(super) struct Group {
     /// The steps, ascending.
     pub members: Vec<usize>,
+    /// The step at whose turn they run.
+    pub turn: usize,
     /// The fused kernel: its arguments are those of one step after those of the other.
     pub kernel: Lowered,
 }
@@ -67,42 +70,102 @@ pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Gr
             None => kinds.push((name, vec![at])),
         }
     }
+    let kinds: Vec<Vec<usize>> = kinds.into_iter().map(|(_, steps)| steps).collect();
     let mut groups = Vec::new();
-    for (_, steps) in kinds {
-        for members in group_steps(&steps, &clear) {
-            let own: Vec<_> = members.iter().filter_map(|&at| specs[at]).collect();
-            let target = Target {
-                guarded: guarded(members[0]),
-                ..target
-            };
-            let mut lowered =
-                slabwise_cuda::lower_fused(&own, &bounds, &target).map_err(invalid)?;
-            if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
-                groups.push(Group {
-                    members,
-                    kernel: one.lowered,
-                });
-            }
+    for Together { turn, members } in grouped(steps.len(), &kinds, &clear) {
+        let own: Vec<_> = members.iter().filter_map(|&at| specs[at]).collect();
+        let target = Target {
+            guarded: guarded(turn),
+            ..target
+        };
+        let mut lowered = slabwise_cuda::lower_fused(&own, &bounds, &target).map_err(invalid)?;
+        if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
+            groups.push(Group {
+                members,
+                turn,
+                kernel: one.lowered,
+            });
         }
     }
     Ok(groups)
 }
 
-/// The groups of two and more of these steps, ascending, that can run at the turn of their last
-/// step; `clear` tells whether two steps may be exchanged. A group is closed when one of its steps
-/// cannot move further, which makes the fewest groups.
-fn group_steps(steps: &[usize], clear: &dyn Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
-    let (mut found, mut open) = (Vec::new(), Vec::<usize>::new());
-    for &next in steps {
-        let from = open.last().map_or(0, |last| last + 1);
-        let moves = |&at: &usize| (from..=next).all(|other| clear(at, other));
-        if open.len() == MEMBERS_MAX || !open.iter().all(moves) {
-            found.push(std::mem::take(&mut open));
+/// Steps that run together.
+#[derive(Debug, PartialEq)]
+struct Together {
+    /// The member at whose turn they run.
+    turn: usize,
+    /// The steps, ascending.
+    members: Vec<usize>,
+}
+
+/// A step, and the turns from the first to the last to which it can move.
+struct Reach {
+    step: usize,
+    first: usize,
+    last: usize,
+}
+
+/// The groups of two and more of `count` steps, each of steps of one kind; `clear` tells whether two
+/// steps may be exchanged. Kinds are grouped one after the other. A group is at the last turn that
+/// the first step to be left behind can move to, which makes the fewest groups of a kind.
+fn grouped(
+    count: usize,
+    kinds: &[Vec<usize>],
+    clear: &dyn Fn(usize, usize) -> bool,
+) -> Vec<Together> {
+    // The steps that run at each turn.
+    let mut turns: Vec<Vec<usize>> = (0..count).map(|step| vec![step]).collect();
+    let mut found = Vec::new();
+    for steps in kinds {
+        let [Some(&least), Some(&most)] = [steps.first(), steps.last()] else {
+            continue;
+        };
+        let reach = |&step: &usize| {
+            let passes = |turn: &usize| turns[*turn].iter().all(|&other| clear(step, other));
+            let before = (least..step).rev().take_while(passes).last();
+            let behind = (step + 1..=most).take_while(passes).last();
+            Reach {
+                step,
+                first: before.unwrap_or(step),
+                last: behind.unwrap_or(step),
+            }
+        };
+        let mut open: Vec<Reach> = steps.iter().map(reach).collect();
+        while let Some(end) = open.iter().map(|reach| reach.last).min() {
+            let Some(turn) = open.iter().map(|r| r.step).filter(|&at| at <= end).max() else {
+                break;
+            };
+            // Those before the turn move past each other; those behind it may conflict with them.
+            let mut members: Vec<usize> = Vec::new();
+            open.retain(|reach| {
+                let fits = (reach.first..=reach.last).contains(&turn)
+                    && members.len() < MEMBERS_MAX
+                    && members.iter().all(|&other| clear(reach.step, other));
+                if fits {
+                    members.push(reach.step);
+                }
+                !fits
+            });
+            for reach in &mut open {
+                // Others have to pass all that run at this turn now.
+                if members.iter().any(|&member| !clear(reach.step, member)) {
+                    if reach.step > turn {
+                        reach.first = reach.first.max(turn + 1);
+                    } else {
+                        reach.last = reach.last.min(turn - 1);
+                    }
+                }
+            }
+            for &member in &members {
+                turns[member].clear();
+            }
+            turns[turn].clone_from(&members);
+            if members.len() > 1 {
+                found.push(Together { turn, members });
+            }
         }
-        open.push(next);
     }
-    found.push(open);
-    found.retain(|group| group.len() > 1);
     found
 }
 
@@ -135,16 +198,12 @@ mod tests {
                     .iter()
                     .all(|x| bytes[b].iter().all(|y| x.0 != y.0 || !(x.1 || y.1)))
             };
-            let groups: Vec<Vec<usize>> = kinds
-                .iter()
-                .flat_map(|steps| group_steps(steps, &clear))
-                .collect();
-            // When each step runs, by the definition: with the last of its group.
+            let groups = grouped(count, &kinds, &clear);
             let turn = |at: usize| {
                 groups
                     .iter()
-                    .find(|g| g.contains(&at))
-                    .map_or(at, |g| g[g.len() - 1])
+                    .find(|group| group.members.contains(&at))
+                    .map_or(at, |group| group.turn)
             };
             for a in 0..count {
                 for b in a + 1..count {
@@ -155,29 +214,37 @@ mod tests {
                     );
                 }
             }
-            let members: Vec<usize> = groups.concat();
+            let members: Vec<usize> = groups.iter().flat_map(|g| g.members.clone()).collect();
             assert_eq!(members.iter().collect::<HashSet<_>>().len(), members.len());
-            // As few launches as any choice of turns could have: every step has one in its reach.
-            for steps in kinds.iter().filter(|steps| !steps.is_empty()) {
-                let reaches =
-                    |at: usize, to: usize| at <= to && (at + 1..=to).all(|other| clear(at, other));
+            for group in &groups {
+                assert!(group.members.len() > 1 && group.members.contains(&group.turn));
+                assert!(group.members.is_sorted());
+            }
+            // Of the kind that is grouped first there are at most as many launches as any choice of
+            // turns would make: from both sides, or, as steps of the kind that conflict cannot meet,
+            // from before them.
+            let steps = &kinds[0];
+            let taken: HashSet<usize> = steps.iter().map(|&at| turn(at)).collect();
+            let fewest = |reaches: &dyn Fn(usize, usize) -> bool| {
                 let enough = |turns: &u32| {
                     let chosen = |at: &usize| turns >> at & 1 != 0;
                     steps.iter().all(|&at| {
-                        steps
-                            .iter()
-                            .filter(|to| chosen(to))
-                            .any(|&to| reaches(at, to))
+                        let mut chosen = steps.iter().filter(|to| chosen(to));
+                        chosen.any(|&to| reaches(at, to))
                     })
                 };
-                let fewest = (1u32..1 << count).filter(enough).map(u32::count_ones).min();
-                let taken: HashSet<usize> = steps.iter().map(|&at| turn(at)).collect();
-                assert_eq!(
-                    Some(taken.len() as u32),
-                    fewest,
-                    "{steps:?} of {bytes:?} in {groups:?}"
-                );
-            }
+                let counts = (0u32..1 << count).filter(enough).map(u32::count_ones);
+                counts.min().unwrap_or_default() as usize
+            };
+            let reaches = |at: usize, to: usize| {
+                (at.min(to)..=at.max(to)).all(|other| other == at || clear(at, other))
+            };
+            let conflicts = |&a: &usize| steps.iter().any(|&b| a != b && !clear(a, b));
+            let most = match steps.iter().any(conflicts) {
+                true => fewest(&|at, to| at <= to && reaches(at, to)),
+                false => fewest(&reaches),
+            };
+            assert!(taken.len() <= most, "{steps:?} of {bytes:?} in {groups:?}");
             Ok(())
         });
     }

@@ -117,7 +117,7 @@ impl Gpu {
                             arguments,
                             workspace,
                         })),
-                        Some((g, group)) if group.members.last() == Some(&step) => {
+                        Some((g, group)) if group.turn == step => {
                             work.push(Work::Launch(Launch {
                                 step: steps.len() + g,
                                 kernel: &group.kernel,

@@ -178,13 +178,18 @@ pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<Node
     exact.then(|| b.cast(from, to))
 }
 
-/// The view `x` over halves of a type, where it is a view of their conversion to f32.
+/// The view `x` over halves of a type: of those whose conversion to f32 it shows, or of a converted
+/// variable, all of whose elements it shows. Such a conversion is the same loop over all variables.
 fn narrowed_view(b: &mut Builder, to: DType, x: NodeId) -> Option<NodeId> {
     let below = b.new.below_views(x);
-    let converts = *b.op(below) == Op::Cast(DType::F32);
-    let halves = converts
-        .then(|| b.operand(below))
-        .filter(|&halves| b.dtype(halves) == to)?;
+    let halves = match *b.op(below) {
+        Op::Cast(DType::F32) => {
+            let halves = b.operand(below);
+            (b.dtype(halves) == to).then_some(halves)?
+        }
+        Op::Variable(_) if b.new.shows_all(x) => b.cast(below, to),
+        _ => return None,
+    };
     let mut views = Vec::new();
     let mut at = x;
     while at != below {
