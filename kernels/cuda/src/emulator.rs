@@ -308,6 +308,13 @@ pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
 /// That folder, for a process without the variable.
 pub(crate) static PUBLISHED: OnceLock<PathBuf> = OnceLock::new();
 
+/// A folder for [`publish`], another one whenever the text that all functions include changes, which
+/// their names do not tell.
+pub(crate) fn functions_folder() -> Result<PathBuf, EmulatorError> {
+    let shared = digest(&[&program(&[], 32), RUNTIME, ABI]);
+    Ok(folder()?.join(format!("functions-{shared:016x}")))
+}
+
 /// Compiles functions for a driver without a device: for each function, writes a file of its name
 /// that holds the path of its object to the folder that [`FOLDER_VARIABLE`] names. Does nothing
 /// without the variable.

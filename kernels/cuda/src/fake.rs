@@ -76,7 +76,7 @@ impl TestDevice {
 /// If it cannot be compiled.
 pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
     let driver = object("libcuda", SOURCE)?;
-    let functions = emulator::folder()?.join("functions");
+    let functions = emulator::functions_folder()?;
     fs::create_dir_all(&functions).map_err(io(&functions))?;
     Ok((driver, functions))
 }

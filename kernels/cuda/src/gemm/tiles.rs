@@ -130,10 +130,10 @@ pub const TENSOR_TILES: [TensorTile; 10] = [
     tensor([64, 128, 64, 32, 64], 4, 2),
     tensor([64, 64, 128, 32, 32], 3, 3),
     // For images of few channels, and their weights' gradients.
-    tensor([256, 16, 64, 64, 16], 4, 4),
+    tensor([256, 16, 64, 64, 16], 4, 3),
     tensor([128, 32, 64, 32, 32], 4, 4),
     tensor([32, 64, 128, 16, 32], 3, 5),
-    tensor([32, 32, 128, 16, 16], 3, 6),
+    tensor([32, 32, 128, 16, 16], 3, 5),
     tensor([16, 64, 128, 16, 16], 3, 6),
 ];
 
