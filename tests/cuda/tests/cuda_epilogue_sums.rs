@@ -75,7 +75,8 @@ fn trained(
     precision: Precision,
     (offset, segments, budget): (f32, bool, Option<f64>),
 ) -> Option<Trained> {
-    let params = Params::seeded(7);
+    // No activation comes so close to 0 that rounding decides whether its gradient passes.
+    let params = Params::seeded(6);
     let network = Network::new(&params.root());
     let trace = Trace::training().with_precision(precision);
     let images = trace.input("images", F32, (BATCH, CHANNELS, SIDE, SIDE));

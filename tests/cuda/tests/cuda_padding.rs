@@ -143,14 +143,14 @@ fn rows_of_a_product_are_padded_to_vectors() {
         let mut session = session(row_padding, false).with_dump(folder.path());
         let trace = Trace::inference().with_precision(Precision::F16);
         let (x, w) = (
-            trace.input("x", F32, (96, 250)),
-            trace.input("w", F32, (250, 128)),
+            trace.input("x", F32, (192, 250)),
+            trace.input("w", F32, (250, 256)),
         );
         let program = session
             .compile(&trace, [x.tanh().matmul(w.tanh()).sum_over(0)])
             .expect("it compiles");
         let [sums] = session
-            .run(&program, (&numbers([96, 250]), &numbers([250, 128])))
+            .run(&program, (&numbers([192, 250]), &numbers([250, 256])))
             .expect("a run");
         let sums = sums.array::<f32>().expect("floats");
         let text = program.plan().to_string();
@@ -162,7 +162,7 @@ fn rows_of_a_product_are_padded_to_vectors() {
     assert!(!text.contains("padded"), "{text}");
     assert_eq!(loaders, ["true, 2"]);
     let (on, report, text, loaders) = run(RowPadding::Worthwhile);
-    let bytes = 96 * 12;
+    let bytes = 192 * 12;
     let expected = PaddingReport {
         values: 1,
         bytes,
@@ -170,7 +170,7 @@ fn rows_of_a_product_are_padded_to_vectors() {
     };
     assert_eq!(report, expected, "{text}");
     assert!(
-        text.contains("  padded       rows of 1 value by 1.1 KiB in all, 1.1 KiB at the peak"),
+        text.contains("  padded       rows of 1 value by 2.2 KiB in all, 2.2 KiB at the peak"),
         "{text}"
     );
     assert_eq!(loaders, ["true, 8"]);
