@@ -147,29 +147,27 @@ impl Writer<'_> {
 
     /// The epilogue in two functions: `load(row, column)` reads the operands of the program, so
     /// that the loads of several points overlap, and `take(row, column, sum, loaded)` does the
-    /// rest. With totals a third function, `finish(column, all)`, stores those of a column.
+    /// rest. With totals a third function, `finish(column, all)`, does the work on those of a column.
     pub(super) fn epilogue_ahead(&mut self, code: &Code, totals: Option<&Totals>) -> String {
         let (mut point, coordinates) = self.point();
-        let loads = code.loads();
+        let loads = totals.map_or_else(|| code.loads(), |totals| totals.loads(code));
         let fields: String = loads
             .iter()
             .map(|&k| format!("{} l{k};\n", code.storage(k).ty))
             .collect();
         let count = loads.len();
         let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
+        let column = totals.map(|totals| totals.column(code, &point, &coordinates));
         point.ahead = true;
-        let (declared, program, stored) = match totals {
-            Some(totals) => (
-                totals.declaration(),
-                totals.point(code, &point),
-                totals.stored(code, &point, &coordinates),
-            ),
-            None => (String::new(), code.point(&point), String::new()),
+        let (declared, program) = match totals {
+            Some(totals) => (totals.declaration(), totals.point(code, &point)),
+            None => (String::new(), code.point(&point)),
         };
+        let column = column.unwrap_or_default();
         format!(
             "{declared}struct Loaded {{\nenum {{ COUNT = {count} }};\n{fields}}};\n\
              const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
-             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n{stored}",
+             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n{column}",
             values.join(", ")
         )
     }

@@ -32,8 +32,12 @@ pub(super) struct Totals {
     spreads: Vec<(ValueId, Vec<ValueId>)>,
     /// Sums of a value among the spreads, which follow from its mean.
     of_spreads: Vec<(ValueId, usize)>,
-    /// For each value whether it depends on a reduction.
-    follows: Vec<bool>,
+    /// For each value whether a point's stores or the reductions need it.
+    at_points: Vec<bool>,
+    /// For each value whether the stores of a column need it.
+    in_columns: Vec<bool>,
+    /// For each value whether it exists once per column.
+    per_column: Vec<bool>,
 }
 
 impl Totals {
@@ -43,22 +47,41 @@ impl Totals {
         if spec.reduced == 0 {
             return Ok(None);
         }
+        let per_column = spec.per_row();
+        let (mut at_points, mut in_columns) =
+            (vec![false; spec.code.len()], vec![false; spec.code.len()]);
+        let mut follows: Vec<bool> = Vec::with_capacity(spec.code.len());
+        for (i, inst) in spec.code.iter().enumerate() {
+            let mut arguments = inst.arguments().iter();
+            let depends = arguments.any(|&a| follows[usize::from(a)]);
+            if depends && (inst.is_reduce() || !per_column[i]) {
+                return Err(refused("work at points on the sums of an epilogue"));
+            }
+            follows.push(inst.is_reduce() || depends);
+        }
+        for store in &spec.stores {
+            let value = usize::from(store.value);
+            match per_column[value] {
+                true => in_columns[value] = true,
+                false => at_points[value] = true,
+            }
+        }
+        // Arguments precede their instruction. Those of reductions are computed at points.
+        for (i, inst) in spec.code.iter().enumerate().rev() {
+            for &argument in inst.arguments() {
+                let at = usize::from(argument);
+                at_points[at] |= at_points[i] || inst.is_reduce() && in_columns[i];
+                in_columns[at] |= in_columns[i] && !inst.is_reduce();
+            }
+        }
         let mut totals = Totals {
             sums: Vec::new(),
             spreads: Vec::new(),
             of_spreads: Vec::new(),
-            follows: Vec::with_capacity(spec.code.len()),
+            at_points,
+            in_columns,
+            per_column,
         };
-        for inst in &spec.code {
-            let depends = inst
-                .arguments()
-                .iter()
-                .any(|&a| totals.follows[usize::from(a)]);
-            if depends {
-                return Err(refused("work on the sums of an epilogue"));
-            }
-            totals.follows.push(inst.is_reduce());
-        }
         let reductions = || {
             code.needed().filter_map(|i| match spec.code[i] {
                 Inst::Reduce(op, arg) => Some((i as ValueId, op, arg)),
@@ -109,10 +132,21 @@ impl Totals {
         format!("ThreadTotals<{}> totals;\n", self.parameters())
     }
 
-    /// The program at a point: stores, and what the thread adds.
+    /// The operands that are read at points, each once.
+    pub fn loads(&self, code: &Code) -> Vec<u16> {
+        let read_at_points = |k: &u16| {
+            let insts = code.spec.code.iter().zip(&self.at_points);
+            insts
+                .into_iter()
+                .any(|(inst, at)| *at && *inst == Inst::Load(*k))
+        };
+        code.loads().into_iter().filter(read_at_points).collect()
+    }
+
+    /// The program at a point: stores, and the values that the thread adds.
     pub fn point(&self, code: &Code, site: &dyn Site) -> String {
         let mut text = String::new();
-        for i in code.needed().filter(|&i| !self.follows[i]) {
+        for i in code.needed().filter(|&i| self.at_points[i]) {
             text += &code.statement(i, site);
         }
         for store in self.stores(code.spec, false) {
@@ -127,15 +161,15 @@ impl Totals {
         text + "++totals.count;\n"
     }
 
-    /// Stores of reductions, or of values at points.
-    fn stores<'a>(&'a self, spec: &'a Spec, reduced: bool) -> impl Iterator<Item = &'a Store> {
-        let is_wanted = move |store: &&Store| self.follows[usize::from(store.value)] == reduced;
+    /// Stores of columns, or of points.
+    fn stores<'a>(&'a self, spec: &'a Spec, columns: bool) -> impl Iterator<Item = &'a Store> {
+        let is_wanted = move |store: &&Store| self.per_column[usize::from(store.value)] == columns;
         spec.stores.iter().filter(is_wanted)
     }
 
-    /// Declares `finish(column, all)`, which stores the totals of a column. `coordinates` declares the
-    /// point's.
-    pub fn stored(&self, code: &Code, site: &dyn Site, coordinates: &str) -> String {
+    /// Declares `finish(column, all)`, which does the rest of the program for a column, from its
+    /// totals. `coordinates` declares the point's.
+    pub fn column(&self, code: &Code, site: &dyn Site, coordinates: &str) -> String {
         let mut stores = String::new();
         let mut declare = |value: ValueId, total: String| {
             stores += &format!("const float {} = {total};\n", site.value(value));
@@ -154,6 +188,10 @@ impl Totals {
                 *value,
                 format!("all.of[{}] * float(all.count)", mean(*spread)),
             );
+        }
+        let is_rest = |&i: &usize| self.in_columns[i] && !code.spec.code[i].is_reduce();
+        for i in code.needed().filter(is_rest) {
+            stores += &code.statement(i, site);
         }
         for store in self.stores(code.spec, true) {
             stores += &code.store(store, site);

@@ -5,7 +5,8 @@
 //! two more sums, over values that the kernel of the convolution has at hand as it writes its result.
 //! A loop that sums over such a result becomes two: the work at each point with the sums joins the
 //! epilogue of the convolution, and a small loop over the channels does the rest. The result is then
-//! read once less.
+//! read once less. Where all that the loop needs is there when the convolution starts, the blocks that
+//! add the last sums do its work, too.
 //!
 //! The loop centres the elements by a number that it takes from the result, though any number near the
 //! mean would do ([`ScalarOp::Near`]). A kernel cannot know it before its result: the mean itself and
@@ -31,6 +32,8 @@ use crate::backend::Target;
 use crate::graph::Phase;
 use crate::ir::{CallId, KernelCall, Piece, Program, Rewriter, Source, Value, ValueId};
 use crate::ops::{NodeId, Op};
+
+mod columns;
 
 /// Which sums over the results of convolutions are computed in their epilogues, on a device whose
 /// kernels can. Results differ in the rounding of sums.
@@ -99,6 +102,8 @@ impl<'a> SumInEpilogues<'a> {
         let mut calls: Vec<KernelCall> = program.kernels.clone();
         let mut values: Vec<Value> = program.values.clone();
         let around = Around::of(program);
+        // The products that do the work of loops.
+        let mut moved_to: Vec<Option<usize>> = vec![None; calls.len()];
         let mut saved = 0.0;
         for at in 0..calls.len() {
             let Some(found) = Joined::of(&calls, &values, &around, at) else {
@@ -127,8 +132,21 @@ impl<'a> SumInEpilogues<'a> {
             if self.choice == EpilogueSums::Worthwhile && saves <= 0.0 {
                 values.truncate(count);
                 [calls[product], calls[at]] = before;
-            } else {
-                saved += saves;
+                continue;
+            }
+            saved += saves;
+            let all = columns::Calls {
+                calls: &calls,
+                values: &values,
+                around: &around,
+                moved_to: &moved_to,
+            };
+            let whole = all.with_loop([product, at]);
+            let whole = whole.filter(|call| self.target.has_epilogue_sums(&call.spec, &bounds));
+            if let Some(call) = whole {
+                saved += self.cycles(&calls[at], &bounds);
+                calls[product] = call;
+                moved_to[at] = Some(product);
             }
         }
         let unread = unread(&calls, &values);
@@ -136,11 +154,24 @@ impl<'a> SumInEpilogues<'a> {
         for value in values.drain(program.values.len()..) {
             rewriter.add_value(value);
         }
-        for (id, call) in (0..).map(CallId).zip(calls) {
+        let order = columns::Calls {
+            calls: &calls,
+            values: &values,
+            around: &around,
+            moved_to: &moved_to,
+        }
+        .order();
+        let mut added = vec![None; calls.len()];
+        let mut calls: Vec<Option<KernelCall>> = calls.into_iter().map(Some).collect();
+        for at in order {
             // What depended on a call that nothing reads any more depends on nothing else.
-            if !unread[id.index()] {
-                rewriter.add_call(id, call);
+            if let (None, false, Some(call)) = (moved_to[at], unread[at], calls[at].take()) {
+                added[at] = Some(rewriter.add_call(CallId(at as u32), call));
             }
+        }
+        for (at, product) in moved_to.iter().enumerate() {
+            let by = product.and_then(|product| added[product]);
+            rewriter.replace(CallId(at as u32), by);
         }
         (rewriter.finish(program.micro_batches), saved)
     }

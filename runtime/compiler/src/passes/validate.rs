@@ -494,13 +494,32 @@ impl<'a> Interpreter<'a> {
         self.term(Node::Anchor(text, inputs))
     }
 
-    /// The term of each instruction. `contents`: of the operands that are loaded.
+    /// The term of each instruction; of a value that exists once per point of the kept axes, over
+    /// those alone. `contents`: of the operands that are loaded.
     fn values(&mut self, spec: &Spec, contents: &[Option<Term>], anchor: Term) -> Vec<Term> {
         let axes = || (0..spec.dims.len()).filter(|&axis| spec.is_reduced(axis));
+        // The kept axes, numbered from 0 on.
+        let kept = (0..spec.dims.len()).filter(|&axis| !spec.is_reduced(axis));
+        let kept: Renaming = kept
+            .zip(0..)
+            .map(|(axis, new)| (axis as Axis, new))
+            .collect();
+        let per_row = spec.per_row();
         let order = self.order(spec);
-        let mut values: Vec<Term> = Vec::with_capacity(spec.code.len());
-        for inst in &spec.code {
-            let of = |v: u16| values[usize::from(v)];
+        // Over the axes of the space, and over those alone that are kept.
+        let mut points: Vec<Term> = Vec::with_capacity(spec.code.len());
+        let mut rows: Vec<Term> = Vec::with_capacity(spec.code.len());
+        let mut follows: Vec<bool> = Vec::with_capacity(spec.code.len());
+        for (i, inst) in spec.code.iter().enumerate() {
+            let depends = inst.arguments().iter().any(|&a| follows[usize::from(a)]);
+            follows.push(depends || inst.is_reduce());
+            // Only values over the kept axes follow from sums.
+            let known = if depends && !inst.is_reduce() {
+                &rows
+            } else {
+                &points
+            };
+            let of = |v: u16| known[usize::from(v)];
             let term = match inst {
                 Inst::Load(k) => {
                     let operand = &spec.operands[usize::from(*k)];
@@ -543,9 +562,7 @@ impl<'a> Interpreter<'a> {
                 Inst::Cast(a, lane) => self.term(Node::Cast(of(*a), *lane)),
                 Inst::Reduce(op, a) => {
                     let bind = |(i, axis): (Axis, usize)| (axis as Axis, BOUND + i);
-                    // The result has the kept axes alone, from axis 0 on.
-                    let kept = (0..spec.dims.len()).filter(|&axis| !spec.is_reduced(axis));
-                    let kept = kept.zip(0..).map(|(axis, new)| (axis as Axis, new));
+                    let kept = kept.iter().copied();
                     let mut bound: Renaming = (0..).zip(axes()).map(bind).chain(kept).collect();
                     bound.sort_unstable();
                     let reduced = self.renamed(of(*a), &bound);
@@ -553,9 +570,15 @@ impl<'a> Interpreter<'a> {
                     self.term(Node::Reduce(*op, reduced, lengths, order))
                 }
             };
-            values.push(term);
+            let over_rows = per_row[i] && !follows[i];
+            points.push(term);
+            rows.push(if over_rows {
+                self.renamed(term, &kept)
+            } else {
+                term
+            });
         }
-        values
+        rows
     }
 
     /// The order in which a kernel sums; 0 for one without sums.
