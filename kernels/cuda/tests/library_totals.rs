@@ -6,7 +6,7 @@ mod products;
 use common::{Case, Choices};
 use products::convolution::Shape;
 use products::library::{by, computed, installed, target};
-use products::sums::{innermost, judge, summed};
+use products::sums::{innermost, judge, judge_columns, with_columns};
 use products::{matmul, strided};
 use slabwise_cuda::{Choice, cudnn};
 use slabwise_kernels::dtype::DType;
@@ -18,7 +18,7 @@ const ALL: [bool; 3] = [true; 3];
 fn check(specs: Vec<(&str, Spec)>, algorithms: &[Choice]) {
     let mut choices = Choices::new(81);
     let case = |(name, spec)| {
-        let mut case = Case::new(name, summed(spec, ALL), &mut choices);
+        let mut case = Case::new(name, with_columns(spec), &mut choices);
         case.target = target();
         (case, false)
     };
@@ -26,7 +26,9 @@ fn check(specs: Vec<(&str, Spec)>, algorithms: &[Choice]) {
     let results = computed(&cases, algorithms);
     for ((case, _), results) in cases.iter().zip(results.chunks(algorithms.len())) {
         for (got, algorithm) in results.iter().zip(algorithms) {
-            judge(case, ALL, &format!("{}, {algorithm:?}", case.name), got);
+            let what = format!("{}, {algorithm:?}", case.name);
+            judge(case, ALL, &what, got);
+            judge_columns(case, &what, got);
         }
     }
 }

@@ -6,7 +6,7 @@ mod products;
 
 use common::{Case, Choices, TARGET, available};
 use products::convolution::Shape;
-use products::sums::{innermost, judge, summed};
+use products::sums::{innermost, judge, judge_columns, summed, with_columns};
 use products::{Pick, each, matmul, strided};
 use slabwise_cuda::{Target, candidates};
 use slabwise_kernels::dtype::DType;
@@ -83,6 +83,41 @@ fn of_images_whose_channels_are_innermost() {
         }
         check(&cases, which);
     }
+}
+
+#[test]
+fn the_last_block_of_a_column_does_its_work() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(74);
+    let mut cases = Vec::new();
+    for (m, n, k, tf32) in [
+        (300, 70, 40, false),
+        (2600, 64, 32, true),
+        (1, 33, 20, false),
+    ] {
+        let (a, b) = (strided(0, &[k, 1]), strided(0, &[n, 1]));
+        let spec = with_columns(matmul(&[m, n], k, a, b));
+        let mut case = Case::new(format!("{m}×{n}×{k}, tf32 {tf32}"), spec, &mut choices);
+        case.target = target(tf32);
+        cases.push(case);
+    }
+    for kind in [ConvKind::Forward, ConvKind::InputGrad] {
+        let shape = Shape {
+            dtype: DType::BF16,
+            ..Shape::simple(3, 16, 24, 11, 3, 1)
+        };
+        let spec = with_columns(innermost(&shape, kind));
+        let mut case = Case::new(format!("{kind:?}"), spec, &mut choices);
+        case.target = target(false);
+        cases.push(case);
+    }
+    let judge = |case: &Case, (): &(), what: &str, got: &[Vec<u8>]| {
+        judge(case, [true; 3], what, got);
+        judge_columns(case, what, got);
+    };
+    each(&cases, Pick::All, |_| (), judge);
 }
 
 /// Sums of a column that has the same number in every row, far from 0: they deviate by rounding only.

@@ -2,7 +2,7 @@
 //! the result that was stored.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{ConvKind, Inst, Operand, ReduceOp, Spec, Store};
 
@@ -51,6 +51,55 @@ pub fn summed(mut spec: Spec, which: [bool; 3]) -> Spec {
         spec.operands.push(sums.clone());
     }
     spec
+}
+
+/// A product with all three sums, and work for each column: its elements have a number of the column
+/// added, which then becomes half of itself and the sum of the column; and the squared deviations are
+/// multiplied by another number of the column.
+pub fn with_columns(spec: Spec) -> Spec {
+    let mut spec = summed(spec, [true; 3]);
+    let moved = |v: u16| if v == 0 { 2 } else { v + 2 };
+    spec.code
+        .iter_mut()
+        .for_each(|inst| inst.map_arguments(moved));
+    spec.stores
+        .iter_mut()
+        .for_each(|store| store.value = moved(store.value));
+    let sums = spec.operands[2].clone();
+    let first = spec.operands.len() as u16;
+    spec.operands.extend([sums.clone(), sums.clone(), sums]);
+    let (state, factor, product) = (first, first + 1, first + 2);
+    spec.code.splice(
+        1..1,
+        [Inst::Load(state), Inst::Op(ScalarOp::Add, [0, 1, 0])],
+    );
+    let [sum, deviations, next] = [5, 7, spec.code.len() as u16];
+    spec.code.extend([
+        Inst::Const(Value::F32(0.5)),
+        Inst::Op(ScalarOp::Mul, [1, next, 0]),
+        Inst::Op(ScalarOp::Add, [next + 1, sum, 0]),
+        Inst::Load(factor),
+        Inst::Op(ScalarOp::Mul, [deviations, next + 3, 0]),
+    ]);
+    for (value, operand) in [(next + 2, state), (next + 4, product)] {
+        spec.stores.push(Store { value, operand });
+    }
+    spec
+}
+
+/// Fails unless the work for each column of [`with_columns`] follows from the sums that were stored.
+pub fn judge_columns(case: &Case, what: &str, got: &[Vec<u8>]) {
+    let first = got.len() - case.spec.operands.len();
+    let of = |list: &[Vec<u8>], k: usize| numbers(DType::F32, &list[first + k]);
+    let [sums, deviations] = [2, 4].map(|k| of(got, k));
+    let (before, after) = (of(&case.args, 5), of(got, 5));
+    let (factors, products) = (of(&case.args, 6), of(got, 7));
+    for column in 0..sums.len() {
+        let state = (before[column] as f32 * 0.5 + sums[column] as f32) as f64;
+        let product = (deviations[column] as f32 * factors[column] as f32) as f64;
+        let (actual, expected) = ([after[column], products[column]], [state, product]);
+        assert_eq!(actual, expected, "{what}: column {column}");
+    }
 }
 
 /// The rows of each column: result and other tensor.
