@@ -108,6 +108,28 @@ fn halves_round_weights_only() {
     check(&all, cases);
 }
 
+/// Half of a chunk of eight elements lies behind such a width, where the gradient of the result is of
+/// another type than the tiles.
+#[test]
+fn nothing_behind_a_row_is_read() {
+    let list = [DType::BF16, DType::F16].map(|half| {
+        let types = Types {
+            dy: DType::F32,
+            result: DType::F32,
+            ..Types::of(half)
+        };
+        plain(33, 70, 36).with(false, None, 0).of(types)
+    });
+    let mut choices = Choices::new(20);
+    let mut cases = Vec::new();
+    for s in &list {
+        for spec in specs(s, [Layout::Contiguous; 6]) {
+            cases.push(Case::new(format!("{s:?}"), spec, &mut choices));
+        }
+    }
+    check(&list, cases);
+}
+
 /// Gradients that are stored in halves are those in f32, rounded.
 #[test]
 fn gradients_in_halves_are_those_in_f32_rounded() {

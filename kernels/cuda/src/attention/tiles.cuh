@@ -83,7 +83,7 @@ SLABWISE_INLINE void copy_rows(typename T::Element* tile, const AttentionRows<E,
 #pragma unroll
                 for (int part = 0; part < CHUNK; part += PART) {
                     Vec<E, PART> some{};
-                    if (wanted) some = load_vec<Vec<E, PART>>(place + part);
+                    if (wanted && column + part < width) some = load_vec<Vec<E, PART>>(place + part);
 #pragma unroll
                     for (int e = 0; e < PART; ++e) all.v[part + e] = narrow(widen(some.v[e]), To{});
                 }

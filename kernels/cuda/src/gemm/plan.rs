@@ -219,7 +219,7 @@ impl ProductInfo<'_> {
     fn parts(&self, kernel: &Kernel) -> Vec<i64> {
         let [rows, columns, deep, products] = self.sizes;
         let blocks = self.blocks(kernel, 1);
-        let slots = i64::from(self.target.multiprocessors.max(1)) * kernel.blocks();
+        let slots = i64::from(self.target.multiprocessors.max(1)) * self.held(kernel);
         let points = rows.saturating_mul(columns).saturating_mul(products);
         let mut list = vec![1];
         if !kernel.can_be_split() {
@@ -235,6 +235,14 @@ impl ProductInfo<'_> {
             parts += (parts / 2).max(1);
         }
         list
+    }
+
+    /// Blocks that a multiprocessor holds at once: it has as much shared memory as one block may have
+    /// and what the driver keeps for itself in each.
+    fn held(&self, kernel: &Kernel) -> i64 {
+        const OF_DRIVER: i64 = 1024;
+        let all = i64::from(self.target.shared_bytes_max) + OF_DRIVER;
+        (all / (kernel.shared_bytes() + OF_DRIVER)).clamp(1, kernel.blocks())
     }
 
     fn blocks(&self, kernel: &Kernel, parts: i64) -> i64 {
@@ -370,7 +378,7 @@ impl ProductInfo<'_> {
     /// `least` cycles at least.
     fn waves(&self, blocks: f64, kernel: &Kernel, work: f64, least: f64) -> f64 {
         let multiprocessors = f64::from(self.target.multiprocessors.max(1));
-        let held = kernel.blocks() as f64;
+        let held = self.held(kernel) as f64;
         let warps = kernel.threads() as f64 / 32.0;
         // Eight warps hide each other's latencies; fewer do not.
         let of = |n: f64| {

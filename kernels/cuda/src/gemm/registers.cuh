@@ -43,7 +43,7 @@ struct RegisterTile {
     static_assert(ROWS % (TALL * HIGH) == 0 && COLUMNS % (BROAD * WIDE) == 0, "the tile is a number of warps high and wide");
     /// Rows of the result that are written at a time, and elements from one to the next in shared
     /// memory.
-    static constexpr int SLICE = ROWS / HIGH, LEAD = COLUMNS + 16;
+    static constexpr int SLICE = ROWS / HIGH, LEAD = COLUMNS % 32 == 0 ? COLUMNS + 16 : COLUMNS;
 
     float sum[HIGH][WIDE];
 

@@ -100,7 +100,8 @@ SLABWISE_INLINE void finish_totals(const ThreadTotals<SUMS, SPREADS>& own, const
     };
     // Adds `members` sums, of `each` tiles, from that of a tile on.
     const auto gather = [&](int from, int members, int each) {
-        constexpr int AT_ONCE = 4;
+        // As many loads at once as leave registers: a block waits for each round of them.
+        constexpr int AT_ONCE = WORDS <= 2 ? 16 : WORDS <= 4 ? 8 : 4;
         if (thread >= COLUMNS) return;
 #pragma unroll 1
         for (int i = 0; i < members; i += AT_ONCE) {

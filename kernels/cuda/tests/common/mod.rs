@@ -38,7 +38,7 @@ pub const TARGET: Target = Target {
 
 /// Bytes of guard zones between arguments; writes to them are detected.
 const GUARD: usize = 256;
-const UNTOUCHED: u8 = 0xa5;
+const UNTOUCHED: u8 = 0xff;
 /// The value of a fault record without a fault.
 pub const NO_FAULT: u64 = u64::MAX;
 
