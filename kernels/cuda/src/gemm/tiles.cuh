@@ -175,8 +175,7 @@ struct Loader {
                 if constexpr (V > 1 && M::PARTIAL) {
                     const int left = BY_DEEP ? end - deep - deep_at(d) : room - free_at(f);
                     copy_async_part(to, wanted != 0 ? element : origin, wanted != 0 ? min(left, V) * int(sizeof(E)) : 0);
-                } else if constexpr (STRAIGHT && V > 1) copy_async<sizeof(E) * V>(to, wanted != 0 ? element : origin, wanted);
-                else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, element, wanted);
+                } else if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(to, element, wanted);
                 else held[i * TURNS_ACROSS + j] = wanted != 0 ? converted<S>(*element) : S{};
             }
         }
