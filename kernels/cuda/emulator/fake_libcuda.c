@@ -620,5 +620,5 @@ Result cuGraphLaunch(void* graph, void* stream) {
     for (size_t i = 0; i < launched->count; ++i)
         if (launched->pieces[i].op.kind == LAUNCH && !launched->pieces[i].op.kernel->module) LEAVE(INVALID_HANDLE);
     ++replays;
-    LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph}));
+    LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph, .after_idle = is_idle(of(stream))}));
 }

@@ -34,7 +34,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 /* ---- Settings and counters for tests --------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0;
+                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0;
 static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, allocations, calls, launches, products,
                  heuristics, replays, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
@@ -45,7 +45,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"shared_bytes", &shared_bytes}, {"strict", &strict},
-    {"order", &order}, {"eager", &eager},
+    {"order", &order}, {"eager", &eager}, {"idle", &idle},
     {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
@@ -75,7 +75,8 @@ void fake_fail(const char* call, long long after, int code) {
 }
 
 /* The simulated time of kernels: nanoseconds by the beginning of their names; the last match
- * counts. */
+ * counts. The setting `idle` is the time for which a graph's launch leaves an idle stream without
+ * work. */
 static struct { char begins[64]; long long nanoseconds; } costs[64];
 static size_t costs_count;
 static double clock_seconds;
@@ -211,7 +212,7 @@ typedef struct { int known, done; Stream* stream; double seconds; } Mark;
 typedef struct Graph Graph;
 typedef struct Op {
     enum { COPY, FILL, LAUNCH, CALL_OF_LIBRARY, REPLAY, RECORD, WAIT } kind;
-    int to_device, from_device, byte;
+    int to_device, from_device, byte, after_idle;
     Address to, from;
     size_t bytes;
     Kernel* kernel;
@@ -307,7 +308,9 @@ static Result perform(const Op* op) {
         if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->name, wrong);
         return wrong ? ILLEGAL_ADDRESS : OK;
     }
-    case REPLAY: return replay(op->graph);
+    case REPLAY:
+        clock_seconds += 1e-9 * (double)(op->after_idle ? idle : 0);
+        return replay(op->graph);
     case RECORD:
         op->mark->done = 1;
         op->mark->seconds = clock_seconds;
@@ -374,6 +377,12 @@ static Result drain_stream(Stream* stream, const Mark* until) {
 static Result drain(void) {
     for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
     return sticky;
+}
+/* Whether a stream has nothing to do. */
+static int is_idle(const Stream* stream) {
+    const Op* op = stream->queue.first;
+    while (op && (op->kind == RECORD || op->kind == WAIT)) op = op->next;
+    return !op;
 }
 /* Streams without kernels run until a wait whose work is not done. */
 static void run_ahead(void) {

@@ -24,7 +24,7 @@ const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// The driver's settings before each test.
-const DEFAULTS: [(&str, i64); 13] = [
+const DEFAULTS: [(&str, i64); 14] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -38,6 +38,7 @@ const DEFAULTS: [(&str, i64); 13] = [
     ("library", 0),
     ("cudnn", 0),
     ("strict", 0),
+    ("idle", 0),
 ];
 
 /// The driver, locked for one test at a time because its settings and counters are global to the

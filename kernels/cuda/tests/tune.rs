@@ -484,6 +484,47 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
     assert_eq!(driver.get("live_bytes"), before);
 }
 
+/// A launch leaves an idle device without work for longer than a kernel takes. That time is in no
+/// candidate's time, and all candidates run equally often.
+#[test]
+fn the_submission_of_work_is_not_timed() {
+    let Some(driver) = installed() else { return };
+    let spec = product();
+    let names = own(&spec);
+    let single = names
+        .iter()
+        .take(4)
+        .find(|name| !name.contains("parts"))
+        .expect("one of the first has no parts");
+    let kind = single.split(' ').next().expect("a name");
+    driver.set("idle", 40_000);
+    let timed = |library: i64| {
+        driver.cost("", 1_000_000);
+        driver.cost(kind, 10_100);
+        driver.cost("cublaslt_21", library);
+        let (folder, before) = (
+            tempfile::tempdir().expect("a folder"),
+            driver.get("products"),
+        );
+        (
+            choose(picks_in(&folder), &spec),
+            driver.get("products") - before,
+        )
+    };
+    // The first run, two single ones and five samples of 0.2 ms, each after one that is not timed.
+    // Other kernels of the library are only run singly.
+    let others = 2 * (1 + 2 * 2);
+    let runs = |of_sample: i64| others + 1 + 2 * 2 + 5 * 2 * of_sample;
+    let (choice, run) = timed(9_950);
+    assert!(matches!(choice, Choice::Own(_)), "{choice:?} by 1 %");
+    assert_eq!(run, runs(21));
+    let (choice, run) = timed(12_000);
+    assert!(matches!(choice, Choice::Own(_)), "{choice:?}");
+    assert_eq!(run, runs(20));
+    let (choice, _) = timed(9_700);
+    assert_eq!(choice, Choice::Library(algorithm(21, 0)));
+}
+
 #[test]
 fn a_choice_is_made_once_and_stored_for_other_processes() {
     let Some(driver) = installed() else { return };

@@ -21,7 +21,8 @@ impl Clock {
         })
     }
 
-    /// The time of the work that `work` submits to the stream, milliseconds. Waits for it.
+    /// The time of the work that `work` submits to the stream, milliseconds. Waits for it. If the
+    /// stream is idle, the time of the submission counts too.
     pub fn time(&self, stream: &Stream, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.before.record(stream)?;
         work()?;

@@ -1,6 +1,7 @@
 //! Timing of candidates.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -18,12 +19,17 @@ use crate::reservation::{ARENA_ALIGN, Limits};
 
 /// Samples of each candidate.
 const SAMPLES: usize = 5;
-/// A sample consists of as many captured runs, one after the other, as take so many milliseconds.
+/// A sample consists of as many captured runs, one after the other, as take so many milliseconds
+/// by the fastest candidate.
 const SAMPLE_MS: f64 = 0.2;
 /// Most runs of a sample.
 const RUNS_MAX: f64 = 32.0;
-/// Candidates whose first run took so many times as long as the fastest are not sampled.
+/// Single runs of each candidate; the shortest counts.
+const SINGLES: usize = 2;
+/// Candidates whose single run took so many times as long as that of the fastest are not sampled.
 const HOPELESS: f64 = 3.0;
+/// The device works so long before anything is timed, because an idle one has lowered its clocks.
+const WARM_UP: Duration = Duration::from_millis(20);
 /// The byte that fills operands: in every type of float it gives a small number, and not zeros,
 /// which multiply faster.
 const FILLED: u8 = 0x3D;
@@ -123,6 +129,7 @@ impl Bench {
         let program = self.device.load(&lowered)?;
         let fault = self.device.fault_record()?;
         let (mut first, mut times) = (0, Vec::new());
+        let mut is_warm = false;
         for trial in trials {
             times.push(match self.scratch(trial) {
                 Ok((arguments, workspace)) => {
@@ -135,7 +142,13 @@ impl Bench {
                         arguments: &arguments,
                         workspace,
                     };
-                    let timed = all.times();
+                    let warmed = if trial.timed && !is_warm {
+                        all.warm_up()
+                    } else {
+                        Ok(())
+                    };
+                    is_warm |= trial.timed;
+                    let timed = warmed.and_then(|()| all.times());
                     self.device.release(workspace.arena);
                     timed?
                 }
@@ -208,6 +221,19 @@ struct Runs<'a> {
 }
 
 impl Runs<'_> {
+    /// Keeps the device busy with the first candidate, which is one of slabwise.
+    fn warm_up(&self) -> Result<(), DriverError> {
+        let graph = self.loaded(0)?;
+        let began = Instant::now();
+        let mut runs = 1;
+        while began.elapsed() < WARM_UP {
+            (0..runs).try_for_each(|_| self.bench.device.stream.replay(&graph))?;
+            self.bench.device.synchronize()?;
+            runs *= 2;
+        }
+        Ok(())
+    }
+
     fn times(&self) -> Result<Vec<Option<f64>>, DriverError> {
         let count = self.trial.candidates.len();
         let mut once = Vec::with_capacity(count);
@@ -225,27 +251,22 @@ impl Runs<'_> {
             return Ok(once);
         }
         let least = once.iter().flatten().copied().fold(f64::INFINITY, f64::min);
-        let mut samples: Vec<Option<(Graph, f64, Vec<f64>)>> = Vec::with_capacity(count);
+        // All candidates are run equally often, so that costs of a sample weigh equally.
+        let runs = (SAMPLE_MS / least.max(1e-6)).ceil().clamp(1.0, RUNS_MAX);
+        let mut samples: Vec<Option<(Graph, Vec<f64>)>> = Vec::with_capacity(count);
         for (at, once) in once.iter().enumerate() {
             samples.push(match once.filter(|ms| *ms <= HOPELESS * least) {
                 None => None,
-                Some(ms) => {
-                    let runs = (SAMPLE_MS / ms.max(1e-6)).ceil().clamp(1.0, RUNS_MAX);
-                    Some((
-                        self.recorded(at, runs as usize)?,
-                        runs,
-                        Vec::with_capacity(SAMPLES),
-                    ))
-                }
+                Some(_) => Some((
+                    self.recorded(at, runs as usize)?,
+                    Vec::with_capacity(SAMPLES),
+                )),
             });
         }
         // Candidates alternate, so that a temporary slowdown of the device affects all of them.
         for _ in 0..SAMPLES {
-            for (graph, runs, times) in samples.iter_mut().flatten() {
-                let ms = self.bench.clock.time(&self.bench.device.stream, || {
-                    self.bench.device.stream.replay(graph)
-                })?;
-                times.push(ms / *runs);
+            for (graph, times) in samples.iter_mut().flatten() {
+                times.push(self.timed(graph)? / runs);
             }
         }
         let median = |mut times: Vec<f64>| {
@@ -254,18 +275,33 @@ impl Runs<'_> {
         };
         Ok(samples
             .into_iter()
-            .map(|sample| sample.map(|(_, _, times)| median(times)))
+            .map(|sample| sample.map(|(_, times)| median(times)))
             .collect())
     }
 
-    /// Milliseconds of a candidate's second run. The first run loads its code.
+    /// Milliseconds of a single run of a candidate.
     fn once(&self, at: usize) -> Result<f64, DriverError> {
+        let graph = self.loaded(at)?;
+        let (clock, stream) = (&self.bench.clock, &self.bench.device.stream);
+        if !self.trial.timed {
+            return clock.time(stream, || stream.replay(&graph));
+        }
+        (0..SINGLES).try_fold(f64::INFINITY, |least, _| Ok(self.timed(&graph)?.min(least)))
+    }
+
+    /// Milliseconds of a graph. A replay that is not timed precedes it, so that the device is busy
+    /// while the timed one is submitted: on an idle stream, the time of its submission would count.
+    fn timed(&self, graph: &Graph) -> Result<f64, DriverError> {
+        let stream = &self.bench.device.stream;
+        stream.replay(graph)?;
+        self.bench.clock.time(stream, || stream.replay(graph))
+    }
+
+    /// A single run of a candidate, captured after a run that loads its code.
+    fn loaded(&self, at: usize) -> Result<Graph, DriverError> {
         self.submit(at)?;
         self.bench.device.synchronize()?;
-        let graph = self.recorded(at, 1)?;
-        self.bench.clock.time(&self.bench.device.stream, || {
-            self.bench.device.stream.replay(&graph)
-        })
+        self.recorded(at, 1)
     }
 
     fn recorded(&self, at: usize, runs: usize) -> Result<Graph, DriverError> {
