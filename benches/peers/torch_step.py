@@ -5,7 +5,7 @@ Prints a line of JSON with the median milliseconds and the peak of reserved byte
 torch_step.py cpu eager|channels-last MODEL BATCH sgd|adam|adamw|- SECONDS THREADS
 torch_step.py cpu-product N SECONDS THREADS
 torch_step.py cpu-chain sum|gradient N SECONDS THREADS
-torch_step.py step eager|compile|reduce-overhead|graph MODEL BATCH f32|tf32|bf16
+torch_step.py step MODE MODEL BATCH f32|tf32|bf16
 torch_step.py product N f32|tf32|bf16
 torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
 torch_step.py copy
@@ -15,6 +15,10 @@ MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt, which may have other siz
 gpt:layers=6,width=384: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
 autocast over weights in f32. On the CPU, cpu-chain is the sum of tanh(1.5 x + 0.25) sigmoid(x) + x,
 or its gradient.
+
+MODE is eager, compile, reduce-overhead or graph, and for models of images also eager-channels-last,
+compile-channels-last or graph-channels-last: the memory format of images and weights. Convolutions
+have the fastest algorithms of cuDNN's own search.
 """
 
 import contextlib
@@ -41,6 +45,8 @@ F = nn.functional
 QUICK = "SLABWISE_GPU_QUICK" in os.environ
 WARM_UP, WARM_UP_LEAST = 20, 3
 GROUP, PATIENCE, SAMPLES_LEAST = (1, 0.0, 2) if QUICK else (10, 1.0, 5)
+# The end of a mode's name that says how images lie in memory.
+CHANNELS_LAST = "-channels-last"
 
 
 def set_precision(precision):
@@ -176,7 +182,7 @@ def is_gpt(spec):
 
 def optimizer_of(kind, model, capturable):
     if kind == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     if kind == "adam":
         return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=capturable)
     return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True, capturable=capturable)
@@ -192,11 +198,16 @@ def data_of(name, batch):
 
 def step(mode, name, batch, precision):
     set_precision(precision)
-    make, example, classes, kind = model_of(name)
+    make, _, _, kind = model_of(name)
+    inputs, labels = data_of(name, batch)
     model = make().cuda().train()
+    if inputs.dim() == 4:
+        torch.backends.cudnn.benchmark = True
+        form = torch.channels_last if mode.endswith(CHANNELS_LAST) else torch.contiguous_format
+        model, inputs = model.to(memory_format=form), inputs.to(memory_format=form)
+    mode = mode.removesuffix(CHANNELS_LAST)
     captured = mode == "graph"
     optimizer = optimizer_of(kind, model, captured)
-    inputs, labels = data_of(name, batch)
     host = inputs.pin_memory(), labels.pin_memory()
     half = lambda: torch.autocast("cuda", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 

@@ -139,6 +139,27 @@ pub fn batch(of_model: u32, quick: bool) -> u32 {
 /// The ways in which PyTorch runs a step.
 pub const TORCH_MODES: [&str; 4] = ["eager", "compile", "reduce-overhead", "graph"];
 
+/// The ways in which PyTorch also runs a step of a model of images: the channels of a pixel
+/// contiguous, which is the end of the name.
+pub const TORCH_IMAGE_MODES: [&str; 3] = [
+    "eager-channels-last",
+    "compile-channels-last",
+    "graph-channels-last",
+];
+
+/// The models of images.
+const IMAGE_MODELS: [&str; 4] = ["cnn", "resnet20", "resnet18", "resnet50"];
+
+/// The ways in which PyTorch runs a step of a model.
+pub fn torch_modes(model: &str) -> impl Iterator<Item = &'static str> {
+    let of_images = if IMAGE_MODELS.contains(&model) {
+        &TORCH_IMAGE_MODES[..]
+    } else {
+        &[]
+    };
+    TORCH_MODES.iter().chain(of_images).copied()
+}
+
 /// Rows and columns of square products.
 pub const PRODUCTS: [&str; 4] = ["1024", "2048", "4096", "8192"];
 
@@ -309,12 +330,9 @@ impl List<'_> {
                         self.own(&format!("{step}/slabwise-{way}"), 180, &words, &[]);
                     }
                 }
-                for mode in TORCH_MODES {
-                    let seconds = if ["compile", "reduce-overhead"].contains(&mode) {
-                        300
-                    } else {
-                        120
-                    };
+                for mode in torch_modes(name) {
+                    let is_compiled = mode.starts_with("compile") || mode == "reduce-overhead";
+                    let seconds = if is_compiled { 300 } else { 120 };
                     self.peer(
                         &format!("{step}/torch-{mode}"),
                         seconds,
@@ -599,7 +617,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use super::{IMAGE_MODELS, MODELS, TORCH_IMAGE_MODES, TORCH_MODES, matches, torch_modes};
 
     #[test]
     fn patterns_are_parts_of_names() {
@@ -614,6 +632,21 @@ mod tests {
                 .iter()
                 .all(|pattern| !matches(pattern, name))
         );
+    }
+
+    #[test]
+    fn channels_are_last_in_models_of_images_alone() {
+        let of_images = |name: &str| torch_modes(name).count() > TORCH_MODES.len();
+        let found: Vec<&str> = MODELS
+            .iter()
+            .map(|(name, ..)| *name)
+            .filter(|name| of_images(name))
+            .collect();
+        assert_eq!(found, IMAGE_MODELS);
+        for mode in TORCH_IMAGE_MODES {
+            let plain = mode.strip_suffix("-channels-last").expect("its end");
+            assert!(TORCH_MODES.contains(&plain), "{mode}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-use crate::items::{CONVOLUTIONS, MODELS, PRECISIONS, PRODUCTS, TORCH_MODES};
+use crate::items::{CONVOLUTIONS, MODELS, PRECISIONS, PRODUCTS, TORCH_IMAGE_MODES, TORCH_MODES};
 use crate::results::latest;
 
 /// The device and the versions, on a line.
@@ -141,21 +141,28 @@ fn beside(time: Option<f64>, own: Option<f64>) -> String {
 
 /// Steps: a row for each model and precision, a column for each framework; then their bytes.
 fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
-    let peers: Vec<String> = TORCH_MODES
-        .iter()
+    let torch = TORCH_MODES.iter().chain(&TORCH_IMAGE_MODES);
+    // The name of each, and the width of its column.
+    let peers: Vec<(String, usize)> = torch
         .map(|mode| format!("torch-{mode}"))
         .chain(["jax".into()])
+        .map(|peer| {
+            let width = peer.len().max(22) + 2;
+            (peer, width)
+        })
         .collect();
     let mut head = format!("\n{:<18}{:>12}{:>12}", "step, ms", "slabwise", "no graph");
-    head.extend(peers.iter().map(|peer| format!("{peer:>24}")));
+    head.extend(peers.iter().map(|(peer, width)| format!("{peer:>width$}")));
     let _ = write!(head, "{:>36}", "MiB: own / planned / least peer");
     let mut rows = String::new();
     for (model, _, _) in MODELS {
         for precision in PRECISIONS {
             let name = |framework: &str| format!("step/{model}/{precision}/{framework}");
             let own = ms(results, &name("slabwise"));
-            let times: Vec<Option<f64>> =
-                peers.iter().map(|peer| ms(results, &name(peer))).collect();
+            let times: Vec<Option<f64>> = peers
+                .iter()
+                .map(|(peer, _)| ms(results, &name(peer)))
+                .collect();
             let bare = ms(results, &name("slabwise-no-graph"));
             if own.or(bare).is_none() && times.iter().flatten().next().is_none() {
                 continue;
@@ -170,7 +177,8 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
             rows.extend(
                 times
                     .iter()
-                    .map(|&time| format!("{:>24}", beside(time, own))),
+                    .zip(&peers)
+                    .map(|(&time, (_, width))| format!("{:>width$}", beside(time, own))),
             );
             let planned = results
                 .get(name("slabwise").as_str())
@@ -181,7 +189,7 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
             );
             let least = peers
                 .iter()
-                .filter_map(|peer| mib(results, &name(peer)).parse::<f64>().ok())
+                .filter_map(|(peer, _)| mib(results, &name(peer)).parse::<f64>().ok())
                 .fold(f64::INFINITY, f64::min);
             let least = if least.is_finite() {
                 least.to_string()
@@ -271,6 +279,8 @@ mod tests {
             ok("step/gpt/f32/slabwise", 9.0, 90),
             ok("step/gpt/f32/torch-graph", 30.0, 120),
             ok("step/gpt/f32/jax", 15.0, 100),
+            ok("step/cnn/tf32/slabwise", 0.5, 30),
+            ok("step/cnn/tf32/torch-graph-channels-last", 0.4, 200),
             json!({ "item": "step/gpt/f32/torch-eager", "status": "crashed", "error": "signal 9" }),
             ok("product/4096/bf16/slabwise", 0.25, 96),
             ok("product/4096/bf16/torch", 0.2, 96),
@@ -293,14 +303,18 @@ mod tests {
         };
         assert_eq!(
             words("gpt f32"),
-            "gpt f32 10.000 - - - - 30.000 (3.00×) 15.000 (1.50×) 80 / - / 100"
+            "gpt f32 10.000 - - - - 30.000 (3.00×) - - - 15.000 (1.50×) 80 / - / 100"
+        );
+        assert_eq!(
+            words("cnn tf32"),
+            "cnn tf32 0.500 - - - - - - - 0.400 (0.80×) - 30 / - / 200"
         );
         assert_eq!(
             words("product/4096 bf16"),
             "product/4096 bf16 0.2500 0.200 (0.80×)"
         );
         assert!(
-            text.contains("5 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"),
+            text.contains("7 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"),
             "{text}"
         );
         assert!(
