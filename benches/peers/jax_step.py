@@ -10,8 +10,9 @@ jax_step.py count MODEL          the number of its weights; needs no GPU
 
 MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt, which may have other sizes, as in
 gpt:layers=6,width=384: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
-computed in bf16 over weights in f32; norms and the loss are computed in f32. On the CPU, images have
-their channels last, which its convolutions take, and cpu-chain is the sum of tanh(1.5 x + 0.25)
+computed in bf16 over weights in f32; norms and the loss are computed in f32. On a GPU, attention of
+bf16 is computed by cuDNN, or by XLA if cuDNN refuses it; the result says which. On the CPU, images
+have their channels last, which its convolutions take, and cpu-chain is the sum of tanh(1.5 x + 0.25)
 sigmoid(x) + x, or its gradient.
 """
 
@@ -182,13 +183,13 @@ def gpt(layers=4, width=256, heads=4, length=128, vocabulary=1024):
         y = (y - y.mean(-1, keepdims=True)) * jax.lax.rsqrt(y.var(-1, keepdims=True) + 1e-5)
         return (y * layer[0] + layer[1]).astype(x.dtype)
 
-    def forward(weights, running, tokens, dtype=jnp.float32):
+    def forward(weights, running, tokens, dtype, attention):
         embedding, places, blocks, last, head = weights
         x = (embedding[tokens] + places).astype(dtype)
         for norm1, qkv, joined, norm2, wide, narrow in blocks:
             q, k, v = jnp.split(dense(norm(x, norm1), qkv), 3, -1)
             split = lambda t: t.reshape(*t.shape[:2], heads, width // heads)
-            attended = jax.nn.dot_product_attention(split(q), split(k), split(v), is_causal=True)
+            attended = jax.nn.dot_product_attention(split(q), split(k), split(v), is_causal=True, implementation=attention)
             x = x + dense(attended.reshape(x.shape), joined)
             x = x + dense(jax.nn.gelu(dense(norm(x, norm2), wide), approximate=True), narrow)
         return dense(norm(x, last), head), running
@@ -242,14 +243,14 @@ def updated(kind, weights, state, gradients):
     return tree(move, weights, m, v), (m, v, t)
 
 
-def training(name, batch, kind, dtype):
+def training(name, batch, kind, dtype, attention="xla"):
     """A compiled step that takes its state in place, the state, and data on the host."""
     make, example, classes, own = model_of(name)
     kind = own if kind == "-" else kind
     weights, running, forward = make()
     tokens = is_gpt(name)
     if tokens:
-        forward = functools.partial(forward, dtype=dtype)
+        forward = functools.partial(forward, dtype=dtype, attention=attention)
     zeros = lambda: tree(jnp.zeros_like, weights)
     state = zeros() if kind == "sgd" else (zeros(), zeros(), jnp.zeros(()))
 
@@ -272,17 +273,31 @@ def training(name, batch, kind, dtype):
 
 def step(name, batch, precision):
     jax.config.update("jax_default_matmul_precision", {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[precision])
-    train, held, host = training(name, batch, "-", jnp.bfloat16 if precision == "bf16" else jnp.float32)
+    used = {}
 
-    def group(n):
-        for _ in range(n):
-            *held[:], loss = train(*held, *host)
-        loss.block_until_ready()
-        return float(loss)
+    def prepared(attention):
+        train, held, host = training(name, batch, "-", jnp.bfloat16 if precision == "bf16" else jnp.float32, attention)
+        if is_gpt(name):
+            used["attention"] = attention
 
-    first = time.perf_counter()
-    loss = group(1)
-    first = time.perf_counter() - first
+        def group(n):
+            for _ in range(n):
+                *held[:], loss = train(*held, *host)
+            loss.block_until_ready()
+            return float(loss)
+
+        first = time.perf_counter()
+        loss = group(1)
+        return group, loss, time.perf_counter() - first
+
+    # cuDNN computes attention of halves only, and not on every device.
+    try:
+        group, loss, first = prepared("cudnn" if is_gpt(name) and precision == "bf16" else "xla")
+    except Exception as refusal:
+        if used.get("attention") != "cudnn":
+            raise
+        used["attention_refused"] = str(refusal)[:500]
+        group, loss, first = prepared("xla")
     began = time.perf_counter()
     for i in range(WARM_UP):
         if i >= WARM_UP_LEAST and time.perf_counter() - began >= PATIENCE:
@@ -297,7 +312,7 @@ def step(name, batch, precision):
     at = lambda part: times[round((len(times) - 1) * part)]
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     end(ms=statistics.median(times), ms_low=at(0.1), ms_high=at(0.9), samples=len(times), bytes=peak, first_loss=loss,
-        first_step_s=first, peer_versions=dict(jax=jax.__version__))
+        first_step_s=first, peer_versions=dict(jax=jax.__version__), **used)
 
 
 def on_cpu(run, seconds, **fields):
