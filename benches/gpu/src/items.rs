@@ -39,6 +39,16 @@ pub struct Checker {
     tool: &'static str,
 }
 
+impl Checker {
+    /// The summary that the tool prints if it has checked kernels and found nothing.
+    pub fn clean(&self) -> &'static str {
+        match self.tool {
+            "racecheck" => "RACECHECK SUMMARY: 0 hazards",
+            _ => "ERROR SUMMARY: 0 errors",
+        }
+    }
+}
+
 /// An item of the list.
 #[derive(Clone, Debug)]
 pub struct Item {

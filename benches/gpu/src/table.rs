@@ -43,7 +43,7 @@ fn gist(line: &Value) -> &str {
     let named = || {
         lines
             .iter()
-            .rfind(|line| line.contains("rror: ") || line.contains("ERROR SUMMARY"))
+            .rfind(|line| line.contains("rror: ") || line.contains(" SUMMARY: "))
     };
     panic
         .or_else(named)

@@ -68,6 +68,10 @@ impl TestBed {
 
     /// A test binary that contains these tests, each with the given script.
     fn tests(&self, tests: &[(&str, &str)]) -> PathBuf {
+        self.tests_of("family", tests)
+    }
+
+    fn tests_of(&self, family: &str, tests: &[(&str, &str)]) -> PathBuf {
         let folder = self.path("tests");
         fs::create_dir_all(&folder).expect("a folder");
         let names: Vec<String> = tests
@@ -84,12 +88,14 @@ impl TestBed {
             names.join("\n"),
             cases.join("\n")
         );
-        let file = folder.join("family");
-        fs::write(&file, text).expect("it is written");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
-            .expect("it is made executable");
+        write_script(&folder.join(family), &text);
         folder
     }
+}
+
+fn write_script(file: &Path, text: &str) {
+    fs::write(file, text).expect("it is written");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("it is made executable");
 }
 
 fn status<'a>(results: &'a [Value], item: &str) -> &'a str {
@@ -281,6 +287,52 @@ fn each_end_of_a_test_is_distinguished() {
                 .iter()
                 .all(|line| line["item"] != "test/family/passes"),
         "{again:?}"
+    );
+}
+
+/// A checker that did not attach to a test's process says nothing, and its exit status is that of
+/// the test.
+#[test]
+fn a_checker_must_say_that_it_found_nothing() {
+    let Some(bed) = TestBed::new() else { return };
+    let uses = format!("echo {USES_THE_GPU}");
+    let names = ["few_rows_or_columns", "padded_rows", "tensor_cores"];
+    let tests = bed.tests_of("gemm", &names.map(|name| (name, uses.as_str())));
+    let folder = bed.path("bin");
+    fs::create_dir(&folder).expect("a folder");
+    let checker = r#"#!/bin/sh
+tool=$2; name=$7
+shift 4; "$@" || exit $?
+case $name/$tool in
+few_rows_or_columns/racecheck) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)';;
+few_rows_or_columns/*) echo '========= ERROR SUMMARY: 0 errors' >&2;;
+padded_rows/racecheck) echo '========= ERROR SUMMARY: 0 errors';;
+tensor_cores/racecheck) echo '========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)';;
+tensor_cores/*) echo '========= ERROR SUMMARY: 10 errors';;
+esac
+"#;
+    write_script(&folder.join("compute-sanitizer"), checker);
+    let path = std::env::var("PATH").expect("it is set");
+    let mut command = bed.command();
+    command
+        .env("PATH", format!("{}:{path}", folder.display()))
+        .args(["--only", "check/", "--tests"])
+        .arg(tests);
+    let output = command.output().expect("it starts");
+    let (text, results) = (output_text(&output), bed.results());
+    assert_eq!(results.len(), 9, "{text}");
+    for (name, end) in names.into_iter().zip(["ok", "failed", "failed"]) {
+        for tool in ["memcheck", "racecheck", "synccheck"] {
+            assert_eq!(
+                status(&results, &format!("{tool}/gemm/{name}")),
+                end,
+                "{text}"
+            );
+        }
+    }
+    assert!(
+        text.contains("the checker did not say \"ERROR SUMMARY: 0 errors\""),
+        "{text}"
     );
 }
 
