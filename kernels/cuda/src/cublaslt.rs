@@ -13,7 +13,7 @@ use std::ptr::{from_ref, null_mut};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use slabwise_kernels::dtype::DType;
 
-use crate::driver::Stream;
+use crate::driver::{self, Stream};
 use crate::libraries::{Library, LibraryError};
 
 type Result<T> = std::result::Result<T, LibraryError>;
@@ -32,8 +32,10 @@ fn check(call: &'static str, status: Status) -> Result<()> {
 /// Locates and opens the library, and returns its version: 130002 for 13.0.2.
 ///
 /// # Errors
-/// If there is none.
+/// If there is none, or it is of a newer major version than the driver.
 pub fn version() -> Result<usize> {
+    // The file that is found depends on the driver, if there is one.
+    let _ = driver::start();
     // SAFETY: initialisers of the library may run at any time, and it is found before it is used.
     Library::CublasLt.bind_by_name([c"cublasLtGetVersion"], || unsafe {
         let found = sys::is_culib_present().then(|| sys::culib())?;
@@ -41,7 +43,9 @@ pub fn version() -> Result<usize> {
         call.ok().map(|call| *call)
     })?;
     // SAFETY: the library is open, and the call may be made at any time.
-    Ok(unsafe { sys::cublasLtGetVersion() })
+    let version = unsafe { sys::cublasLtGetVersion() };
+    Library::CublasLt.suits_driver(version / 10_000)?;
+    Ok(version)
 }
 
 /// A configured kernel of the library: 64 bytes that have a meaning only in the version of the

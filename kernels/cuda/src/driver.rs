@@ -23,7 +23,7 @@ pub(crate) use range::{AddressRange, Physical, page_bytes};
 
 use crate::abi::Target;
 use crate::description::{Attributes, Block, Description, Multiprocessor};
-use crate::libraries::{Library, LibraryError, Missing};
+use crate::libraries::{Library, LibraryError, Missing, set_driver_major};
 use crate::nvrtc;
 
 /// Why the device did not do a requested operation.
@@ -163,7 +163,9 @@ pub fn start() -> Result<(u32, u32)> {
     check("cuDriverGetVersion", unsafe {
         sys::cuDriverGetVersion(&mut version)
     })?;
-    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    let (major, minor) = (version as u32 / 1000, version as u32 % 1000 / 10);
+    set_driver_major(major);
+    Ok((major, minor))
 }
 
 /// Advice to make the driver and the code that needs it compatible.

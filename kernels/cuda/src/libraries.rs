@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::ptr::null;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A library that slabwise can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +78,16 @@ pub enum LibraryError {
     },
 }
 
+impl LibraryError {
+    /// The library that was called or is missing.
+    pub fn library(&self) -> Library {
+        match self {
+            LibraryError::Missing(missing) => missing.library,
+            LibraryError::Failed { library, .. } => *library,
+        }
+    }
+}
+
 impl Library {
     /// All libraries, in the order in which they are needed.
     pub const ALL: [Library; 4] = [
@@ -116,10 +127,10 @@ impl Library {
                 "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC"
             }
             Library::CublasLt => {
-                "it is optional: pip install nvidia-cublas, or install the CUDA toolkit"
+                "it is optional: pip install nvidia-cublas (nvidia-cublas-cu12 for a driver of CUDA 12), or install the CUDA toolkit"
             }
             Library::Cudnn => {
-                "it is optional: pip install nvidia-cudnn-cu13, or name its file in SLABWISE_LIBCUDNN"
+                "it is optional: pip install nvidia-cudnn-cu13 (nvidia-cudnn-cu12 for a driver of CUDA 12), or name its file in SLABWISE_LIBCUDNN"
             }
         }
     }
@@ -180,13 +191,32 @@ impl Library {
     }
 
     /// Its possible file names, the best first. Major versions of NVRTC and cuBLASLt are those
-    /// whose code a driver of 12 or 13 accepts.
-    fn files(self) -> &'static [&'static str] {
+    /// whose code a driver of 12 or 13 accepts; cuBLASLt of a newer one than the driver's, if that is
+    /// known, cannot be initialized.
+    fn files(self, driver: Option<u32>) -> &'static [&'static str] {
         match self {
+            Library::CublasLt if driver.is_some_and(|major| major < 13) => {
+                &["libcublasLt.so.12", "libcublasLt.so"]
+            }
             Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
             Library::Cudnn => &["libcudnn.so.9"],
+        }
+    }
+
+    /// Fails if the library is of a newer major version of CUDA than the driver that was started,
+    /// which refuses the calls that it then makes.
+    pub(crate) fn suits_driver(self, major: usize) -> Result<(), Missing> {
+        match driver_major() {
+            Some(driver) if (driver as usize) < major => {
+                let file = self.open().map_err(Clone::clone)?.file.display();
+                Err(Missing {
+                    library: self,
+                    why: format!(": {file} is of CUDA {major}, newer than the driver's {driver}"),
+                })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -223,6 +253,7 @@ impl Library {
                         variable: &named,
                         python: &Vec::new,
                         roots: &[],
+                        driver: None,
                     },
                 )
             })
@@ -246,6 +277,18 @@ impl fmt::Display for LoadedLibrary {
 static OPENED: [OnceLock<Result<LoadedLibrary, Missing>>; Library::ALL.len()] =
     [const { OnceLock::new() }; Library::ALL.len()];
 
+/// The major version of the driver, once it was started; 0 before.
+static DRIVER_MAJOR: AtomicU32 = AtomicU32::new(0);
+
+/// Records the major version of the driver that was started, before other libraries are opened.
+pub(crate) fn set_driver_major(major: u32) {
+    DRIVER_MAJOR.store(major, Ordering::Relaxed);
+}
+
+fn driver_major() -> Option<u32> {
+    Some(DRIVER_MAJOR.load(Ordering::Relaxed)).filter(|&major| major > 0)
+}
+
 /// The environment of the search, besides the file system.
 struct Surroundings<'a> {
     variable: &'a dyn Fn(&str) -> Option<OsString>,
@@ -253,6 +296,8 @@ struct Surroundings<'a> {
     python: &'a dyn Fn() -> Vec<PathBuf>,
     /// The usual installation roots.
     roots: &'a [&'a str],
+    /// The major version of the driver, if it is known.
+    driver: Option<u32>,
 }
 
 impl Surroundings<'_> {
@@ -269,6 +314,7 @@ impl Surroundings<'_> {
             variable: &|name| std::env::var_os(name).filter(|value| !value.is_empty()),
             python: &python_packages,
             roots: ROOTS,
+            driver: driver_major(),
         }
     }
 
@@ -352,10 +398,11 @@ fn python_packages() -> Vec<PathBuf> {
 /// Locates a library, opens it, and keeps it open.
 fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Missing> {
     let missing = |why: String| Missing { library, why };
+    let files = library.files(around.driver);
     if let Some(named) = (around.variable)(library.variable()).filter(|n| !n.is_empty()) {
         let named = PathBuf::from(named);
         let file = if named.is_dir() {
-            in_folder(library, &named)
+            in_folder(files, &named)
         } else {
             Some(named.clone())
         };
@@ -378,7 +425,7 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Mi
             ))),
         };
     }
-    for &name in library.files() {
+    for &name in files {
         if open_file(Path::new(name)).is_ok() {
             return Ok(LoadedLibrary {
                 file: name.into(),
@@ -398,7 +445,7 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Mi
         if library == Library::Driver && location == Location::Wheel {
             break;
         }
-        let Some(file) = in_folder(library, &folder) else {
+        let Some(file) = in_folder(files, &folder) else {
             continue;
         };
         match open(library, &file) {
@@ -409,10 +456,9 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Mi
     Err(missing(why))
 }
 
-/// The library's file in a folder.
-fn in_folder(library: Library, folder: &Path) -> Option<PathBuf> {
-    library
-        .files()
+/// The first of these files that a folder has.
+fn in_folder(files: &[&str], folder: &Path) -> Option<PathBuf> {
+    files
         .iter()
         .map(|name| folder.join(name))
         .find(|file| file.is_file())
@@ -458,6 +504,7 @@ mod tests {
             variable,
             python,
             roots: &[],
+            driver: None,
         }
     }
 
@@ -510,7 +557,7 @@ mod tests {
             [first.clone(), third.clone(), second.clone()]
         );
         assert_eq!(
-            in_folder(Library::Cudnn, &third),
+            in_folder(Library::Cudnn.files(None), &third),
             Some(third.join("libcudnn.so.9"))
         );
         let missing = find(
@@ -519,6 +566,7 @@ mod tests {
                 variable: &variable,
                 python: &Vec::new,
                 roots: &[],
+                driver: None,
             },
         );
         assert!(
@@ -528,14 +576,14 @@ mod tests {
                 .starts_with("cuDNN (libcudnn) was not found")
         );
         assert_eq!(
-            in_folder(Library::Nvrtc, &first),
+            in_folder(Library::Nvrtc.files(None), &first),
             Some(first.join("libnvrtc.so.13"))
         );
         assert_eq!(
-            in_folder(Library::CublasLt, &second),
+            in_folder(Library::CublasLt.files(None), &second),
             Some(second.join("libcublasLt.so.12"))
         );
-        assert_eq!(in_folder(Library::CublasLt, &first), None);
+        assert_eq!(in_folder(Library::CublasLt.files(None), &first), None);
     }
 
     #[test]
@@ -545,9 +593,23 @@ mod tests {
             variable: &variable,
             python: &Vec::new,
             roots: &["/usual"],
+            driver: None,
         };
         let folders = around.toolkits();
         assert_eq!(folders[0], Path::new("/elsewhere/lib64"));
         assert!(folders.contains(&PathBuf::from("/usual/targets/x86_64-linux/lib")));
+    }
+
+    #[test]
+    fn cublaslt_is_no_newer_than_the_driver() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [older, newer] =
+            ["libcublasLt.so.12", "libcublasLt.so.13"].map(|name| folder.path().join(name));
+        touch(&newer);
+        let found = |driver| in_folder(Library::CublasLt.files(driver), folder.path());
+        assert_eq!((found(Some(12)), found(None)), (None, Some(newer.clone())));
+        touch(&older);
+        assert_eq!(found(Some(12)), Some(older));
+        assert_eq!(found(Some(13)), Some(newer));
     }
 }

@@ -15,7 +15,10 @@ use products::{matmul, numbers, strided, typed};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Choice, Device, Picks, Target, Tuner, candidates, lower, lower_as};
+use slabwise_cuda::libraries::LibraryError;
+use slabwise_cuda::{
+    Choice, Device, Picks, Target, Tuner, candidates, cublaslt, cudnn, lower, lower_as,
+};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -590,7 +593,8 @@ fn missing_or_failing_libraries_are_not_used() {
             .count()
     };
     for (call, code, stays) in [
-        ("cublasLtCreate", 1, false),
+        // Stored for processes in which that fails, too.
+        ("cublasLtCreate", 1, true),
         ("cublasLtMatmulAlgoGetHeuristic", INTERNAL_ERROR, false),
         // It has no kernel for the product, and never will.
         ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, true),
@@ -622,6 +626,46 @@ fn missing_or_failing_libraries_are_not_used() {
         Choice::Library(algorithm(21, 0))
     );
     assert!(driver.get("launches") > launched, "our own were run again");
+}
+
+/// Without a usable library the choice is that of the process in which it failed first; it is not
+/// that of processes in which the library works.
+#[test]
+fn a_library_that_does_not_start_is_not_waited_for() {
+    let Some(driver) = installed() else { return };
+    let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));
+    driver.cost("cublaslt_21", 10_000);
+    driver.set("library", 0);
+    let first = choose(picks_in(&folder), &spec);
+    assert!(matches!(first, Choice::Own(_)), "{first:?}");
+    let launched = driver.get("launches");
+    assert_eq!(choose(picks_in(&folder), &spec), first);
+    assert_eq!(driver.get("launches"), launched, "it is known");
+    driver.set("library", 1);
+    let library = Choice::Library(algorithm(21, 0));
+    assert_eq!(choose(picks_in(&folder), &spec), library);
+    driver.set("library", 0);
+    assert_eq!(choose(picks_in(&folder), &spec), first);
+}
+
+/// The message names both versions; the driver is asked each time, because a test may change it.
+#[test]
+fn a_library_of_a_newer_cuda_than_the_driver_is_missing() {
+    let Some(driver) = installed() else { return };
+    assert_eq!(cublaslt::version(), Ok(130_002));
+    assert_eq!(cudnn::version(), Ok(92_801));
+    driver.set("version", 12_080);
+    let refused = [cublaslt::version(), cudnn::version()];
+    for error in refused {
+        let error = error.expect_err("the driver is older");
+        let text = error.to_string();
+        assert!(
+            matches!(error, LibraryError::Missing(_))
+                && text.contains("is of CUDA 13, newer than the driver's 12")
+                && text.contains("-cu12"),
+            "{text}"
+        );
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Display;
 use std::sync::OnceLock;
 
+use crate::driver;
 use crate::libraries::{Library, LibraryError, Missing};
 
 /// The status that a call returns; 0 is success.
@@ -68,6 +69,8 @@ pub(super) struct Kind {
 /// The functions in use.
 pub(super) struct Calls {
     version: unsafe extern "C" fn() -> usize,
+    /// The version of CUDA that the library was built with.
+    of_cuda: unsafe extern "C" fn() -> usize,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     last_error: unsafe extern "C" fn(*mut c_char, usize),
     pub handle: Objects,
@@ -94,15 +97,21 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The cuDNN of the process, located and bound at the first use.
+    /// The cuDNN of the process, located and bound at the first use. It is of no newer major version
+    /// of CUDA than the driver.
     pub fn bound() -> Result<&'static Calls, LibraryError> {
         static BOUND: OnceLock<Result<Calls, Missing>> = OnceLock::new();
+        // The files that are found depend on the driver, if there is one.
+        let _ = driver::start();
         let bound = BOUND.get_or_init(|| {
             // Parts of cuDNN load cuBLASLt by its name.
             let _ = Library::CublasLt.open();
             Library::Cudnn.bind(Calls::of)
         });
-        bound.as_ref().map_err(|missing| missing.clone().into())
+        let calls = bound.as_ref().map_err(Clone::clone)?;
+        // SAFETY: it may be called at any time.
+        Library::Cudnn.suits_driver(unsafe { (calls.of_cuda)() } / 1000)?;
+        Ok(calls)
     }
 
     fn of(library: &libloading::Library, file: Display<'_>) -> Result<Calls, String> {
@@ -132,6 +141,7 @@ impl Calls {
         }
         Ok(Calls {
             version: call!("cudnnGetVersion"),
+            of_cuda: call!("cudnnGetCudartVersion"),
             error_string: call!("cudnnGetErrorString"),
             last_error: call!("cudnnGetLastErrorString"),
             handle: objects!("cudnnCreate", "cudnnDestroy"),

@@ -29,7 +29,7 @@ use crate::conv::library::Convolution;
 use crate::cublaslt::{self, Algorithm};
 use crate::cudnn;
 use crate::driver::{self, DriverError};
-use crate::libraries::LibraryError;
+use crate::libraries::{Library, LibraryError};
 use crate::lower::lower;
 use crate::lower::products::{self, by_cublaslt};
 use crate::lowered::Lowered;
@@ -174,25 +174,42 @@ impl Tuner {
         Ok(all)
     }
 
+    /// Takes the choice of another process if it is a kernel of slabwise, which needs no test.
+    fn take_own(&self, group: &Group<'_>, kept: Option<&Choice>, choices: &mut [Choice]) -> bool {
+        let own =
+            kept.filter(|choice| matches!(choice, Choice::Own(name) if group.own.contains(name)));
+        if let Some(choice) = own {
+            self.picks.remember(&group.key, choice);
+            group.take(choice, choices);
+        }
+        own.is_some()
+    }
+
     /// Chooses kernels for groups that are new to the process.
     fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
         let mut bench: Option<Bench> = None;
         let mut trials: Vec<(&Group<'_>, Trial)> = Vec::new();
         let mut logged: Vec<LibraryError> = Vec::new();
         for group in open {
-            let kept = self.picks.on_disk(&group.key);
-            if let Some(choice @ Choice::Own(name)) = &kept
-                && group.own.contains(name)
-            {
-                self.picks.remember(&group.key, choice);
-                group.take(choice, choices);
+            let mut kept = self.picks.on_disk(&group.key);
+            if self.take_own(group, kept.as_ref(), choices) {
                 continue;
             }
             let bench = match &mut bench {
                 Some(bench) => bench,
                 none => none.insert(Bench::open(self.ordinal, self.limits, self.room)?),
             };
-            let mut trial = Trial::new(group.specs[0].0.clone(), *bounds);
+            // Choices made while a library cannot be initialized are stored apart from others: it may
+            // be so for a moment.
+            let unusable = group.unusable(self.cudnn, bounds, bench);
+            let key = group.key_without(&unusable);
+            if !unusable.is_empty() {
+                kept = self.picks.on_disk(&key).or(kept);
+                if self.take_own(group, kept.as_ref(), choices) {
+                    continue;
+                }
+            }
+            let mut trial = Trial::new(group.specs[0].0.clone(), *bounds, key);
             // A library's kernel that was chosen by another process is still run once, so that it
             // is loaded before a graph is captured.
             let known = match kept {
@@ -216,7 +233,7 @@ impl Tuner {
                         Ok(choices) => list.extend(choices),
                         Err(e) => {
                             let missing = matches!(e, LibraryError::Missing(_));
-                            trial.lasting &= missing;
+                            trial.lasting &= missing || unusable.contains(&e.library());
                             // An error that affects all groups is logged once.
                             if !logged.contains(&e) {
                                 let level = if missing {
@@ -252,7 +269,7 @@ impl Tuner {
             log::info!("{}", trial.summary(&times, best));
             self.picks.remember(&group.key, choice);
             if trial.timed && trial.lasting {
-                self.picks.store(&group.key, choice);
+                self.picks.store(&trial.key, choice);
             }
             group.take(choice, choices);
         }
@@ -393,6 +410,28 @@ impl Group<'_> {
         self.members
             .iter()
             .for_each(|&at| choices[at] = choice.clone());
+    }
+
+    /// The libraries that would propose kernels, and are found, but cannot be initialized.
+    fn unusable(&self, cudnn: bool, bounds: &Env, bench: &Bench) -> Vec<Library> {
+        let (spec, target) = &self.specs[0];
+        let of_cublaslt = by_cublaslt(spec, bounds, target).and_then(|_| bench.cublaslt().err());
+        let of_cudnn = Convolution::of(spec, bounds, target)
+            .filter(|_| cudnn)
+            .and_then(|_| bench.cudnn().err());
+        let failed = of_cublaslt.into_iter().chain(of_cudnn);
+        failed
+            .filter(|e| matches!(e, LibraryError::Failed { .. }))
+            .map(|e| e.library())
+            .collect()
+    }
+
+    /// The key of a choice that is made without these libraries, although they are found.
+    fn key_without(&self, libraries: &[Library]) -> String {
+        if libraries.is_empty() {
+            return self.key.clone();
+        }
+        crate::cache::hash(&[&self.key, &format!("without {libraries:?}")])
     }
 
     /// The kernels that cuBLASLt proposes for all members.

@@ -38,6 +38,8 @@ const FILLED: u8 = 0x3D;
 pub(super) struct Trial {
     spec: Spec,
     bounds: Env,
+    /// The key under which the choice is stored.
+    pub key: String,
     candidates: Vec<(Choice, Lowered)>,
     /// Whether the candidates are timed; otherwise the only candidate is just run.
     pub timed: bool,
@@ -46,10 +48,11 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    pub fn new(spec: Spec, bounds: Env) -> Trial {
+    pub fn new(spec: Spec, bounds: Env, key: String) -> Trial {
         Trial {
             spec,
             bounds,
+            key,
             candidates: Vec::new(),
             timed: true,
             lasting: true,
