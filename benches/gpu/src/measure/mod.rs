@@ -82,6 +82,8 @@ fn device() -> Result<Value> {
     );
     let cublaslt = slabwise_cuda::cublaslt::version()
         .map_or_else(|_| "none".into(), |version| version.to_string());
+    let cudnn = slabwise_cuda::cudnn::version()
+        .map_or_else(|_| "none".into(), |version| version.to_string());
     // The version of the kernel's module, if the system reports it, because the library's call
     // gives the version of CUDA.
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
@@ -98,6 +100,7 @@ fn device() -> Result<Value> {
             "multiprocessors": about.target.multiprocessors,
             "nvrtc": nvrtc,
             "cublaslt": cublaslt,
+            "cudnn": cudnn,
         },
     }))
 }
