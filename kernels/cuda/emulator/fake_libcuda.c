@@ -16,7 +16,8 @@ Result cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (
 Result cuDeviceGetAttribute(int* value, int which, int device) {
     (void)device;
     switch (which) {
-    case 13: case 36: *value = 1000 * 1000; break; /* kHz, of multiprocessors and memory */
+    /* kHz, of multiprocessors and memory, which not all drivers report. */
+    case 13: case 36: *value = 1000 * 1000; return clocks ? OK : INVALID_VALUE;
     case 37: *value = 1024; break; /* bits of the bus */
     case 16: *value = (int)multiprocessors; break;
     case 75: *value = (int)(capability / 10); break;

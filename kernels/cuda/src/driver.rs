@@ -234,6 +234,11 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
         })?;
         Ok(value.max(0) as u32)
     };
+    // 0 if the driver does not know it.
+    let optional = |which: A| match attribute(which) {
+        Err(DriverError::Failed { .. }) => Ok(0),
+        known => known,
+    };
     let mut name = [0u8; 128];
     // SAFETY: as above; the name is as long as it is said to be.
     check("cuDeviceGetName", unsafe {
@@ -249,13 +254,13 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     let wave_width = attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?;
     let threads = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
     // Clocks are in kHz; memory transfers twice per cycle.
-    let memory_khz = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?);
+    let memory_khz = f64::from(optional(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?);
     let bus_bits = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?);
     let reported = Attributes {
         capability: 10 * major + minor,
         wave_width,
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        clock_mhz: f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) / 1e3,
+        clock_mhz: f64::from(optional(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) / 1e3,
         multiprocessor: Multiprocessor {
             registers: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
             waves: threads / wave_width.max(1),

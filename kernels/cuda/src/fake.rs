@@ -24,7 +24,7 @@ const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// The driver's settings before each test.
-const DEFAULTS: [(&str, i64); 14] = [
+const DEFAULTS: [(&str, i64); 15] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -39,6 +39,7 @@ const DEFAULTS: [(&str, i64); 14] = [
     ("cudnn", 0),
     ("strict", 0),
     ("idle", 0),
+    ("clocks", 1),
 ];
 
 /// The driver, locked for one test at a time because its settings and counters are global to the

@@ -1,11 +1,11 @@
 //! A device over a driver without one: memory, staging, faults, graphs.
 
 use slabwise_cuda::compiler::Compiler;
-use slabwise_cuda::driver::DriverError;
+use slabwise_cuda::driver::{DriverError, properties};
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_cuda::{
-    Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, nvrtc,
-    staging_bytes,
+    Description, Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work,
+    nvrtc, staging_bytes,
 };
 use slabwise_kernels::size::Env;
 
@@ -357,6 +357,24 @@ fn a_graph_whose_edges_are_refused_is_a_chain() {
             device.fill(&z, 0).expect("it is filled");
         }
     }
+}
+
+/// Where the driver knows no clocks, they are those of the architecture.
+#[test]
+fn a_device_without_reported_clocks_is_usable() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let reported = properties(0).expect("there is a device").description;
+    driver.set("clocks", 0);
+    let about = properties(0).expect("there is a device").description;
+    let known = Description::nearest(90);
+    assert_eq!(
+        (reported.clock_mhz, about.clock_mhz),
+        (1000.0, known.clock_mhz)
+    );
+    assert!(about.bandwidth.memory > 0.0, "{about:?}");
+    Device::open(0, limits(false)).expect("it is usable");
 }
 
 #[test]
