@@ -613,6 +613,13 @@ Result cuGraphInstantiateWithFlags(void** to, void* at, unsigned long long flags
     *to = made;
     LEAVE(OK);
 }
+/* Uploads follow the stream's work; a stream that is being captured takes none. */
+Result cuGraphUpload(void* graph, void* stream) {
+    CALL
+    (void)graph;
+    ++uploads;
+    LEAVE(of(stream)->graph ? CAPTURE_UNSUPPORTED : OK);
+}
 Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
 Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); free(graph); LEAVE(OK); }
 Result cuGraphLaunch(void* graph, void* stream) {

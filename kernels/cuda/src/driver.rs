@@ -503,7 +503,8 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Captures the work that `work` submits to this stream, instead of executing it.
+    /// Captures the work that `work` submits to this stream, instead of executing it, and uploads the
+    /// graph to the device.
     ///
     /// `work` may make any call that does not wait for the stream: the relaxed mode is needed
     /// because libraries allocate memory and load kernels at the first use of a kernel, which the
@@ -536,7 +537,13 @@ impl Stream {
             // SAFETY: the instantiated graph does not need it any more.
             unsafe { sys::cuGraphDestroy(graph) };
         }
-        instantiated.map(|()| Graph(made))
+        let made = instantiated.map(|()| Graph(made))?;
+        // Otherwise its first launch uploads it, which takes long and may be refused.
+        // SAFETY: both live.
+        check("cuGraphUpload", unsafe {
+            sys::cuGraphUpload(made.0, self.raw)
+        })?;
+        Ok(made)
     }
 
     pub fn replay(&self, graph: &Graph) -> Result<()> {

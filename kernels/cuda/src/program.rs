@@ -30,13 +30,14 @@ const COUNTERS_ALIGN: u64 = 32;
 const EARLY_LAUNCH_SM: u32 = 90;
 
 /// The calls that fail if the driver refuses the edges of a graph.
-const EDGE_CALLS: [&str; 6] = [
+const EDGE_CALLS: [&str; 7] = [
     "cuStreamGetCaptureInfo",
     "cuGraphNodeGetType",
     "cuStreamUpdateCaptureDependencies",
     "cuLaunchKernel",
     "cuStreamEndCapture",
     "cuGraphInstantiate",
+    "cuGraphUpload",
 ];
 
 /// Why a program cannot be loaded.

@@ -326,6 +326,7 @@ fn a_graph_whose_edges_are_refused_is_a_chain() {
         ("cuStreamUpdateCaptureDependencies_v2", 0, 2),
         ("cuStreamUpdateCaptureDependencies_v2", 2, 2),
         ("cuGraphInstantiateWithFlags", 0, 2),
+        ("cuGraphUpload", 0, 2),
     ];
     for (call, after, captures) in refused {
         let mut device = Device::open(0, limits(false)).expect("it is there");
@@ -352,6 +353,8 @@ fn a_graph_whose_edges_are_refused_is_a_chain() {
             let recorded = device.record(&program, &run, work);
             recorded.unwrap_or_else(|e| panic!("{call}: {e}"));
             assert_eq!(driver.get("captures") - before, captures, "{call} {after}");
+            assert!(driver.get("uploads") > 0, "{call}");
+            driver.set("uploads", 0);
             assert_eq!(device.replay(&program, &[key]), Ok(true));
             assert_eq!(floats(&device, &z), [10.0; 64], "{call}");
             device.fill(&z, 0).expect("it is filled");
