@@ -11,7 +11,7 @@ use products::library::{on_device, on_small_integers, op, picks_in, target, tune
 use products::{matmul, typed};
 use slabwise_cuda::{Choice, Target, Tuner, lower_as};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{Inst, Spec};
 
 /// The types of operands, each with whether products of f32 may be rounded to tf32.
@@ -22,10 +22,13 @@ const TYPES: [(DType, bool); 4] = [
     (DType::F16, false),
 ];
 
-/// Fails unless every candidate for each spec computes the sums of small integers, which all
-/// operands and sums represent exactly. Returns the number of candidates of slabwise, cuBLASLt and
-/// cuDNN.
-fn check(specs: Vec<(&'static str, Spec, bool)>) -> [usize; 3] {
+/// Runs every candidate for each spec on small integers, which all operands and sums in f32 represent
+/// exactly, and passes the case's choices and their arguments after the run to `judge`. Returns the
+/// number of candidates of slabwise, cuBLASLt and cuDNN.
+fn each(
+    specs: Vec<(&'static str, Spec, bool)>,
+    judge: impl Fn(&Case, &[(String, Vec<Vec<u8>>)]),
+) -> [usize; 3] {
     let folder = tempfile::tempdir().expect("a folder");
     let tuner = Tuner {
         worth: 1,
@@ -43,20 +46,36 @@ fn check(specs: Vec<(&'static str, Spec, bool)>) -> [usize; 3] {
             .map(|lowered| lowered.expect("it has a source"))
             .collect();
         let runs: Vec<(&Case, _)> = lowered.iter().map(|lowered| (&case, lowered)).collect();
-        let (expected, _) = case.on_cpu();
-        for (choice, got) in offered.iter().zip(on_device(&runs)) {
+        let mut results = Vec::new();
+        for ((choice, lowered), got) in offered.iter().zip(&lowered).zip(on_device(&runs)) {
             let what = format!("{}, tf32 {tf32}, by {choice:?}", case.name);
             let got = got.unwrap_or_else(|e| panic!("{what}: {e}"));
-            compare(&case, &what, &got, &expected, 1e-6);
+            let direct = case.name.starts_with(DIRECT) && matches!(choice, Choice::Library(_));
+            assert!(!direct || lowered.functions.is_empty(), "{what}");
+            results.push((what, got));
             counts[match choice {
                 Choice::Ranked | Choice::Own(_) => 0,
                 Choice::Library(_) => 1,
                 Choice::Cudnn(_) => 2,
             }] += 1;
         }
+        judge(&case, &results);
     }
     eprintln!("{counts:?} candidates of slabwise, cuBLASLt and cuDNN");
     counts
+}
+
+/// The beginning of names of products that cuBLASLt finishes itself.
+const DIRECT: &str = "directly ";
+
+/// Fails unless every candidate for each spec computes the sums of the CPU.
+fn check(specs: Vec<(&'static str, Spec, bool)>) -> [usize; 3] {
+    each(specs, |case, results| {
+        let (expected, _) = case.on_cpu();
+        for (what, got) in results {
+            compare(case, what, got, &expected, 1e-6);
+        }
+    })
 }
 
 #[test]
@@ -93,7 +112,33 @@ fn every_candidate_for_a_product_computes_its_sums() {
                 op(ScalarOp::Relu, 2, 0),
             ],
         );
+        let add = |a, b| op(ScalarOp::Add, a, b);
+        let biased = with(
+            square(m, n, k),
+            vec![typed(DType::F32, 0, &[0, 1])],
+            vec![Inst::Load(1), add(0, 1)],
+        );
+        let added = with(
+            square(m, n, k),
+            vec![typed(DType::F32, 0, &[n, 1])],
+            vec![Inst::Load(1), add(1, 0)],
+        );
+        let both = with(
+            square(m, n, k),
+            vec![typed(DType::F32, 0, &[0, 1]), typed(DType::F32, 0, &[n, 1])],
+            vec![
+                Inst::Const(Value::F32(0.5)),
+                op(ScalarOp::Mul, 0, 1),
+                Inst::Load(1),
+                add(2, 3),
+                Inst::Load(2),
+                add(4, 5),
+            ],
+        );
         specs.extend([
+            ("directly with a bias", biased, tf32),
+            ("directly added to another", added, tf32),
+            ("directly scaled, with both", both, tf32),
             ("rows", square(m, n, k), tf32),
             ("columns", turned, tf32),
             ("several", several, tf32),
@@ -105,7 +150,7 @@ fn every_candidate_for_a_product_computes_its_sums() {
         ]);
     }
     let [own, ..] = check(specs);
-    assert!(own >= 2 * 7 * TYPES.len(), "{own} candidates of slabwise");
+    assert!(own >= 2 * 10 * TYPES.len(), "{own} candidates of slabwise");
 }
 
 #[test]
@@ -118,16 +163,50 @@ fn every_candidate_for_a_convolution_computes_its_sums() {
     let types = &TYPES[..2];
     for &(dtype, tf32) in types {
         // The CPU sums those with few channels or positions term by term, and so exactly.
-        let shapes = [
-            ("3×3", Shape::simple(4, 16, 24, 7, 3, 1)),
-            ("1×1", Shape::simple(3, 16, 24, 8, 1, 0)),
-            ("5×5", Shape::simple(2, 4, 16, 12, 5, 2)),
-        ];
-        for (name, shape) in shapes {
+        for (name, shape) in shapes() {
             let shape = Shape { dtype, ..shape };
             specs.extend(KINDS.map(|kind| (name, shape.contiguous(kind), tf32)));
         }
     }
     let [own, ..] = check(specs);
     assert!(own >= 9 * types.len(), "{own} candidates of slabwise");
+}
+
+fn shapes() -> [(&'static str, Shape); 3] {
+    [
+        ("3×3", Shape::simple(4, 16, 24, 7, 3, 1)),
+        ("1×1", Shape::simple(3, 16, 24, 8, 1, 0)),
+        ("5×5", Shape::simple(2, 4, 16, 12, 5, 2)),
+    ]
+}
+
+/// cuDNN stores the results of halves in their type; the sums are exact, and rounded once.
+#[test]
+fn every_candidate_for_a_convolution_of_halves_computes_the_same() {
+    if !slabwise_cuda::emulator::gpu_usable() {
+        return;
+    }
+    for (dtype, rounding) in [(DType::BF16, 1.0 / 128.0), (DType::F16, 1.0 / 1024.0)] {
+        let mut specs = Vec::new();
+        for (name, shape) in shapes() {
+            let shape = Shape { dtype, ..shape };
+            for kind in KINDS {
+                let both = [shape.contiguous(kind), shape.channels_last(kind, true)];
+                specs.extend(both.map(|mut spec| {
+                    spec.operands[0].dtype = dtype;
+                    (name, spec, false)
+                }));
+            }
+        }
+        let count = specs.len();
+        let [own, ..] = each(specs, |case, results| {
+            let [(_, expected), others @ ..] = results else {
+                panic!("{} has no candidates", case.name)
+            };
+            for (what, got) in others {
+                compare(case, what, got, expected, rounding);
+            }
+        });
+        assert!(own >= count, "{own} candidates of slabwise");
+    }
 }
