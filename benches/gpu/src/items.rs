@@ -261,6 +261,10 @@ type Variable = (&'static str, &'static str);
 /// Tests run on the device only, and several share its memory.
 const ON_A_GPU: [Variable; 2] = [("SLABWISE_REQUIRE_GPU", "1"), ("SLABWISE_PREALLOCATE", "0")];
 
+/// A checker finds accesses beyond the end of an allocation, but not of an argument in a page that
+/// others share.
+const CHECKED: [Variable; 3] = [ON_A_GPU[0], ON_A_GPU[1], ("SLABWISE_SEPARATE_ARENAS", "1")];
+
 const NO_GRAPHS: Variable = ("SLABWISE_CUDA_GRAPHS", "0");
 
 struct List<'a> {
@@ -495,7 +499,7 @@ impl List<'_> {
                         tool,
                     }),
                 };
-                self.push(format!("{tool}/{family}/{name}"), 300, work, &ON_A_GPU)
+                self.push(format!("{tool}/{family}/{name}"), 300, work, &CHECKED)
                     .timed = false;
             }
         }

@@ -17,6 +17,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::abi::{Dispatch, Function, digest};
+pub use crate::reservation::separate_arenas;
 use crate::source::PRELUDE;
 
 const SHIM: &str = include_str!("../emulator/shim.h");

@@ -21,6 +21,22 @@ pub(crate) const ARENA_ALIGN: u64 = 256;
 /// driver calls.
 const PAGES_MOST: u64 = 4096;
 
+/// If this variable is 1, each arena is an allocation of its own in tests, so that a memory checker
+/// finds accesses beyond its end: it does not in a mapped page that several arenas share.
+#[cfg(feature = "emulator")]
+const SEPARATE_ARENAS: &str = "SLABWISE_SEPARATE_ARENAS";
+
+/// Whether each arena is an allocation of its own, of exactly its bytes.
+#[cfg(feature = "emulator")]
+pub fn separate_arenas() -> bool {
+    std::env::var_os(SEPARATE_ARENAS).is_some_and(|value| value == "1")
+}
+
+#[cfg(not(feature = "emulator"))]
+fn separate_arenas() -> bool {
+    false
+}
+
 /// The limits of a device's memory, and when it is reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -99,7 +115,7 @@ impl Reservation {
             free: FreeRanges::default(),
             arenas: BTreeMap::new(),
         };
-        if maps_pages {
+        if maps_pages && !separate_arenas() {
             let page = page_bytes(context)?;
             let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
             reservation.free.free(range.base, limit);
@@ -234,6 +250,8 @@ impl Reservation {
         }
         let headroom = self.headroom();
         let base = match &mut self.backing {
+            // Padding would hide accesses beyond the end from a memory checker.
+            Backing::Each if separate_arenas() => context.allocate(bytes)?,
             Backing::Each => context.allocate(padded)?,
             Backing::Whole { .. } => self.free.allocate(padded).ok_or(refused)?,
             Backing::Mapped {
