@@ -46,7 +46,7 @@ type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
 pub struct Lowered {
     /// Every function that a launch may name.
     pub functions: Vec<Function>,
-    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is [`WORKSPACE_ALIGN`].
+    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
     pub workspace: u64,
     /// The number of counters that a launch needs, for all sizes up to the bounds; see
     /// [`Word::Counters`](crate::Word::Counters).
