@@ -11,7 +11,7 @@ use super::{Choice, Error};
 use crate::cublaslt;
 use crate::cudnn;
 use crate::device::Device;
-use crate::driver::{Clock, DriverError, Graph};
+use crate::driver::{Clock, DriverError, Edges, Graph, Recording};
 use crate::libraries::LibraryError;
 use crate::lowered::Lowered;
 use crate::program::{Launch, Program, workspace_bytes};
@@ -302,27 +302,43 @@ impl Runs<'_> {
 
     /// A single run of a candidate, captured after a run that loads its code.
     fn loaded(&self, at: usize) -> Result<Graph, DriverError> {
-        self.submit(at)?;
+        self.submit(at, None)?;
         self.bench.device.synchronize()?;
         self.recorded(at, 1)
     }
 
+    /// So many runs of a candidate, one after the other, captured; its launches are side by side where
+    /// a recorded step has them so, unless the driver refuses.
     fn recorded(&self, at: usize, runs: usize) -> Result<Graph, DriverError> {
-        self.bench
-            .device
-            .stream
-            .capture(|| (0..runs).try_for_each(|_| self.submit(at)))
+        let stream = &self.bench.device.stream;
+        let captured = |edges: Option<Edges>| {
+            let recording = Recording {
+                stream,
+                edges,
+                early: false,
+            };
+            stream.capture(|| (0..runs).try_for_each(|_| self.submit(at, Some(&recording))))
+        };
+        match Edges::of_driver().filter(|_| self.trial.candidates[at].1.side_by_side) {
+            None => captured(None),
+            edges => captured(edges).or_else(|_| captured(None)),
+        }
     }
 
-    fn submit(&self, at: usize) -> Result<(), DriverError> {
+    fn submit(&self, at: usize, recording: Option<&Recording<'_>>) -> Result<(), DriverError> {
         let launch = Launch {
             step: self.first + at,
             kernel: &self.trial.candidates[at].1,
             arguments: self.arguments,
             workspace: self.workspace,
         };
-        self.bench
-            .device
-            .submit(self.program, self.fault, &self.trial.bounds, &launch, None)
+        let Bench { device, .. } = self.bench;
+        device.submit(
+            self.program,
+            self.fault,
+            &self.trial.bounds,
+            &launch,
+            recording,
+        )
     }
 }
