@@ -252,7 +252,8 @@ fn candidate(
     let (mut workspace, mut counters) = (0u64, 0);
     for (problem, plan) in problems.iter().zip(plans) {
         let (sums, tiles) = emit::shared_between_all(spec, problem, plan, bounds);
-        let first = (workspace.next_multiple_of(WORKSPACE_ALIGN), counters);
+        let aligned = workspace.checked_next_multiple_of(WORKSPACE_ALIGN);
+        let first = (aligned.unwrap_or(u64::MAX), counters);
         if sums > 0 {
             workspace = first.0.saturating_add(sums);
         }
@@ -271,7 +272,7 @@ fn candidate(
             dispatch.function = *function;
             for word in &mut dispatch.words {
                 match word {
-                    Word::Workspace(at) => *at += first.0,
+                    Word::Workspace(at) => *at = at.saturating_add(first.0),
                     Word::Counters(at) => *at += first.1,
                     _ => {}
                 }
