@@ -79,13 +79,16 @@ pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Gr
             ..target
         };
         let mut lowered = slabwise_cuda::lower_fused(&own, &bounds, &target).map_err(invalid)?;
-        if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
-            groups.push(Group {
-                members,
-                turn,
-                kernel: one.lowered,
-            });
-        }
+        // Others have moved past its members, so that there is no way back.
+        let (Some(one), true) = (lowered.pop(), lowered.is_empty()) else {
+            let several = format!("steps {members:?} of one function are not one launch");
+            return Err(Error::Internal(several));
+        };
+        groups.push(Group {
+            members,
+            turn,
+            kernel: one.lowered,
+        });
     }
     Ok(groups)
 }
