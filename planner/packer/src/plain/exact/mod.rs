@@ -33,6 +33,9 @@ use std::time::Instant;
 /// The memo grows up to two to the power of this many keys of 16 bytes.
 const MEMO_BITS: u32 = 22;
 
+/// The most limits that are decided without a charge, one after the other.
+const DECIDED_MAX: u32 = 1 << 12;
+
 /// Lowers a packing until it is optimal.
 ///
 /// The lowest possible limit is tried first, then limits halfway to the best height, all for the
@@ -54,6 +57,8 @@ pub(super) struct Exact<'a> {
     grant: u64,
     left: u64,
     credit: u64,
+    /// The limits decided since nodes were last charged.
+    decided: u32,
 }
 
 impl<'a> Exact<'a> {
@@ -73,6 +78,7 @@ impl<'a> Exact<'a> {
             grant: ROUND,
             left: ROUND,
             credit: 0,
+            decided: 0,
         };
         exact.limit = exact.lower_bound / unit;
         exact
@@ -108,10 +114,14 @@ impl<'a> Exact<'a> {
             && self.credit >= ROUND
             && deadline.is_none_or(|deadline| Instant::now() < deadline)
         {
-            // Nodes spent on a decided limit are not charged: there are few limits, because each
-            // halves the open range.
-            if self.round(goal, threads, deadline) {
+            // Nodes spent on a decided limit are not charged, because mostly there are few limits: each
+            // halves the open range. But where each limit from the bound on is refuted at once, there
+            // are as many as units up to the best height.
+            if self.round(goal, threads, deadline) || self.decided == DECIDED_MAX {
                 self.credit -= ROUND;
+                self.decided = 0;
+            } else {
+                self.decided += 1;
             }
         }
     }

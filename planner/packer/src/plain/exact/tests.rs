@@ -1,6 +1,7 @@
 use super::*;
 use crate::plain::portfolio::stacked;
 use crate::plain::tests::{assert_apart, optimum, random_problem, sections};
+use crate::{Item, Lifetime, Problem};
 use arbtest::arbtest;
 
 fn exactly(sections: &Sections) -> u64 {
@@ -9,6 +10,26 @@ fn exactly(sections: &Sections) -> u64 {
     assert_apart(sections, exact.best());
     assert_eq!(exact.lower_bound(), exact.best().height);
     exact.best().height
+}
+
+/// Each limit from the bound on is refuted at once, and there are 2⁴⁰ of them: the search ends when its
+/// nodes are spent.
+#[test]
+fn refuted_limits_do_not_prolong_a_search() {
+    let mut problem = Problem::default();
+    for size in [1 << 40, 1 << 40, 1] {
+        let life = Lifetime::new(0, 2);
+        problem.items.push(Item {
+            life,
+            size,
+            align: 1,
+        });
+    }
+    let sections = sections(&problem);
+    let mut exact = Exact::new(&sections, stacked(&sections), 0, 0);
+    exact.run(0, 3 * ROUND, 1, None);
+    let refuted = exact.lower_bound();
+    assert!((1..1 << 20).contains(&refuted), "{refuted} limits");
 }
 
 #[test]
