@@ -513,7 +513,8 @@ impl<'a> Interpreter<'a> {
         for (i, inst) in spec.code.iter().enumerate() {
             let depends = inst.arguments().iter().any(|&a| follows[usize::from(a)]);
             follows.push(depends || inst.is_reduce());
-            // Only values over the kept axes follow from sums.
+            // Loops have their kept axes first, so that both are the same. Of a product, only values
+            // over the kept axes follow from sums.
             let known = if depends && !inst.is_reduce() {
                 &rows
             } else {

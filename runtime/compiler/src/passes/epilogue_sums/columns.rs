@@ -49,7 +49,7 @@ impl Calls<'_> {
         // of a channel before it does the loop's work for it.
         let after: Vec<usize> = call.after.iter().map(|call| self.mover(*call)).collect();
         let others = || after.iter().copied().filter(|&before| before != product);
-        if self.any_behind(product, others()) {
+        if others().next().is_some() && self.any_behind(product, others()) {
             return None;
         }
         let mut places: Vec<Place> = Vec::with_capacity(spec.operands.len());
