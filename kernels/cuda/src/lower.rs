@@ -9,8 +9,9 @@ pub(crate) mod products;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
-use crate::abi::{Target, WORDS_MAX};
+use crate::abi::{Dispatch, Target, WORDS_MAX, Word};
 use crate::attention;
+use crate::gemm::plan::JOIN;
 use crate::lowered::Lowered;
 use crate::source::{
     elementwise, gather, non_max_suppression, nonzero, pool, rows, scan, scatter, slice_assign,
@@ -64,14 +65,19 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
 /// Cycles between the ends of two small kernels of which one depends on the other.
 const LAUNCH_CYCLES: f64 = 4000.0;
 
-/// The modelled cycles of a product, and of another kernel those of its launches alone. `None` if
-/// there is no kernel.
+/// The modelled cycles of a product, and of another kernel those of its launches alone and of blocks
+/// that find out which is the last. `None` if there is no kernel.
 pub fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
     if let Body::Matmul(_) | Body::Conv2d(_) = spec.body {
         return products::cycles(spec, bounds, target);
     }
-    let launches = lower(spec, bounds, target).ok()?.launches(bounds).len();
-    Some(launches as f64 * LAUNCH_CYCLES)
+    let counts = |word: &Word| matches!(word, Word::Counters(_));
+    let launch = |dispatch: &Dispatch| {
+        let joins = dispatch.words.iter().any(counts);
+        LAUNCH_CYCLES + if joins { JOIN } else { 0.0 }
+    };
+    let launches = lower(spec, bounds, target).ok()?.launches(bounds);
+    Some(launches.iter().map(launch).sum())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, NO_FAULT, TARGET, available, check, compile_for_gpu};
+use common::{Case, Choices, NO_FAULT, TARGET, available, check, compile_for_gpu, emulate};
 use slabwise_cuda::emulator::{Check, Emulator, Order};
 use slabwise_cuda::{Function, PRELUDE, Target, has_same_sums, lower, nvrtc};
 use slabwise_kernels::dtype::DType;
@@ -405,6 +405,59 @@ fn sums_over_two_axes() {
             Env([size; 8]),
             &mut choices,
         ));
+    }
+    check(&cases, 1e-5);
+}
+
+/// Rows in parts take one launch for each pass, and give the same bits whichever block of a row is
+/// the last: a row, some with a block for each part, and several of one block.
+#[test]
+fn the_last_block_joins_the_parts_of_its_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(17);
+    let columns = |rows: i64, n: i64| {
+        let mut b = Builder::new(&[rows, n], 1);
+        let x = b.load(&[1, rows]);
+        let square = b.op(ScalarOp::Mul, &[x, x]);
+        let (sum, most) = (
+            b.reduce(ReduceOp::Sum, square),
+            b.reduce(ReduceOp::ArgMax, x),
+        );
+        let (out, found) = (b.operand(&[1, 0]), b.typed(DType::I32, &[1, 0]));
+        b.store(sum, out);
+        b.store(most, found);
+        b
+    };
+    let mut cases = Vec::new();
+    for (what, passes, builder) in [
+        ("columns", 1, columns(100, 9000)),
+        ("one column", 1, columns(1, 70_000)),
+        ("softmax", 3, softmax(3, 20_000, false)),
+        ("softmax across", 3, softmax(70, 2000, true)),
+        (
+            "norm's gradient",
+            2,
+            batch_norm_gradient(16, 3, 1024, DType::BF16),
+        ),
+    ] {
+        let case = Case::new(what, builder.spec, &mut choices);
+        let lowered = lower(&case.spec, &case.bounds, &case.target).expect("a loop");
+        assert_eq!(lowered.functions.len(), passes, "{what}");
+        assert_eq!(lowered.launches(&case.env).len(), passes, "{what}");
+        assert!(lowered.counters > 0 && lowered.workspace > 0, "{what}");
+        if let Some(emulator) = emulate(&lowered.functions) {
+            let orders = (1..6).map(Order::Shuffled);
+            let bits = [Order::Forward, Order::Reverse].into_iter().chain(orders);
+            let mut bits = bits.map(|order| {
+                let run = case.emulated(&lowered, &emulator, order, NO_FAULT);
+                run.unwrap_or_else(|e| panic!("{what}: {e}")).0
+            });
+            let first = bits.next().expect("an order");
+            assert!(bits.all(|got| got == first), "{what}");
+        }
+        cases.push(case);
     }
     check(&cases, 1e-5);
 }

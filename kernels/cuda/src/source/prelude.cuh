@@ -26,6 +26,21 @@ SLABWISE_INLINE void wait_for_earlier_kernels() {
 #endif
 }
 
+/// Whether so many blocks have arrived at a counter, which returns to zero with the last of them, the
+/// only one that gets true. The barriers order the accesses of the block's other threads with those of
+/// the first, whose fences order them with those of other blocks.
+SLABWISE_INLINE bool have_arrived(unsigned* counter, int blocks) {
+    __syncthreads();
+    bool last = false;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(counter, unsigned(blocks - 1)) == unsigned(blocks - 1);
+        // The others read nothing.
+        if (last) __threadfence();
+    }
+    return __syncthreads_or(last) != 0;
+}
+
 SLABWISE_INLINE float infinity() { return __int_as_float(0x7f800000); }
 
 /// A power of integers, which wraps; for y < 0 the integer part of the fraction, and 0 for 0ʸ.

@@ -10,7 +10,6 @@ use super::levels::Levels;
 use super::{Keep, Mapping};
 use crate::abi::{Function, Word};
 use crate::code::{Code, Fold, Site, lane_type};
-use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::{Point, Space, Via, pointers, points};
 
@@ -34,11 +33,11 @@ pub struct Emitter<'a> {
 }
 
 /// The workspace of rows that are split into parts: for each reduction the accumulators of every
-/// row's parts, then those of the whole rows.
+/// row's parts, then those of the whole rows, if a later pass reads them.
 pub struct Part {
     parts: i64,
     /// Byte offsets of a reduction's partial results and of its results, by value.
-    places: Vec<Option<(u64, u64)>>,
+    places: Vec<Option<(u64, Option<u64>)>>,
     bytes: u64,
     /// Points of a part.
     len: Number,
@@ -57,9 +56,15 @@ impl Part {
             bytes = (bytes + count as u64 * 8).next_multiple_of(256);
             at
         };
-        let needed = |i: usize| emitter.code.needed[i] && emitter.code.spec.code[i].is_reduce();
-        let places = (0..emitter.code.spec.code.len())
-            .map(|i| needed(i).then(|| (take(rows * parts), take(rows))))
+        let (code, levels) = (emitter.code, emitter.levels);
+        let needed = |i: usize| code.needed[i] && code.spec.code[i].is_reduce();
+        let last = levels.passes(code).last().copied();
+        let mut place = |i: usize| {
+            let read_later = Some(levels.level[i]) <= last;
+            (take(rows * parts), read_later.then(|| take(rows)))
+        };
+        let places = (0..code.spec.code.len())
+            .map(|i| needed(i).then(|| place(i)))
             .collect();
         let reduced = emitter.space.dims[emitter.kept..].to_vec();
         let len = move |env: &Env| {
@@ -86,7 +91,8 @@ impl Part {
             return String::new();
         };
         let mut text = String::new();
-        for (name, at) in [("p", partial), ("r", result)] {
+        let pointers = [("p", Some(partial)), ("r", result)];
+        for (name, at) in pointers.into_iter().filter_map(|(n, at)| Some((n, at?))) {
             let address = params.address(Word::Workspace(at));
             let _ = writeln!(
                 text,
@@ -96,6 +102,16 @@ impl Part {
         }
         text
     }
+}
+
+/// The work of the last block of a row's parts, after a pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Joins {
+    Nothing,
+    /// It combines the results of the parts, for the passes that follow.
+    Results,
+    /// It combines them, and writes the stores that happen once per row.
+    Stores,
 }
 
 /// A point of a pass: values kept by earlier passes are read from their arrays.
@@ -215,8 +231,9 @@ impl Emitter<'_> {
         }
     }
 
-    /// One pass over a part of every row.
-    pub fn part(&self, params: &mut Params, l: usize, part: &Part) -> Function {
+    /// One pass over a part of every row. The last block of a row's parts combines their results, if
+    /// `joins`; after the last pass, it writes the stores that happen once per row.
+    pub fn part(&self, params: &mut Params, l: usize, joins: Joins, part: &Part) -> Function {
         let mapping = self.mapping;
         let mut body = pointers(self.code, params);
         body += &self.counts(params);
@@ -226,7 +243,7 @@ impl Emitter<'_> {
         let (each, parts) = (mapping.rows(), part.parts);
         let _ = writeln!(
             body,
-            "const idx base = idx(blockIdx.x) / {parts} * {each}, part = idx(blockIdx.x) % {parts};"
+            "const idx group = idx(blockIdx.x) / {parts}, part = idx(blockIdx.x) % {parts}, base = group * {each};"
         );
         body += "const bool live = base + local < rows;\nconst idx row = live ? base + local : rows - 1;\n";
         let _ = writeln!(
@@ -250,50 +267,56 @@ impl Emitter<'_> {
                 "if (live && m == 0) p{i}[row * {parts} + part] = f{i};"
             );
         }
+        if joins != Joins::Nothing {
+            let counters = params.address(Word::Counters(0));
+            let _ = writeln!(
+                body,
+                "if (!have_arrived(reinterpret_cast<unsigned*>({counters}) + group, {parts})) return;"
+            );
+            body += &self.join(params, l, joins, part);
+        }
         params.function("rows_part", mapping.threads, &body)
     }
 
-    /// Combines the partial results of pass `l`, a warp for each row; after the last pass, writes
-    /// the stores that happen once per row.
-    pub fn join(&self, params: &mut Params, l: usize, stores: bool, part: &Part) -> Function {
-        let mut body = pointers(self.code, params);
-        body += &self.counts(params);
-        body += &self.workspace(params, l, part);
-        let (parts, wave) = (part.parts, self.mapping.wave);
-        let _ = writeln!(
-            body,
-            "const int m = threadIdx.x % {wave};\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / {wave};",
-            THREADS / wave
+    /// Combines the partial results of pass `l` of a block's rows, a warp for each row.
+    fn join(&self, params: &mut Params, l: usize, joins: Joins, part: &Part) -> String {
+        let mapping = self.mapping;
+        let (parts, wave) = (part.parts, mapping.wave);
+        let mut text = format!(
+            "const int lane = threadIdx.x % {wave};\nfor (idx local = threadIdx.x / {wave}; local < {} && base + local < rows; local += {}) {{\nconst idx row = base + local;\n",
+            mapping.rows(),
+            mapping.threads / wave
         );
-        body += "if (row >= rows) return;\n";
-        body += &self.row_coordinates(params);
-        body += &self.results(l);
+        text += &self.row_coordinates(params);
+        text += &self.results(l);
         for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
             let ty = fold.ty();
             let _ = writeln!(
-                body,
-                "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += {wave}) {{",
+                text,
+                "{ty} f{i} = {};\nfor (int q = lane; q < {parts}; q += {wave}) {{",
                 fold.identity()
             );
             let _ = writeln!(
-                body,
+                text,
                 "const {ty} other = p{i}[row * {parts} + q];\nf{i} = {};\n}}",
                 fold.join(&format!("f{i}"), "other")
             );
-            body += &shuffles(i, fold, wave);
-            let _ = writeln!(
-                body,
-                "const {} v{i} = {};",
-                lane_type(self.code.lanes[i]),
-                fold.result(&format!("f{i}"))
-            );
-            let _ = writeln!(body, "if (m == 0) r{i}[row] = f{i};");
+            text += &shuffles(i, fold, wave);
+            let _ = match joins {
+                Joins::Stores => writeln!(
+                    text,
+                    "const {} v{i} = {};",
+                    lane_type(self.code.lanes[i]),
+                    fold.result(&format!("f{i}"))
+                ),
+                _ => writeln!(text, "if (lane == 0) r{i}[row] = f{i};"),
+            };
         }
-        if stores {
-            body += &self.folded(params, 0, self.levels.depth);
-            let _ = writeln!(body, "if (m == 0) {{\n{}}}", self.folded_stores(params));
+        if joins == Joins::Stores {
+            text += &self.folded(params, 0, self.levels.depth);
+            let _ = writeln!(text, "if (lane == 0) {{\n{}}}", self.folded_stores(params));
         }
-        params.function("rows_join", THREADS, &body)
+        text + "}\n"
     }
 
     fn counts(&self, params: &mut Params) -> String {

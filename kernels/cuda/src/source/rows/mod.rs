@@ -7,18 +7,18 @@
 //! neighbouring rows. Values that later passes use stay in registers or shared memory if they fit,
 //! otherwise they are recomputed.
 //!
-//! If there are few long rows, they are split into parts, one block per part: a kernel per pass
-//! writes partial results to the workspace, and another combines them. The split depends only on
-//! the bounds and the target, and partial results are combined in a fixed order, so the same sizes
-//! give the same bits.
+//! If there are few long rows, they are split into parts, one block per part, which writes partial
+//! results to the workspace; the last block of a row combines them. The split depends only on the
+//! bounds and the target, and partial results are combined in a fixed order, so the same sizes give
+//! the same bits.
 
 mod emit;
 mod levels;
 
-use slabwise_kernels::size::Env;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Inst, Spec, SpecError};
 
-use self::emit::{Emitter, Part};
+use self::emit::{Emitter, Joins, Part};
 use self::levels::Levels;
 use super::SharedLoop;
 use super::THREADS;
@@ -33,8 +33,8 @@ const WARP_ROW: i64 = 1024;
 /// The least number of points per thread of a row's part: where rows are contiguous in memory, and
 /// where they are not.
 const PART: [i64; 2] = [8, 16];
-/// Shorter contiguous rows are not split: a block reads one faster than the second launch, which
-/// combines the parts, would take.
+/// Shorter contiguous rows are not split: a block reads one in less time than its parts would take
+/// to find out which is the last, and that one to combine them.
 const CUT: i64 = 16_384;
 /// Most parts of a row: as many as one warp combines in a few iterations.
 const PARTS: i64 = 1024;
@@ -378,45 +378,32 @@ fn mapping(
     }
 }
 
-/// Rows that are split into parts: for each pass, a kernel over the parts and one that combines
-/// them.
-fn split(
-    emitter: &Emitter,
-    params: Params,
-    row_bound: i64,
-    rows: Vec<slabwise_kernels::size::Size>,
-) -> Lowered {
+/// Rows that are split into parts: a kernel for each pass.
+fn split(emitter: &Emitter, params: Params, row_bound: i64, rows: Vec<Size>) -> Lowered {
     let mapping = emitter.mapping;
-    let (threads, each, parts) = (mapping.threads, i64::from(mapping.rows()), mapping.parts);
-    let wave = mapping.wave;
+    let (threads, each, parts) = (mapping.threads, u64::from(mapping.rows()), mapping.parts);
+    let groups = move |rows: i64| (rows as u64).div_ceil(each);
     let part = Part::new(emitter, row_bound);
     let passes = emitter.levels.passes(emitter.code);
     let last = passes.last().copied().unwrap_or(0);
-    let (mut functions, mut all) = (Vec::new(), Vec::new());
+    let (mut functions, mut words) = (Vec::new(), Vec::new());
     for &l in &passes {
+        let folds = emitter.levels.folds(emitter.code, l).next().is_some();
+        let joins = match l == last {
+            true if emitter.stores_folded() => Joins::Stores,
+            false if folds => Joins::Results,
+            _ => Joins::Nothing,
+        };
         let mut own = params.clone();
-        functions.push(emitter.part(&mut own, l, &part));
-        all.push((own, false));
-        let stores = l == last && emitter.stores_folded();
-        if stores || emitter.levels.folds(emitter.code, l).next().is_some() {
-            let mut own = params.clone();
-            functions.push(emitter.join(&mut own, l, stores, &part));
-            all.push((own, true));
-        }
+        functions.push(emitter.part(&mut own, l, joins, &part));
+        words.push(own);
     }
-    Lowered::new(functions, part.bytes(), move |env| {
-        let count = points(&rows, env);
-        let groups = (count as u64).div_ceil(each as u64);
-        let dispatch = |(function, (params, joins)): (usize, &(Params, bool))| {
-            // A warp combines the parts of a row.
-            let blocks = if *joins {
-                (count as u64).div_ceil(u64::from(THREADS / wave))
-            } else {
-                groups * parts as u64
-            };
-            let threads = if *joins { THREADS } else { threads };
+    let lowered = Lowered::new(functions, part.bytes(), move |env| {
+        let blocks = groups(points(&rows, env)) * parts as u64;
+        let dispatch = |(function, params): (usize, &Params)| {
             Dispatch::new(function, blocks as u32, threads, params.words(env))
         };
-        all.iter().enumerate().map(dispatch).collect()
-    })
+        words.iter().enumerate().map(dispatch).collect()
+    });
+    lowered.with_counters(groups(row_bound) as usize)
 }
