@@ -2,6 +2,8 @@
 //! compiling grows with the program, counted and not timed.
 
 mod ir;
+#[cfg(feature = "cuda")]
+mod same_bits;
 mod snapshots;
 #[cfg(feature = "cuda")]
 mod spills;

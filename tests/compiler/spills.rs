@@ -10,7 +10,7 @@ use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention};
 use slabwise::{Params, Precision, Trace};
 use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
-    ChannelsLast, EpilogueSums, Expand, Fuse, Pass, REMAT_MIN_ELEMENTS, Simplify,
+    ChannelsLast, EpilogueSums, Expand, Fuse, Pass, REMAT_MIN_ELEMENTS, ShareReads, Simplify,
     StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, rematerialize, simplify,
 };
 use slabwise_models::Model;
@@ -48,11 +48,14 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
             let last = pass.expect("a GPU").run(&program).expect("layouts");
             let pass = SumInEpilogues::on(&described, EpilogueSums::All).expect("a GPU");
             let summed = pass.run(&last).expect("sums");
+            let pass = ShareReads::on(&described).expect("a GPU");
+            let shared = pass.run(&summed).expect("shared reads");
             for task in program
                 .kernels
                 .iter()
                 .chain(&last.kernels)
                 .chain(&summed.kernels)
+                .chain(&shared.kernels)
             {
                 for tf32 in [false, true] {
                     let target = Target { tf32, ..device };

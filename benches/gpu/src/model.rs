@@ -12,11 +12,10 @@ use slabwise::{Dim, Params, Precision, Trace};
 use slabwise_compiler::backend::{self, HalfProducts};
 use slabwise_compiler::passes::{
     ChannelsLast, EpilogueSums, Expand, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS,
-    RowPadding, Simplify, StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, moved,
-    operations, rematerialize, round_gradients, simplify,
+    RowPadding, ShareReads, Simplify, StoreChannelsLast, SumInEpilogues, fuse, legalize, lower,
+    moved, operations, rematerialize, round_gradients, simplify,
 };
 use slabwise_cuda::{Description, Dispatch, Target, candidates};
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Attention, Body, Spec};
 use slabwise_models::Model;
@@ -28,8 +27,6 @@ const MEMORY_SHARE: f64 = 0.84;
 /// The part of the rate of products that attention is assumed to reach: the least that Dao,
 /// "FlashAttention-2" (2023) reports of an A100, there in halves.
 const ATTENTION_SHARE: f64 = 0.5;
-/// The share of the peak that cuBLASLt's products reach, where they are large.
-const LIBRARY_SHARE: f64 = 0.72;
 /// Bytes per cycle that one multiprocessor moves at most.
 const BYTES_PER_CYCLE: f64 = 64.0;
 /// Threads of a multiprocessor that use its bandwidth.
@@ -194,6 +191,10 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
         Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
         None => program,
     };
+    let program = match ShareReads::on(&described) {
+        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
+        None => program,
+    };
     let program = match PadRows::on(&described, RowPadding::default()) {
         Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
         None => program,
@@ -250,13 +251,13 @@ fn kernel(
     let [product, code] = operations(spec, bounds);
     let bytes = moved(spec, bounds) as f64;
     let arithmetic = code as f64 / (2.0 * device.rates.f32 * multiprocessors * hertz);
-    let dtype = match &spec.body {
-        Body::Matmul(matmul) => Some((0, matmul.a.dtype)),
-        Body::Conv2d(conv) => Some((1, conv.a.dtype)),
+    let family = match &spec.body {
+        Body::Matmul(_) => Some(0),
+        Body::Conv2d(_) => Some(1),
         _ => None,
     };
     let [floor, start] = [device.launch_us, START_US].map(|us| 1e-6 * us);
-    let Some((family, dtype)) = dtype else {
+    let Some(family) = family else {
         let lowered = slabwise_cuda::lower(spec, bounds, target)?;
         let launches = lowered.launches(bounds);
         let rate = match &spec.body {
@@ -308,18 +309,10 @@ fn kernel(
     } else {
         launches
     };
-    let rate = match dtype {
-        DType::F32 if target.tf32 => device.rates.tf32,
-        DType::F32 => device.rates.f32,
-        _ => device.rates.half,
-    };
-    let own = first.cycles / hertz;
+    let cycles = slabwise_cuda::library_cycles(spec, bounds, target)
+        .map_or(first.cycles, |library| first.cycles.min(library));
+    let seconds = cycles / hertz;
     let memory = bytes / (1e9 * MEMORY_SHARE * device.bandwidth.memory);
-    let library = product as f64 / (2.0 * rate * multiprocessors * hertz * LIBRARY_SHARE);
-    let seconds = match family {
-        0 => own.min(library.max(memory) + start),
-        _ => own,
-    };
     // The cycles of the ranking include the start of a kernel.
     let seconds = seconds.max(memory + start).max(arithmetic + start);
     Ok(Modelled {

@@ -44,6 +44,8 @@ pub struct Speeds {
     pub tf32: u32,
     /// The same with operands in f16 or bf16.
     pub half: u32,
+    /// The thousandths of the tensor cores' rates that `mma.sync` reaches.
+    pub mma_share: u32,
     /// Bytes that a multiprocessor's share of the memory's bandwidth moves in 1,000 cycles.
     pub memory: u32,
     /// The same of the L2 cache.

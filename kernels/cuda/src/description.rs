@@ -220,6 +220,7 @@ impl Description {
             f32: whole(self.rates.f32),
             tf32: whole(self.rates.tf32 * self.rates.mma_share),
             half: whole(self.rates.half * self.rates.mma_share),
+            mma_share: whole(1e3 * self.rates.mma_share),
             memory: bytes(self.bandwidth.memory),
             cache: bytes(self.bandwidth.cache),
         }

@@ -24,6 +24,11 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     checked(generated(spec, bounds, target)?, bounds)
 }
 
+/// Whether there is a kernel for a spec.
+pub fn has_kernel(spec: &Spec, bounds: &Env, target: &Target) -> bool {
+    lower(spec, bounds, target).is_ok()
+}
+
 /// The same kernel, if the words of its launches fit in a parameter.
 fn checked(lowered: Lowered, bounds: &Env) -> Result<Lowered, SpecError> {
     let launches = lowered.launches(bounds);

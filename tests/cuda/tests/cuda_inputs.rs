@@ -247,6 +247,11 @@ fn large(budget: Budget) -> (Session, Program<1>) {
     (session, program)
 }
 
+/// Bytes of a session beside what it plans, and of the counters of each of its programs, whose sums are
+/// in parts.
+const FIXED: u64 = 2 * 256;
+const COUNTERS: u64 = 256;
+
 /// The bytes of the large input in its staging buffer.
 const LARGE: u64 = 1100 * 256 * 4;
 
@@ -262,7 +267,7 @@ fn staging_buffers_of_large_inputs_are_planned_bytes() {
             .map(|bytes| bytes.next_multiple_of(256));
         assert_eq!(
             (driver.get("live_bytes") - before) as u64,
-            planned[0] + planned[1] + 2 * 256,
+            planned[0] + planned[1] + FIXED + COUNTERS,
             "{}",
             program.plan()
         );
@@ -370,7 +375,7 @@ fn programs_of_a_session_share_one_budget() {
         [session.persistent_bytes(), session.slab_bytes()].map(|bytes| bytes.next_multiple_of(256));
     assert_eq!(
         (driver.get("live_bytes") - before) as u64,
-        arenas[0] + arenas[1] + 2 * 256
+        arenas[0] + arenas[1] + FIXED + 2 * COUNTERS
     );
     // Both run, without a staging buffer now.
     let [sum] = session

@@ -235,6 +235,11 @@ impl Product {
         }
     }
 
+    /// The bytes of the sums that it leaves to a kernel for the epilogue; 0 if it writes the result.
+    pub fn sums(&self) -> u64 {
+        self.sums
+    }
+
     /// The description of the product at these sizes.
     pub fn described(&self, env: &Env) -> cublaslt::Product {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));

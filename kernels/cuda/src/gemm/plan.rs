@@ -54,7 +54,7 @@ pub type Sizes = [i64; 4];
 /// Instructions of a multiprocessor per cycle, all lanes counted.
 const ISSUE_RATE: f64 = 128.0;
 /// Cycles from the start of a kernel to its first multiplication and from its last to the end.
-const START: f64 = 2000.0;
+pub const START: f64 = 2000.0;
 /// Cycles until the last block of a tile, or of a row, knows that the others have stored their sums.
 pub const JOIN: f64 = 2500.0;
 /// Cycles of an iteration on tensor cores beside its steps, to wait for a tile and read from it, and

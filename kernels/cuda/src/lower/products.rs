@@ -1,5 +1,6 @@
 //! The kernels for matrix products and convolutions, ranked by their estimated times.
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
@@ -68,10 +69,42 @@ pub(crate) fn named(
     )
 }
 
-/// The cycles of the model's first choice for a product.
+/// The cycles of the model's first choice for a product, or by a library if that is estimated to
+/// take fewer.
 pub(super) fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
     let ranked = ranked(spec, bounds, target).ok()?;
-    Some(ranked.plans.first()?.first()?.cycles)
+    let own = ranked.plans.first()?.first()?.cycles;
+    Some(library_cycles(spec, bounds, target).map_or(own, |library| own.min(library)))
+}
+
+/// The share of the peak that cuBLASLt's products reach, where they are large.
+const LIBRARY_SHARE: f64 = 0.72;
+
+/// The estimated cycles of a matrix product by cuBLASLt, with what it takes to move the sums to a
+/// kernel for the epilogue where the library cannot write the result. `None` if it cannot compute it.
+pub fn library_cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
+    let Body::Matmul(body) = &spec.body else {
+        return None;
+    };
+    let problem = Problem::matmul(spec, body).ok()?;
+    let product = Product::of(Form::single(problem), spec, bounds, target)?;
+    let speeds = target.speeds;
+    // The library has instructions for more than the rate of `mma.sync`.
+    let peak = |by_mma: u32| f64::from(by_mma) * 1e3 / f64::from(speeds.mma_share.max(1));
+    let rate = match body.a.dtype {
+        DType::F32 if target.tf32 => peak(speeds.tf32),
+        DType::F32 => f64::from(speeds.f32),
+        _ => peak(speeds.half),
+    };
+    let rate = rate * LIBRARY_SHARE * f64::from(target.multiprocessors);
+    let multiplied = plan::START + multiplications(spec, bounds) as f64 / rate;
+    let memory = f64::from(speeds.memory) / 1e3 * f64::from(target.multiprocessors);
+    // They are written, and read by another kernel.
+    let sums = match product.sums() {
+        0 => 0.0,
+        bytes => plan::START + 2.0 * bytes as f64 / memory,
+    };
+    Some(multiplied + sums)
 }
 
 /// The cycles that the model's first choice for a product saves over its first choice for the same
@@ -91,11 +124,6 @@ pub fn cycles_saved(before: &Spec, after: &Spec, bounds: &Env, target: &Target) 
     };
     let ((before, order), (after, new_order)) = (first(before)?, first(after)?);
     (order == new_order).then_some(before - after)
-}
-
-/// Whether there is a kernel for a product with sums in its epilogue.
-pub fn has_epilogue_sums(spec: &Spec, bounds: &Env, target: &Target) -> bool {
-    super::lower(spec, bounds, target).is_ok()
 }
 
 /// The number of multiplications of a product, at the bounds.

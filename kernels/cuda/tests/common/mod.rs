@@ -28,6 +28,7 @@ pub const TARGET: Target = Target {
         f32: 64,
         tf32: 512,
         half: 1024,
+        mma_share: 1000,
         memory: 13_400,
         cache: 31_500,
     },

@@ -75,7 +75,7 @@ impl Target {
         match *self {}
     }
 
-    pub(super) fn has_epilogue_sums(&self, _: &Spec, _: &Env) -> bool {
+    pub(super) fn has_kernel(&self, _: &Spec, _: &Env) -> bool {
         match *self {}
     }
 

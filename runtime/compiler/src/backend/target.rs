@@ -81,11 +81,11 @@ impl Target {
         }
     }
 
-    /// Whether there is a kernel for a product with sums in its epilogue.
-    pub(crate) fn has_epilogue_sums(&self, spec: &Spec, bounds: &Env) -> bool {
+    /// Whether a CUDA device has a kernel for a spec.
+    pub(crate) fn has_kernel(&self, spec: &Spec, bounds: &Env) -> bool {
         match self {
             Target::Cpu(_) => false,
-            Target::Cuda(target) => target.has_epilogue_sums(spec, bounds),
+            Target::Cuda(target) => target.has_kernel(spec, bounds),
         }
     }
 

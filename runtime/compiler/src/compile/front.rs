@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
     ChannelsLast, Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS,
-    Rematerialize, RoundGradients, StoreChannelsLast, SumInEpilogues,
+    Rematerialize, RoundGradients, ShareReads, StoreChannelsLast, SumInEpilogues,
 };
 
 /// The simplified graph, of operations that a target has kernels for.
@@ -119,11 +119,20 @@ impl Front<'_> {
             }
             None => program,
         };
-        let Some(pass) = SumInEpilogues::on(self.target, sums) else {
+        let program = match SumInEpilogues::on(self.target, sums) {
+            Some(pass) => {
+                let program = passes.run(&pass, &program)?;
+                ended("epilogue_sums", program.kernels.len());
+                program
+            }
+            None => program,
+        };
+        let siblings = self.options.fuse.siblings;
+        let Some(pass) = ShareReads::on(self.target).filter(|_| siblings) else {
             return Ok(program);
         };
         let program = passes.run(&pass, &program)?;
-        ended("epilogue_sums", program.kernels.len());
+        ended("share_reads", program.kernels.len());
         Ok(program)
     }
 }

@@ -25,8 +25,8 @@ pub struct CompileOptions {
     pub measures: Measures,
     /// Whether images have their channels innermost on a CUDA device, where sums then round otherwise.
     pub channels_last: ChannelsLast,
-    /// Which sums over the results of convolutions a CUDA device computes in their epilogues, where
-    /// they round otherwise.
+    /// Which sums over the results of products a CUDA device computes in their epilogues, where they
+    /// round otherwise.
     pub epilogue_sums: EpilogueSums,
     /// Which rows of values begin at whole sectors of a CUDA device's memory.
     pub row_padding: RowPadding,

@@ -323,7 +323,7 @@ impl<'a> Chooser<'a> {
             }
         }
         let sums = SumInEpilogues::on(self.pass.target, self.pass.sums);
-        let summed = sums.map_or(0.0, |pass| pass.saved(stored));
+        let summed = sums.map_or(0.0, |pass| pass.saved(stored) - pass.saved(self.program));
         before - after + summed > cost + LEAST_GAIN * before
     }
 

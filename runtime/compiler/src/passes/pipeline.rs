@@ -12,17 +12,17 @@ use super::dump::{Dump, DumpOptions};
 use super::error::PassError;
 use super::fuse::{Clusters, ClustersError};
 use super::sums::has_same_sums;
-use super::validate::validate;
+use super::validate::{validate, validate_values};
 use crate::backend::Target;
 use crate::graph::{Graph, GraphError};
 use crate::ir::{IrError, Program};
 
 /// The passes in the order in which they run. The first runs only for graphs with operations that the
-/// device has no kernel or no use for, `round_gradients`, `channels_last`, `epilogue_sums` and `pad` for
-/// devices that gain by them. Those behind `prepare` run only under a budget, for each candidate of its
+/// device has no kernel or no use for, `round_gradients`, `channels_last`, `epilogue_sums`,
+/// `share_reads` and `pad` for devices that gain by them. Those behind `prepare` run only under a budget, for each candidate of its
 /// search; for some of them, those from `remat` on run again before. The last one runs for programs of
 /// several ranks.
-pub const PASSES: [&str; 18] = [
+pub const PASSES: [&str; 19] = [
     super::Expand::NAME,
     super::Simplify::NAME,
     super::RoundGradients::NAME,
@@ -32,6 +32,7 @@ pub const PASSES: [&str; 18] = [
     super::Lower::NAME,
     super::StoreChannelsLast::NAME,
     super::SumInEpilogues::NAME,
+    super::ShareReads::NAME,
     super::PadRows::NAME,
     super::Prepare::NAME,
     super::FusePrologues::NAME,
@@ -283,20 +284,26 @@ impl Pipeline {
         after: (&'a Program, &[TaskId]),
         target: &Target,
     ) -> Result<bool, PassError> {
-        // Where the bits of a product depend on its epilogue, both programs need the same products.
-        let is_product = |spec: &&Spec| matches!(spec.body, Body::Matmul(_) | Body::Conv2d(_));
-        let specs = |program: &'a Program| program.kernels.iter().map(|call| &call.spec);
-        let mut products = specs(after.0).filter(is_product);
-        if !target.capabilities().late_epilogues
-            && !products.all(|spec| specs(before.0).any(|known| known == spec))
-        {
+        // Where the bits of a product depend on its epilogue, both programs need the same products, and
+        // as many of each with sums.
+        let products = |program: &'a Program| {
+            let specs = program.kernels.iter().map(|call| &call.spec);
+            specs.filter(|spec| matches!(spec.body, Body::Matmul(_) | Body::Conv2d(_)))
+        };
+        let count = |program, spec: &Spec| products(program).filter(|own| *own == spec).count();
+        let as_many = |spec: &Spec| match [before.0, after.0].map(|program| count(program, spec)) {
+            [before, after] if spec.reduced > 0 => before == after,
+            [before, _] => before > 0,
+        };
+        let summed = products(before.0).filter(|spec| spec.reduced > 0);
+        if !target.capabilities().late_epilogues && !products(after.0).chain(summed).all(as_many) {
             return Ok(false);
         }
         let bounds = before.0.graph.symbols.bounds();
         let alike = |a: &Spec, b: &Spec| has_same_sums(target, a, b, &bounds);
         let same = validate(before, after, &alike).is_ok();
         if !same && self.verifies {
-            validate(before, after, &|_, _| true)?;
+            validate_values(before, after)?;
         }
         Ok(same)
     }

@@ -16,6 +16,7 @@
 //! Singerman, TACAS 1998); the module shares no code with the passes that it checks, and only
 //! `sums` answers both it and them.
 
+mod orders;
 mod region;
 mod text;
 
@@ -29,6 +30,7 @@ use slabwise_kernels::spec::{Access, Body, Inst, PoolKind, ReduceOp, Spec};
 use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
+use self::orders::Orders;
 use self::region::{Axis, BOUND, Region, Renaming, rename};
 use crate::ir::{KernelCall, Program, Source, Transfer, Value};
 use crate::ops::NodeId;
@@ -40,11 +42,30 @@ use crate::ops::NodeId;
 /// # Errors
 /// The first difference.
 pub fn validate(
-    (before, before_order): (&Program, &[TaskId]),
-    (after, after_order): (&Program, &[TaskId]),
+    before: (&Program, &[TaskId]),
+    after: (&Program, &[TaskId]),
     alike: &dyn Fn(&Spec, &Spec) -> bool,
 ) -> Result<(), Mismatch> {
-    let mut interpreter = Interpreter::new(before.graph.symbols.bounds(), alike);
+    compared(before, after, Orders::new(Some(alike)))
+}
+
+/// Checks the same, whatever the order of sums.
+///
+/// # Errors
+/// The first difference.
+pub fn validate_values(
+    before: (&Program, &[TaskId]),
+    after: (&Program, &[TaskId]),
+) -> Result<(), Mismatch> {
+    compared(before, after, Orders::new(None))
+}
+
+fn compared(
+    (before, before_order): (&Program, &[TaskId]),
+    (after, after_order): (&Program, &[TaskId]),
+    orders: Orders<'_>,
+) -> Result<(), Mismatch> {
+    let mut interpreter = Interpreter::new(before.graph.symbols.bounds(), orders);
     let old = execute(&mut interpreter, before, before_order)?;
     let new = execute(&mut interpreter, after, after_order)?;
     let (mut old_results, mut new_results) = (results(before, &old), results(after, &new));
@@ -283,21 +304,18 @@ struct State {
 struct Interpreter<'a> {
     ids: FxHashMap<Node, Term>,
     nodes: Vec<Node>,
-    /// For each known order of sums, a kernel that sums in it.
-    orders: Vec<Spec>,
-    alike: &'a dyn Fn(&Spec, &Spec) -> bool,
+    orders: Orders<'a>,
     /// Sizes at which it is decided whether two regions are apart.
     env: Env,
 }
 
 impl<'a> Interpreter<'a> {
     /// An empty table. Regions are compared at the sizes of `env`.
-    fn new(env: Env, alike: &'a dyn Fn(&Spec, &Spec) -> bool) -> Self {
+    fn new(env: Env, orders: Orders<'a>) -> Self {
         Interpreter {
             ids: FxHashMap::default(),
             nodes: Vec::new(),
-            orders: Vec::new(),
-            alike,
+            orders,
             env,
         }
     }
@@ -505,7 +523,7 @@ impl<'a> Interpreter<'a> {
             .map(|(axis, new)| (axis as Axis, new))
             .collect();
         let per_row = spec.per_row();
-        let order = self.order(spec);
+        let order = self.orders.of(spec);
         // Over the axes of the space, and over those alone that are kept.
         let mut points: Vec<Term> = Vec::with_capacity(spec.code.len());
         let mut rows: Vec<Term> = Vec::with_capacity(spec.code.len());
@@ -580,23 +598,6 @@ impl<'a> Interpreter<'a> {
             });
         }
         rows
-    }
-
-    /// The order in which a kernel sums; 0 for one without sums.
-    fn order(&mut self, spec: &Spec) -> u32 {
-        if !spec.code.iter().any(Inst::is_reduce) {
-            return 0;
-        }
-        let same = |known: &Spec| {
-            let same_space = (&known.dims, known.reduced) == (&spec.dims, spec.reduced);
-            same_space && (known == spec || (self.alike)(known, spec))
-        };
-        let known = self.orders.iter().position(same);
-        let at = known.unwrap_or_else(|| {
-            self.orders.push(spec.clone());
-            self.orders.len() - 1
-        });
-        at as u32 + 1
     }
 
     /// An expression with other names for the axes of its points.

@@ -99,8 +99,8 @@ impl Target {
         slabwise_cuda::cycles(spec, bounds, &self.target)
     }
 
-    pub(in crate::backend) fn has_epilogue_sums(&self, spec: &Spec, bounds: &Env) -> bool {
-        slabwise_cuda::has_epilogue_sums(spec, bounds, &self.target)
+    pub(in crate::backend) fn has_kernel(&self, spec: &Spec, bounds: &Env) -> bool {
+        slabwise_cuda::has_kernel(spec, bounds, &self.target)
     }
 
     pub(in crate::backend) fn cycles_saved(

@@ -1,24 +1,12 @@
 //! The loop over the channels behind a product with sums, moved into the product: its blocks that add
 //! the last sums of some channels do the loop's work for these channels.
 
-use rustc_hash::{FxHashMap, FxHashSet};
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{
-    Access, Body, Dims, Inst, MAX_ARGUMENTS, Operand, Store, ValueId as InstId,
-};
+use slabwise_kernels::spec::{Body, Dims, Inst, MAX_ARGUMENTS, Operand, Store, ValueId as InstId};
 
-use super::{Around, channels};
-use crate::ir::{CallId, KernelCall, Source, Value, ValueId};
-
-/// The calls of a program, while the work of some of them moves to others.
-#[derive(Clone, Copy)]
-pub(super) struct Calls<'a> {
-    pub calls: &'a [KernelCall],
-    pub values: &'a [Value],
-    pub around: &'a Around,
-    /// For each call the product that does its work.
-    pub moved_to: &'a [Option<usize>],
-}
+use super::channels;
+use crate::ir::{CallId, KernelCall, Source};
+use crate::passes::joins::Joins;
 
 /// An operand of the loop in the product.
 #[derive(Clone, Copy)]
@@ -29,184 +17,110 @@ enum Place {
     Operand(u16),
 }
 
-impl Calls<'_> {
-    /// A product with the work of a loop over its channels; `None` if the loop needs anything that is
-    /// there only behind the product.
-    pub fn with_loop(&self, [product, at]: [usize; 2]) -> Option<KernelCall> {
-        let (call, mut new) = (&self.calls[at], self.calls[product].clone());
-        let spec = &call.spec;
-        if spec.body != Body::Loop || spec.reduced != 0 || !spec.indices.is_empty() {
-            return None;
-        }
-        let count = new.spec.dims[channels(&new.spec.body)?];
-        // A loop over one channel may have no axis.
-        let mut long = (0..spec.dims.len()).filter(|&axis| !spec.dims[axis].is(1));
-        let axis = long.next();
-        if long.next().is_some() || axis.map_or(Size::ONE, |axis| spec.dims[axis]) != count {
-            return None;
-        }
-        // Where the product reads a variable at points that the loop writes, it has read all elements
-        // of a channel before it does the loop's work for it.
-        let after: Vec<usize> = call.after.iter().map(|call| self.mover(*call)).collect();
-        let others = || after.iter().copied().filter(|&before| before != product);
-        if others().next().is_some() && self.any_behind(product, others()) {
-            return None;
-        }
-        let mut places: Vec<Place> = Vec::with_capacity(spec.operands.len());
-        for k in 0..spec.operands.len() as u16 {
-            places.push(self.place(&mut new, product, call, k, axis)?);
-        }
-        let mut made: Vec<InstId> = Vec::with_capacity(spec.code.len());
-        for inst in &spec.code {
-            let mut inst = inst.clone();
-            inst.map_arguments(|a| made[usize::from(a)]);
-            match inst.operand().map(|k| places[usize::from(k)]) {
-                Some(Place::Sum(sum)) if matches!(inst, Inst::Load(_)) => {
-                    made.push(sum);
-                    continue;
-                }
-                Some(Place::Sum(_)) => return None,
-                Some(Place::Operand(k)) => inst.map_operand(|_| k),
-                None => {}
-            }
-            made.push(new.spec.code.len() as InstId);
-            new.spec.code.push(inst);
-        }
-        for store in &spec.stores {
-            let Place::Operand(operand) = places[usize::from(store.operand)] else {
-                return None;
-            };
-            new.spec.stores.push(Store {
-                value: made[usize::from(store.value)],
-                operand,
-            });
-        }
-        new.after
-            .extend(others().map(|before| CallId(before as u32)));
-        (new.args.len() <= MAX_ARGUMENTS).then_some(new)
+/// A product with the work of a loop over its channels; `None` if the loop needs anything that is
+/// there only behind the product.
+pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<KernelCall> {
+    let (call, mut new) = (&joins.calls[at], joins.calls[product].clone());
+    let spec = &call.spec;
+    if spec.body != Body::Loop || spec.reduced != 0 || !spec.indices.is_empty() {
+        return None;
     }
-
-    /// An operand of a loop in a product, which is added to the product's unless it has it.
-    fn place(
-        &self,
-        new: &mut KernelCall,
-        product: usize,
-        call: &KernelCall,
-        k: u16,
-        axis: Option<usize>,
-    ) -> Option<Place> {
-        let (value, spec) = (call.operand(k), &call.spec);
-        let is_stored = spec.stores.iter().any(|store| store.operand == k);
-        let own = &spec.operands[usize::from(k)];
-        let mut strides = Dims::from_elem(Size::ZERO, new.spec.dims.len());
-        if let Some(axis) = axis {
-            strides[channels(&new.spec.body)?] = own.strides[axis];
+    let count = new.spec.dims[channels(&new.spec)?];
+    // A loop over one channel may have no axis.
+    let mut long = (0..spec.dims.len()).filter(|&axis| !spec.dims[axis].is(1));
+    let axis = long.next();
+    if long.next().is_some() || axis.map_or(Size::ONE, |axis| spec.dims[axis]) != count {
+        return None;
+    }
+    // Where the product reads a variable at points that the loop writes, it has read all elements
+    // of a channel before it does the loop's work for it.
+    let after: Vec<usize> = call.after.iter().map(|call| joins.mover(*call)).collect();
+    let others = || after.iter().copied().filter(|&before| before != product);
+    if others().next().is_some() && joins.any_behind(product, others()) {
+        return None;
+    }
+    let mut places: Vec<Place> = Vec::with_capacity(spec.operands.len());
+    for k in 0..spec.operands.len() as u16 {
+        places.push(place(joins, &mut new, product, call, k, axis)?);
+    }
+    let mut made: Vec<InstId> = Vec::with_capacity(spec.code.len());
+    for inst in &spec.code {
+        let mut inst = inst.clone();
+        inst.map_arguments(|a| made[usize::from(a)]);
+        match inst.operand().map(|k| places[usize::from(k)]) {
+            Some(Place::Sum(sum)) if matches!(inst, Inst::Load(_)) => {
+                made.push(sum);
+                continue;
+            }
+            Some(Place::Sum(_)) => return None,
+            Some(Place::Operand(k)) => inst.map_operand(|_| k),
+            None => {}
         }
-        let operand = Operand {
-            strides,
-            ..own.clone()
-        };
-        let mut stores = new.spec.stores.iter();
-        if let Some(store) = stores.find(|store| new.operand(store.operand) == value) {
-            // Its sums are there, values that it stores at points are not.
-            let is_sum = new.spec.code[usize::from(store.value)].is_reduce();
-            let same = new.spec.operands[usize::from(store.operand)] == operand;
-            return (is_sum && same && !is_stored).then_some(Place::Sum(store.value));
-        }
-        // Variables keep their values until all calls that read them are done.
-        let is_variable = matches!(self.values[value.index()].source, Source::Variable(_));
-        let is_there = || {
-            let written = self.around.writers.get(&value);
-            written.is_none_or(|list| list.iter().all(|&writer| writer < product))
-        };
-        if spec.reads(k) && !is_variable && !is_there() {
+        made.push(new.spec.code.len() as InstId);
+        new.spec.code.push(inst);
+    }
+    for store in &spec.stores {
+        let Place::Operand(operand) = places[usize::from(store.operand)] else {
             return None;
-        }
-        let first = new.args.len() - new.spec.operands.len();
-        let known = (0..new.spec.operands.len())
-            .find(|&k| new.args[first + k] == value && new.spec.operands[k] == operand);
-        // An argument that is accessed in two ways is not computed in place.
-        if known.is_none() && new.args.contains(&value) {
-            return None;
-        }
-        let k = known.unwrap_or_else(|| {
-            new.spec.operands.push(operand);
-            new.args.push(value);
-            new.spec.operands.len() - 1
+        };
+        new.spec.stores.push(Store {
+            value: made[usize::from(store.value)],
+            operand,
         });
-        Some(Place::Operand(k as u16))
     }
+    new.name = format!("{} & {}", new.name, call.name);
+    new.after
+        .extend(others().map(|before| CallId(before as u32)));
+    (new.args.len() <= MAX_ARGUMENTS).then_some(new)
+}
 
-    /// The call that does the work of a call.
-    fn mover(&self, call: CallId) -> usize {
-        self.moved_to[call.index()].unwrap_or(call.index())
+/// An operand of a loop in a product, which is added to the product's unless it has it.
+fn place(
+    joins: &Joins,
+    new: &mut KernelCall,
+    product: usize,
+    call: &KernelCall,
+    k: u16,
+    axis: Option<usize>,
+) -> Option<Place> {
+    let (value, spec) = (call.operand(k), &call.spec);
+    let is_stored = spec.stores.iter().any(|store| store.operand == k);
+    let own = &spec.operands[usize::from(k)];
+    let mut strides = Dims::from_elem(Size::ZERO, new.spec.dims.len());
+    if let Some(axis) = axis {
+        strides[channels(&new.spec)?] = own.strides[axis];
     }
-
-    /// Whether one of these calls has to run behind a product.
-    fn any_behind(&self, product: usize, mut these: impl Iterator<Item = usize>) -> bool {
-        let mut behind = FxHashSet::from_iter([product]);
-        let mut written = FxHashSet::default();
-        let order = self.order();
-        for at in order.into_iter().skip_while(|&at| at != product) {
-            let call = &self.calls[at];
-            let reads = || {
-                call.accesses()
-                    .any(|(value, access)| access != Access::Write && written.contains(&value))
-            };
-            let waits = || {
-                let mut after = call.after.iter();
-                after.any(|before| behind.contains(&self.mover(*before)))
-            };
-            if at == product || reads() || waits() {
-                behind.insert(at);
-                let writes = call
-                    .accesses()
-                    .filter(|(_, access)| *access != Access::Read);
-                written.extend(writes.map(|(value, _)| value));
-            }
-        }
-        these.any(|call| behind.contains(&call))
+    let operand = Operand {
+        strides,
+        ..own.clone()
+    };
+    let mut stores = new.spec.stores.iter();
+    if let Some(store) = stores.find(|store| new.operand(store.operand) == value) {
+        // Its sums are there, values that it stores at points are not.
+        let is_sum = new.spec.code[usize::from(store.value)].is_reduce();
+        let same = new.spec.operands[usize::from(store.operand)] == operand;
+        return (is_sum && same && !is_stored).then_some(Place::Sum(store.value));
     }
-
-    /// An order in which the calls can run whose work has not moved: theirs, but that those come
-    /// earlier which others before them wait for.
-    pub fn order(&self) -> Vec<usize> {
-        let stay: Vec<usize> = (0..self.calls.len())
-            .filter(|&at| self.moved_to[at].is_none())
-            .collect();
-        let mut writers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
-        for &at in &stay {
-            for (value, access) in self.calls[at].accesses() {
-                if access != Access::Read {
-                    writers.entry(value).or_default().push(at);
-                }
-            }
-        }
-        let before = |at: usize| -> Vec<usize> {
-            let reads = self.calls[at]
-                .accesses()
-                .filter(|(_, access)| *access != Access::Write);
-            let data = reads.filter_map(|(value, _)| writers.get(&value)).flatten();
-            let data = data.copied().filter(|&writer| writer < at);
-            let control = self.calls[at].after.iter().map(|call| self.mover(*call));
-            let mut list: Vec<usize> = data.chain(control).collect();
-            list.sort_unstable_by(|a, b| b.cmp(a));
-            list
-        };
-        let mut order = Vec::with_capacity(stay.len());
-        let mut seen = vec![false; self.calls.len()];
-        for at in stay {
-            // Depth first, each call behind those that it waits for.
-            let mut open = vec![(at, false)];
-            while let Some((at, done)) = open.pop() {
-                if done {
-                    order.push(at);
-                } else if !std::mem::replace(&mut seen[at], true) {
-                    open.push((at, true));
-                    open.extend(before(at).into_iter().map(|before| (before, false)));
-                }
-            }
-        }
-        order
+    // Variables keep their values until all calls that read them are done.
+    let is_variable = matches!(joins.values[value.index()].source, Source::Variable(_));
+    let is_there = || {
+        let written = joins.around.writers.get(&value);
+        written.is_none_or(|list| list.iter().all(|&writer| writer < product))
+    };
+    if spec.reads(k) && !is_variable && !is_there() {
+        return None;
     }
+    let first = new.args.len() - new.spec.operands.len();
+    let known = (0..new.spec.operands.len())
+        .find(|&k| new.args[first + k] == value && new.spec.operands[k] == operand);
+    // An argument that is accessed in two ways is not computed in place.
+    if known.is_none() && new.args.contains(&value) {
+        return None;
+    }
+    let k = known.unwrap_or_else(|| {
+        new.spec.operands.push(operand);
+        new.args.push(value);
+        new.spec.operands.len() - 1
+    });
+    Some(Place::Operand(k as u16))
 }

@@ -11,7 +11,8 @@ pub struct Fuse {
     pub rows: bool,
     /// Elementwise work joins the matrix product, convolution, pooling or gather before it.
     pub epilogues: bool,
-    /// Independent kernels over one space that share an operand become one.
+    /// Independent kernels over one space that share an operand become one; on a CUDA device also a
+    /// kernel and the last other one that reads what it replaces.
     pub siblings: bool,
     /// A value that several kernels use is computed and stored by the first of them, rather than by
     /// a kernel before.

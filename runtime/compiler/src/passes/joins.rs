@@ -1,0 +1,272 @@
+//! Calls that do the work of others beside their own.
+//!
+//! Passes that move work from call to call share this: the calls in the making, with the facts that
+//! such a pass asks for, and the program made of them. Work at points is moved by [`Work`].
+
+mod points;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::analysis::prune;
+use slabwise_kernels::spec::{Access, Body, Store};
+
+pub(super) use points::{Work, axes_along};
+
+use super::cost::moved;
+use crate::backend::Target;
+use crate::graph::Phase;
+use crate::ir::{CallId, KernelCall, Program, Rewriter, Source, Value, ValueId};
+use crate::ops::{NodeId, Op};
+
+/// The calls of a program, while the work of some of them moves to others.
+pub(super) struct Joins {
+    program: Program,
+    /// Those of the program, in an order in which they can run, changed in place.
+    pub calls: Vec<KernelCall>,
+    /// Those of the program, and new ones behind them.
+    pub values: Vec<Value>,
+    pub around: Around,
+    /// For each call the one that does its work.
+    pub moved_to: Vec<Option<usize>>,
+}
+
+impl Joins {
+    /// A program in which no work has moved.
+    pub fn of(program: &Program) -> Joins {
+        let moved_to = vec![None; program.kernels.len()];
+        let order = order(&program.kernels, &program.values, &moved_to);
+        let program = match order.is_sorted() {
+            true => program.clone(),
+            false => program.in_order(order.into_iter().map(|at| CallId(at as u32))),
+        };
+        Joins {
+            calls: program.kernels.clone(),
+            values: program.values.clone(),
+            around: Around::of(&program),
+            program,
+            moved_to,
+        }
+    }
+
+    /// Whether a call has to run behind itself, because others for which it waits need its results.
+    pub fn waits_for_itself(&self, at: usize) -> bool {
+        let after = self.calls[at].after.iter().map(|call| self.mover(*call));
+        self.any_behind(at, after)
+    }
+
+    /// The call that does the work of a call.
+    pub fn mover(&self, call: CallId) -> usize {
+        self.moved_to[call.index()].unwrap_or(call.index())
+    }
+
+    /// Whether one of these calls has to run behind a call.
+    pub fn any_behind(&self, first: usize, mut these: impl Iterator<Item = usize>) -> bool {
+        let mut behind = FxHashSet::from_iter([first]);
+        let mut written = FxHashSet::default();
+        let order = order(&self.calls, &self.values, &self.moved_to);
+        for at in order.into_iter().skip_while(|&at| at != first) {
+            let call = &self.calls[at];
+            let reads = || {
+                call.accesses()
+                    .any(|(value, access)| access != Access::Write && written.contains(&value))
+            };
+            let waits = || {
+                let mut after = call.after.iter();
+                after.any(|before| behind.contains(&self.mover(*before)))
+            };
+            if at == first || reads() || waits() {
+                behind.insert(at);
+                let writes = call
+                    .accesses()
+                    .filter(|(_, access)| *access != Access::Read);
+                written.extend(writes.map(|(value, _)| value));
+            }
+        }
+        these.any(|call| behind.contains(&call))
+    }
+
+    /// The program with the calls that are left.
+    pub fn finish(self) -> Program {
+        let order = order(&self.calls, &self.values, &self.moved_to);
+        let Joins {
+            program,
+            mut calls,
+            mut values,
+            moved_to,
+            ..
+        } = self;
+        let unread = unread(&calls, &values);
+        for call in moved_to.iter().flatten() {
+            // What only its own work needs is in no memory.
+            let stays = |at: &usize| moved_to[*at].is_none() && !unread[*at];
+            let others = (0..calls.len()).filter(stays).map(|at| &calls[at]);
+            calls[*call] = calls[*call].with_needed_stores(&values, others);
+        }
+        let mut rewriter = Rewriter::new(&program);
+        for value in values.drain(program.values.len()..) {
+            rewriter.add_value(value);
+        }
+        let mut added = vec![None; calls.len()];
+        let mut calls: Vec<Option<KernelCall>> = calls.into_iter().map(Some).collect();
+        for at in order {
+            // What depended on a call that nothing reads any more depends on nothing else.
+            if let (None, false, Some(call)) = (moved_to[at], unread[at], calls[at].take()) {
+                added[at] = Some(rewriter.add_call(CallId(at as u32), call));
+            }
+        }
+        for (at, call) in moved_to.iter().enumerate() {
+            let by = call.and_then(|call| added[call]);
+            rewriter.replace(CallId(at as u32), by);
+        }
+        rewriter.finish(program.micro_batches)
+    }
+}
+
+/// An order in which the calls can run whose work has not moved: theirs, but that those come earlier
+/// which others before them wait for.
+fn order(calls: &[KernelCall], values: &[Value], moved_to: &[Option<usize>]) -> Vec<usize> {
+    let stay: Vec<usize> = (0..calls.len())
+        .filter(|&at| moved_to[at].is_none())
+        .collect();
+    let mut writers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    for &at in &stay {
+        for (value, access) in calls[at].accesses() {
+            // Calls of one variable wait for each other.
+            let is_computed = values[value.index()].source == Source::Computed;
+            if access != Access::Read && is_computed {
+                writers.entry(value).or_default().push(at);
+            }
+        }
+    }
+    let before = |at: usize| -> Vec<usize> {
+        let reads = calls[at].accesses();
+        let reads = reads.filter(|(_, access)| *access != Access::Write);
+        let data = reads.filter_map(|(value, _)| writers.get(&value)).flatten();
+        let control = calls[at].after.iter().map(|call| call.index());
+        let control = control.map(|call| moved_to[call].unwrap_or(call));
+        let mut list: Vec<usize> = data.copied().chain(control).collect();
+        list.sort_unstable_by(|a, b| b.cmp(a));
+        list
+    };
+    let mut order = Vec::with_capacity(stay.len());
+    let mut seen = vec![false; calls.len()];
+    for at in stay {
+        // Depth first, each call behind those that it waits for.
+        let mut open = vec![(at, false)];
+        while let Some((at, done)) = open.pop() {
+            if done {
+                order.push(at);
+            } else if !std::mem::replace(&mut seen[at], true) {
+                open.push((at, true));
+                open.extend(before(at).into_iter().map(|before| (before, false)));
+            }
+        }
+    }
+    order
+}
+
+/// Facts about a program before any work has moved.
+#[derive(Default)]
+pub(super) struct Around {
+    /// For each value the calls that write it, in order.
+    pub writers: FxHashMap<ValueId, Vec<usize>>,
+    /// For each value the number of calls that read it.
+    pub readers: FxHashMap<ValueId, usize>,
+    /// Whether the backward pass computes some number near a mean again, which must be the same number.
+    pub repeats_near: bool,
+}
+
+impl Around {
+    fn of(program: &Program) -> Around {
+        let graph = &program.graph;
+        let is_repeated = |id: NodeId| {
+            let is_near = graph.node(id).op == Op::Scalar(ScalarOp::Near);
+            is_near && graph.origin(id).phase == Phase::Recompute
+        };
+        let mut around = Around {
+            repeats_near: graph.ids().any(is_repeated),
+            ..Around::default()
+        };
+        for (at, call) in program.kernels.iter().enumerate() {
+            for (value, access) in call.accesses() {
+                if access != Access::Read {
+                    around.writers.entry(value).or_default().push(at);
+                }
+                if access != Access::Write {
+                    *around.readers.entry(value).or_default() += 1;
+                }
+            }
+        }
+        around
+    }
+}
+
+/// For each call whether no other call reads what it writes, and nothing else needs it.
+fn unread(calls: &[KernelCall], values: &[Value]) -> Vec<bool> {
+    let mut read = vec![false; values.len()];
+    for call in calls {
+        for (value, access) in call.accesses() {
+            read[value.index()] |= access != Access::Write;
+        }
+    }
+    let is_needed = |value: ValueId| {
+        let Value { source, output, .. } = &values[value.index()];
+        read[value.index()] || *output || matches!(source, Source::Variable(_))
+    };
+    let is_unread = |call: &KernelCall| {
+        let is_loop = call.spec.body == Body::Loop && call.after.is_empty();
+        is_loop && !call.stored().any(is_needed)
+    };
+    calls.iter().map(is_unread).collect()
+}
+
+/// The modelled cycles of a call: of a loop those of its launches, or of its bytes if they take
+/// longer; of a product those of its epilogue's bytes beside its own.
+pub(super) fn cycles(target: &Target, call: &KernelCall, bounds: &Env) -> f64 {
+    let own = target.cycles(&call.spec, bounds).unwrap_or(0.0);
+    let bytes = moved(&call.spec, bounds) as f64;
+    let bytes = target.sectors().map_or(0.0, |s| bytes / s.bytes_per_cycle);
+    match call.spec.body {
+        Body::Loop => own.max(bytes),
+        _ => own + bytes,
+    }
+}
+
+impl KernelCall {
+    /// The call without the stores of values of the program's own that none of these calls reads.
+    pub(super) fn with_needed_stores<'a>(
+        &self,
+        values: &[Value],
+        calls: impl Iterator<Item = &'a KernelCall> + Clone,
+    ) -> KernelCall {
+        let is_needed = |store: &&Store| {
+            let value = self.operand(store.operand);
+            let Value { source, output, .. } = &values[value.index()];
+            let reads = |(read, access)| read == value && access != Access::Write;
+            *output
+                || *source != Source::Computed
+                || calls.clone().any(|call| call.accesses().any(reads))
+        };
+        let stores: Vec<Store> = self.spec.stores.iter().filter(is_needed).copied().collect();
+        self.with_stores(&stores)
+    }
+
+    /// The call with only these of its stores, and what they need.
+    pub(super) fn with_stores(&self, stores: &[Store]) -> KernelCall {
+        let pruned = prune(&self.spec, stores);
+        let (anchors, own) = self
+            .args
+            .split_at(self.args.len() - self.spec.operands.len());
+        let own = own.iter().zip(pruned.operands);
+        let own = own.filter_map(|(arg, kept)| kept.then_some(*arg));
+        let args: Vec<ValueId> = anchors.iter().copied().chain(own).collect();
+        let stay = |(from, to): &&(ValueId, ValueId)| args.contains(from) && args.contains(to);
+        KernelCall {
+            spec: pruned.spec,
+            in_place: self.in_place.iter().filter(stay).copied().collect(),
+            args,
+            ..self.clone()
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Shared reads: a loop joins the last other kernel that reads what it reads.
+//!
+//! What the backward pass needs again of an activation is computed again from a value that its
+//! gradient's kernel reads, too: that kernel can store both, and the value is read once. A loop joins
+//! only the kernel that reads the value in whose place it may write, as the last other one, so that no
+//! bytes are in use for longer than they were: those of the value become those of the result earlier.
+
+use slabwise_kernels::spec::{Access, Body, MAX_ARGUMENTS, Spec};
+
+use super::epilogue_sums::channels;
+use super::error::PassError;
+use super::joins::{Joins, Work, axes_along, cycles};
+use super::pipeline::Pass;
+use crate::backend::Target;
+use crate::ir::{KernelCall, Program};
+
+/// The pass.
+pub struct ShareReads<'a> {
+    /// The device.
+    target: &'a Target,
+}
+
+impl<'a> ShareReads<'a> {
+    /// The pass for a device; `None` if nothing says what its kernels take.
+    pub fn on(target: &'a Target) -> Option<ShareReads<'a>> {
+        target.sectors().map(|_| ShareReads { target })
+    }
+}
+
+impl Pass for ShareReads<'_> {
+    const NAME: &'static str = "share_reads";
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        let bounds = program.graph.symbols.bounds();
+        let mut joins = Joins::of(program);
+        for at in 0..joins.calls.len() {
+            let Some((other, call)) = joined(&joins, at) else {
+                continue;
+            };
+            let [before, alone] = [other, at].map(|at| &joins.calls[at]);
+            let [before, alone, after] =
+                [before, alone, &call].map(|call| cycles(self.target, call, &bounds));
+            if after >= before + alone || !self.target.has_kernel(&call.spec, &bounds) {
+                continue;
+            }
+            let before = std::mem::replace(&mut joins.calls[other], call);
+            joins.moved_to[at] = Some(other);
+            if joins.waits_for_itself(other) {
+                (joins.calls[other], joins.moved_to[at]) = (before, None);
+            }
+        }
+        Ok(joins.finish())
+    }
+}
+
+/// The call that does the work of a loop beside its own, and its number; `None` if there is none.
+fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
+    let (calls, call) = (&joins.calls, &joins.calls[at]);
+    let spec = &call.spec;
+    let is_plain = spec.body == Body::Loop && spec.reduced == 0 && spec.indices.is_empty();
+    if !is_plain || !call.after.is_empty() {
+        return None;
+    }
+    let (from, other) = call.in_place.iter().find_map(|&(from, _)| {
+        let reads = |reader: &usize| {
+            let mut accesses = calls[*reader].accesses();
+            let is_read = |(value, access)| value == from && access != Access::Write;
+            *reader != at && joins.moved_to[*reader].is_none() && accesses.any(is_read)
+        };
+        let last = (0..calls.len()).filter(reads).max()?;
+        let has_points = |spec: &Spec| spec.body == Body::Loop || channels(spec).is_some();
+        (last < at && has_points(&calls[last].spec)).then_some((from, last))
+    })?;
+    let strides = |call: &KernelCall| {
+        let mut all = (0u16..).zip(&call.spec.operands);
+        let found = all.find(|(k, _)| call.operand(*k) == from && call.spec.reads(*k));
+        found.map(|(_, operand)| operand.strides.clone())
+    };
+    let [there, here] = [strides(&calls[other])?, strides(call)?];
+    let axes = axes_along([&calls[other].spec.dims, &spec.dims], [&there, &here])?;
+    let mut work = Work::new(joins, [other, at], axes);
+    for store in &spec.stores {
+        work.store(store)?;
+    }
+    let mut new = work.new;
+    new.name = format!("{} & {}", new.name, call.name);
+    (new.args.len() <= MAX_ARGUMENTS).then_some((other, new))
+}

@@ -1,0 +1,54 @@
+//! Whether programs for a CUDA device compute the same bits, without one.
+
+use slabwise::prelude::*;
+use slabwise_compiler::backend::{HalfProducts, Target};
+use slabwise_compiler::ir::Program;
+use slabwise_compiler::passes::{
+    EpilogueSums, Expand, Fuse, Pass, Pipeline, Simplify, SumInEpilogues, fuse, legalize, lower,
+    simplify,
+};
+use slabwise_cuda::Description;
+use slabwise_planner::TaskId;
+
+/// Two products of the same sizes, of which one is summed over its rows: with the sums in a kernel of
+/// their own, and in the epilogue of their product, which makes other bits and no other values.
+#[test]
+fn sums_in_another_kernel_are_other_bits() {
+    let trace = Trace::inference();
+    let product = |name: &str| {
+        let matrix = |side: &str, rows: usize| {
+            let name = format!("{name}.{side}");
+            trace.input(&name, F32, (rows, 96))
+        };
+        let (a, b) = (matrix("a", 64), matrix("b", 96));
+        a.matmul(b)
+    };
+    let outputs = [product("summed").sum_over([0]), product("plain")];
+    let graph = trace.finish(&outputs).expect("a graph");
+    let expand = Expand {
+        has_attention: &|_, _| false,
+        has_epilogue_sums: true,
+    };
+    let graph = simplify(&expand.expand(&graph), &Simplify::default());
+    let graph = legalize(&graph, HalfProducts::OfOneType);
+    let own = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
+    let target = Target::described(Description::nearest(90).target());
+    let pass = SumInEpilogues::on(&target, EpilogueSums::All).expect("a GPU");
+    let joined = pass.run(&own).expect("sums");
+    assert_eq!((own.kernels.len(), joined.kernels.len()), (3, 2));
+    let passes = Pipeline::new("sums", true, None).expect("passes");
+    let order = |program: &Program| -> Vec<TaskId> {
+        (0..program.kernels.len() as u32).map(TaskId).collect()
+    };
+    let [orders, joined_order] = [&own, &joined].map(order);
+    let (own, joined) = ((&own, &orders[..]), (&joined, &joined_order[..]));
+    for (before, after, same) in [
+        (own, own, true),
+        (joined, joined, true),
+        (own, joined, false),
+        (joined, own, false),
+    ] {
+        let found = passes.same_bits(before, after, &target);
+        assert_eq!(found.expect("the same values"), same);
+    }
+}
