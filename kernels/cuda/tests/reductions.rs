@@ -431,7 +431,7 @@ fn the_last_block_joins_the_parts_of_its_rows() {
         b
     };
     let mut cases = Vec::new();
-    for (what, passes, builder) in [
+    for (name, passes, builder) in [
         ("columns", 1, columns(100, 9000)),
         ("one column", 1, columns(1, 70_000)),
         ("softmax", 3, softmax(3, 20_000, false)),
@@ -442,20 +442,20 @@ fn the_last_block_joins_the_parts_of_its_rows() {
             batch_norm_gradient(16, 3, 1024, DType::BF16),
         ),
     ] {
-        let case = Case::new(what, builder.spec, &mut choices);
+        let case = Case::new(name, builder.spec, &mut choices);
         let lowered = lower(&case.spec, &case.bounds, &case.target).expect("a loop");
-        assert_eq!(lowered.functions.len(), passes, "{what}");
-        assert_eq!(lowered.launches(&case.env).len(), passes, "{what}");
-        assert!(lowered.counters > 0 && lowered.workspace > 0, "{what}");
+        assert_eq!(lowered.functions.len(), passes, "{name}");
+        assert_eq!(lowered.launches(&case.env).len(), passes, "{name}");
+        assert!(lowered.counters > 0 && lowered.workspace > 0, "{name}");
         if let Some(emulator) = emulate(&lowered.functions) {
             let orders = (1..6).map(Order::Shuffled);
             let bits = [Order::Forward, Order::Reverse].into_iter().chain(orders);
             let mut bits = bits.map(|order| {
                 let run = case.emulated(&lowered, &emulator, order, NO_FAULT);
-                run.unwrap_or_else(|e| panic!("{what}: {e}")).0
+                run.unwrap_or_else(|e| panic!("{name}: {e}")).0
             });
             let first = bits.next().expect("an order");
-            assert!(bits.all(|got| got == first), "{what}");
+            assert!(bits.all(|got| got == first), "{name}");
         }
         cases.push(case);
     }

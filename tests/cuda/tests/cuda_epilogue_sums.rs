@@ -232,7 +232,7 @@ fn training_is_the_same_up_to_rounding() {
         return;
     };
     let far = 30.0;
-    for (what, task, fewer, most) in [
+    for (name, task, fewer, most) in [
         // Each of five norms has two kernels less: those of the number near the mean and of the sums.
         ("images", IMAGES, 10, 1e-4),
         // Numbers far from zero, whose mean is much larger than their deviation. They round so much that
@@ -284,18 +284,18 @@ fn training_is_the_same_up_to_rounding() {
         let cpu = run(Device::Cpu, EpilogueSums::All);
         assert!(
             all.kernels + fewer <= off.kernels,
-            "{what}: {} kernels instead of {}",
+            "{name}: {} kernels instead of {}",
             all.kernels,
             off.kernels
         );
         // Kernels that round otherwise drift apart in as many steps, by as much as other devices do.
         let [drift, by_sums, by_both] =
             [(&off, &cpu), (&all, &off), (&all, &cpu)].map(|(a, b)| apart(a, b));
-        let what = format!("{what}: drift {drift}, with sums in epilogues {by_sums} and {by_both}");
-        println!("{what}");
+        let name = format!("{name}: drift {drift}, with sums in epilogues {by_sums} and {by_both}");
+        println!("{name}");
         assert!(
             by_sums.max(by_both) <= 4.0 * drift && drift <= most,
-            "{what}"
+            "{name}"
         );
     }
 }

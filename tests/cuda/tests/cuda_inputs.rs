@@ -247,8 +247,8 @@ fn large(budget: Budget) -> (Session, Program<1>) {
     (session, program)
 }
 
-/// Bytes of a session beside what it plans, and of the counters of each of its programs, whose sums are
-/// in parts.
+/// Bytes of a session beside those that it plans, and of the counters of each of its programs, whose
+/// sums are in parts.
 const FIXED: u64 = 2 * 256;
 const COUNTERS: u64 = 256;
 

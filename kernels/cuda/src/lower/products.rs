@@ -80,8 +80,8 @@ pub(super) fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> 
 /// The share of the peak that cuBLASLt's products reach, where they are large.
 const LIBRARY_SHARE: f64 = 0.72;
 
-/// The estimated cycles of a matrix product by cuBLASLt, with what it takes to move the sums to a
-/// kernel for the epilogue where the library cannot write the result. `None` if it cannot compute it.
+/// The estimated cycles of a matrix product by cuBLASLt, with those in which the sums move to a kernel
+/// for the epilogue where the library cannot write the result. `None` if it cannot compute it.
 pub fn library_cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
     let Body::Matmul(body) = &spec.body else {
         return None;

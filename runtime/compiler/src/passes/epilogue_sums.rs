@@ -8,8 +8,8 @@
 //! read once less. Where all that the loop needs is there when the convolution starts, the blocks that
 //! add the last sums do its work, too.
 //!
-//! The gradient of a bias is a sum over the rows of a matrix, of what an activation's gradient is times
-//! a product: the product stores that instead of its result, and sums its columns.
+//! The gradient of a bias is a sum over the rows of a matrix product times the gradient of an
+//! activation: the product stores these numbers instead of its result, and sums its columns.
 //!
 //! The loop centres the elements by a number that it takes from the result, though any number near the
 //! mean would do ([`ScalarOp::Near`]). A kernel cannot know it before its result: the mean itself and
@@ -27,7 +27,7 @@ use slabwise_kernels::spec::{
 use slabwise_planner::{Kind, Space};
 
 use super::error::PassError;
-use super::joins::{Joins, Work, cycles as joined_cycles};
+use super::joins::{Joins, Work, cycles};
 use super::pipeline::Pass;
 use crate::backend::Target;
 use crate::ir::{KernelCall, Piece, Program, Source, Value, ValueId};
@@ -107,14 +107,14 @@ impl<'a> SumInEpilogues<'a> {
                 Some(call) => vec![call],
                 None => vec![&calls[product], &calls[at]],
             };
-            let cycles = |calls: &mut dyn Iterator<Item = &KernelCall>| {
-                let each = calls.map(|call| joined_cycles(self.target, call, &bounds));
+            let total = |calls: &mut dyn Iterator<Item = &KernelCall>| {
+                let each = calls.map(|call| cycles(self.target, call, &bounds));
                 each.sum::<f64>()
             };
-            let saves = cycles(&mut before.iter().chain(gone)) - cycles(&mut after.into_iter());
+            let saves = total(&mut before.iter().chain(gone)) - total(&mut after.into_iter());
             let is_worthwhile = saves > 0.0 || self.choice == EpilogueSums::All;
             // More results at once need more memory, and none can be computed again by itself.
-            if !is_worthwhile || calls[product].point_stores() > before[0].point_stores() {
+            if !is_worthwhile || calls[product].other_stores() > before[0].other_stores() {
                 joins.values.truncate(count);
                 [joins.calls[product], joins.calls[at]] = before;
                 continue;
@@ -302,7 +302,7 @@ impl Joined {
             ..call.clone()
         };
         calls[at] = rest.with_stores(&stores);
-        // What only the loop read is in no memory.
+        // Values that only the loop read are in no memory.
         calls[product] = new.with_needed_stores(values, calls.iter());
     }
 }
@@ -339,8 +339,8 @@ fn value_of(name: &str, dims: &Dims, values: &[Value], call: &KernelCall, bounds
 }
 
 impl KernelCall {
-    /// The number of its stores of a value at each point.
-    fn point_stores(&self) -> usize {
+    /// The number of its stores of values that are no sums.
+    fn other_stores(&self) -> usize {
         let Spec { code, stores, .. } = &self.spec;
         let is_sum = |store: &&Store| code[usize::from(store.value)].is_reduce();
         stores.len() - stores.iter().filter(is_sum).count()

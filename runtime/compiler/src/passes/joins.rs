@@ -5,6 +5,8 @@
 
 mod points;
 
+use std::borrow::Cow;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;
@@ -20,8 +22,8 @@ use crate::ir::{CallId, KernelCall, Program, Rewriter, Source, Value, ValueId};
 use crate::ops::{NodeId, Op};
 
 /// The calls of a program, while the work of some of them moves to others.
-pub(super) struct Joins {
-    program: Program,
+pub(super) struct Joins<'a> {
+    program: Cow<'a, Program>,
     /// Those of the program, in an order in which they can run, changed in place.
     pub calls: Vec<KernelCall>,
     /// Those of the program, and new ones behind them.
@@ -31,14 +33,14 @@ pub(super) struct Joins {
     pub moved_to: Vec<Option<usize>>,
 }
 
-impl Joins {
+impl<'a> Joins<'a> {
     /// A program in which no work has moved.
-    pub fn of(program: &Program) -> Joins {
+    pub fn of(program: &'a Program) -> Joins<'a> {
         let moved_to = vec![None; program.kernels.len()];
         let order = order(&program.kernels, &program.values, &moved_to);
         let program = match order.is_sorted() {
-            true => program.clone(),
-            false => program.in_order(order.into_iter().map(|at| CallId(at as u32))),
+            true => Cow::Borrowed(program),
+            false => Cow::Owned(program.in_order(order.into_iter().map(|at| CallId(at as u32)))),
         };
         Joins {
             calls: program.kernels.clone(),
@@ -47,12 +49,6 @@ impl Joins {
             program,
             moved_to,
         }
-    }
-
-    /// Whether a call has to run behind itself, because others for which it waits need its results.
-    pub fn waits_for_itself(&self, at: usize) -> bool {
-        let after = self.calls[at].after.iter().map(|call| self.mover(*call));
-        self.any_behind(at, after)
     }
 
     /// The call that does the work of a call.
@@ -98,7 +94,7 @@ impl Joins {
         } = self;
         let unread = unread(&calls, &values);
         for call in moved_to.iter().flatten() {
-            // What only its own work needs is in no memory.
+            // Values that only its own work needs are in no memory.
             let stays = |at: &usize| moved_to[*at].is_none() && !unread[*at];
             let others = (0..calls.len()).filter(stays).map(|at| &calls[at]);
             calls[*call] = calls[*call].with_needed_stores(&values, others);
@@ -110,7 +106,7 @@ impl Joins {
         let mut added = vec![None; calls.len()];
         let mut calls: Vec<Option<KernelCall>> = calls.into_iter().map(Some).collect();
         for at in order {
-            // What depended on a call that nothing reads any more depends on nothing else.
+            // Calls that waited for one whose results nothing reads any more wait for nothing else.
             if let (None, false, Some(call)) = (moved_to[at], unread[at], calls[at].take()) {
                 added[at] = Some(rewriter.add_call(CallId(at as u32), call));
             }
@@ -202,7 +198,7 @@ impl Around {
     }
 }
 
-/// For each call whether no other call reads what it writes, and nothing else needs it.
+/// For each call whether no other call reads its results, and nothing else needs them.
 fn unread(calls: &[KernelCall], values: &[Value]) -> Vec<bool> {
     let mut read = vec![false; values.len()];
     for call in calls {
@@ -252,7 +248,7 @@ impl KernelCall {
         self.with_stores(&stores)
     }
 
-    /// The call with only these of its stores, and what they need.
+    /// The call with only these of its stores, and the code and operands that they need.
     pub(super) fn with_stores(&self, stores: &[Store]) -> KernelCall {
         let pruned = prune(&self.spec, stores);
         let (anchors, own) = self

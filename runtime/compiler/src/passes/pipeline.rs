@@ -19,9 +19,9 @@ use crate::ir::{IrError, Program};
 
 /// The passes in the order in which they run. The first runs only for graphs with operations that the
 /// device has no kernel or no use for, `round_gradients`, `channels_last`, `epilogue_sums`,
-/// `share_reads` and `pad` for devices that gain by them. Those behind `prepare` run only under a budget, for each candidate of its
-/// search; for some of them, those from `remat` on run again before. The last one runs for programs of
-/// several ranks.
+/// `share_reads` and `pad` for devices that gain by them. Those behind `prepare` run only under a
+/// budget, for each candidate of its search; for some of them, those from `remat` on run again before.
+/// The last one runs for programs of several ranks.
 pub const PASSES: [&str; 19] = [
     super::Expand::NAME,
     super::Simplify::NAME,

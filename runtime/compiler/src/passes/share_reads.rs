@@ -1,9 +1,10 @@
-//! Shared reads: a loop joins the last other kernel that reads what it reads.
+//! Shared reads: a loop joins the last other kernel that reads the value which the loop may replace in
+//! place.
 //!
-//! What the backward pass needs again of an activation is computed again from a value that its
-//! gradient's kernel reads, too: that kernel can store both, and the value is read once. A loop joins
-//! only the kernel that reads the value in whose place it may write, as the last other one, so that no
-//! bytes are in use for longer than they were: those of the value become those of the result earlier.
+//! The backward pass recomputes an activation from a value that the kernel of its gradient reads, too:
+//! that kernel can store both, and the value is read once. No bytes are in use for longer than they
+//! were: those of the value become those of the result earlier. Nor does the kernel wait for anything
+//! more, because all that the loop reads has to be there when it starts.
 
 use slabwise_kernels::spec::{Access, Body, MAX_ARGUMENTS, Spec};
 
@@ -21,7 +22,7 @@ pub struct ShareReads<'a> {
 }
 
 impl<'a> ShareReads<'a> {
-    /// The pass for a device; `None` if nothing says what its kernels take.
+    /// The pass for a device; `None` on the CPU, whose kernels have no modelled time.
     pub fn on(target: &'a Target) -> Option<ShareReads<'a>> {
         target.sectors().map(|_| ShareReads { target })
     }
@@ -45,11 +46,8 @@ impl Pass for ShareReads<'_> {
             if after >= before + alone || !self.target.has_kernel(&call.spec, &bounds) {
                 continue;
             }
-            let before = std::mem::replace(&mut joins.calls[other], call);
+            joins.calls[other] = call;
             joins.moved_to[at] = Some(other);
-            if joins.waits_for_itself(other) {
-                (joins.calls[other], joins.moved_to[at]) = (before, None);
-            }
         }
         Ok(joins.finish())
     }

@@ -12,7 +12,7 @@ pub struct Fuse {
     /// Elementwise work joins the matrix product, convolution, pooling or gather before it.
     pub epilogues: bool,
     /// Independent kernels over one space that share an operand become one; on a CUDA device also a
-    /// kernel and the last other one that reads what it replaces.
+    /// kernel and the last other one that reads the value in whose place it writes.
     pub siblings: bool,
     /// A value that several kernels use is computed and stored by the first of them, rather than by
     /// a kernel before.

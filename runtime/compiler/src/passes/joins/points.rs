@@ -63,8 +63,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The instruction of the epilogue that computes an instruction of the loop; `None` if the
-    /// epilogue cannot.
+    /// The instruction of the other call that computes an instruction of the loop; `None` if it
+    /// cannot.
     pub fn value(&mut self, inst: InstId) -> Option<InstId> {
         if let Some(made) = self.made[usize::from(inst)] {
             return Some(made);
@@ -90,7 +90,7 @@ impl<'a> Work<'a> {
         Some(made)
     }
 
-    /// Stores a value of each point in the epilogue; `None` if it cannot.
+    /// Stores a value of each point by the other call; `None` if it cannot.
     pub fn store(&mut self, store: &Store) -> Option<()> {
         let value = self.call.operand(store.operand);
         let written_once = self.around.writers.get(&value).map(Vec::len) == Some(1);
@@ -106,7 +106,7 @@ impl<'a> Work<'a> {
         });
         self.new.spec.operands.push(operand);
         self.new.args.push(value);
-        // Where the epilogue reads an element, and the product no other, it may write another one.
+        // Where its code reads an element, and its anchor no other, it may write another one.
         let pairs = self.call.in_place.iter().filter(|(from, to)| {
             let mut uses = (0..self.new.args.len()).filter(|&i| self.new.args[i] == *from);
             let first = self.new.args.len() - self.new.spec.operands.len();
@@ -120,7 +120,7 @@ impl<'a> Work<'a> {
         Some(())
     }
 
-    /// An operand of the loop in the space of the product.
+    /// An operand of the loop in the space of the other call.
     fn operand(&self, k: u16) -> Operand {
         let own = &self.call.spec.operands[usize::from(k)];
         let mut strides = Dims::from_elem(Size::ZERO, self.new.spec.dims.len());
@@ -141,13 +141,13 @@ impl<'a> Work<'a> {
         code.len() as InstId - 1
     }
 
-    /// The element of an operand of the loop: as the product stores it, or loaded.
+    /// The element of an operand of the loop: as the other call stores it, or loaded.
     fn load(&mut self, k: u16) -> Option<InstId> {
         let value = self.call.operand(k);
         let operand = self.operand(k);
         let stored = self.new.spec.stores.iter().find(|store| {
-            let of_product = self.new.operand(store.operand);
-            of_product == value
+            let own = self.new.operand(store.operand);
+            own == value
         });
         if let Some(store) = stored {
             let own = &self.new.spec.operands[usize::from(store.operand)];
