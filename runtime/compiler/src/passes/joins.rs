@@ -242,7 +242,9 @@ impl KernelCall {
             let reads = |(read, access)| read == value && access != Access::Write;
             *output
                 || *source != Source::Computed
-                || calls.clone().any(|call| call.accesses().any(reads))
+                || calls
+                    .clone()
+                    .any(|call| call.args.contains(&value) && call.accesses().any(reads))
         };
         let stores: Vec<Store> = self.spec.stores.iter().filter(is_needed).copied().collect();
         self.with_stores(&stores)

@@ -63,9 +63,11 @@ fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
     }
     let (from, other) = call.in_place.iter().find_map(|&(from, _)| {
         let reads = |reader: &usize| {
-            let mut accesses = calls[*reader].accesses();
             let is_read = |(value, access)| value == from && access != Access::Write;
-            *reader != at && joins.moved_to[*reader].is_none() && accesses.any(is_read)
+            *reader != at
+                && joins.moved_to[*reader].is_none()
+                && calls[*reader].args.contains(&from)
+                && calls[*reader].accesses().any(is_read)
         };
         let last = (0..calls.len()).filter(reads).max()?;
         let has_points = |spec: &Spec| spec.body == Body::Loop || channels(spec).is_some();
