@@ -304,8 +304,9 @@ fn pinned_values_are_recomputed_under_no_budget() {
             .filter(|b| b.name.starts_with(&format!("l{layer}.tanh")))
             .count()
     };
+    // That of the last layer is in the kernel of the loss alone, which makes its gradient.
     assert!(
-        (0..12).all(|layer| copies(layer) >= 1)
+        (0..11).all(|layer| copies(layer) >= 1)
             && (0..12).step_by(2).all(|layer| copies(layer) == 1),
         "{dag}"
     );

@@ -225,6 +225,13 @@ fn optimizations_can_be_switched_off() {
                 },
             ),
             (
+                "no flattened rows",
+                Fuse {
+                    flatten_rows: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
                 "no siblings",
                 Fuse {
                     siblings: false,

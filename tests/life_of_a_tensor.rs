@@ -112,7 +112,7 @@ fn excerpts_are_of_real_dumps() {
     let left = dump["01-simplify.txt"].lines().count();
     let counts = format!("of {lines} lines of the trace {left} remain");
     assert!(WALK.replace('\n', " ").contains(&counts), "{counts}");
-    let images = &dump["07-plan.json"];
+    let images = &dump["08-plan.json"];
     let offset = images.split("\"offset\": ").nth(1).expect("an offset");
     let offset: u64 = first_number(offset).parse().expect("a number");
     for number in [offset, offset + 64 * 28 * 28 * 4] {

@@ -4,9 +4,10 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, ArrayD, Axis, Slice};
-use slabwise::nn::Linear;
+use slabwise::nn::{Linear, TransformerEncoderLayer};
+use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Plan};
+use slabwise::{CompileOptions, Fuse, Plan};
 use slabwise_models::{Examples, Model, OptimizerKind};
 use slabwise_planner::Kind;
 
@@ -521,4 +522,119 @@ fn every_built_in_model_is_planned_at_the_lower_bound() {
             assert!(plan.slab_bytes() < 2 * 4 * 444_544, "{plan}");
         }
     }
+}
+
+/// Three steps of a model of examples `[8, 32, 64]`: kernels, bytes of the slab, losses, weights.
+fn trained(
+    flatten_rows: bool,
+    model: impl Fn(&Scope) -> Box<dyn Module>,
+) -> (usize, u64, Vec<f32>, Vec<(String, Vec<u32>)>) {
+    let params = Params::seeded(3);
+    let model = model(&params.root());
+    let fuse = Fuse {
+        flatten_rows,
+        ..Fuse::default()
+    };
+    let mut session = session(params).with_options(CompileOptions {
+        fuse,
+        ..CompileOptions::default()
+    });
+    let trace = Trace::training();
+    let x = trace.input("x", DType::F32, (8, 32, 64));
+    let y = x.apply(&*model);
+    let loss = (y * y).mean();
+    trace.minimize(loss, Adam::new(1e-2));
+    let train = session.compile(&trace, [loss]).expect("a program");
+    let data: Vec<f32> = (0..8 * 32 * 64)
+        .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
+        .collect();
+    let mut step = || {
+        let [loss] = session.run(&train, &data[..]).expect("a step");
+        loss.item()
+    };
+    let losses = (0..3).map(|_| step()).collect();
+    let plan = train.plan();
+    (plan.kernels(), plan.slab_bytes(), losses, state(&session))
+}
+
+/// Two linear layers with an activation between them and a residual connection, whose rows are
+/// flattened by hand or not.
+struct Residual {
+    layers: [Linear; 2],
+    by_hand: bool,
+}
+
+impl Module for Residual {
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let rows = if self.by_hand { x.reshape([-1, 64]) } else { x };
+        let inner = rows.apply(&self.layers[0]).gelu();
+        let y = (rows + inner.apply(&self.layers[1])).gelu();
+        if self.by_hand {
+            y.unflatten(0, [8, 32])
+        } else {
+            y
+        }
+    }
+}
+
+#[test]
+fn layers_over_three_axes_are_planned_like_layers_over_rows() {
+    let of = |flatten_rows, by_hand| {
+        trained(flatten_rows, |root| {
+            let layers = [
+                Linear::new(root / "wide", 64, 256),
+                Linear::new(root / "narrow", 256, 64),
+            ];
+            Box::new(Residual { layers, by_hand })
+        })
+    };
+    let (natural, by_hand, apart) = (of(true, false), of(true, true), of(false, false));
+    assert_eq!(natural, by_hand);
+    assert!(natural.0 < apart.0, "{} of {} kernels", natural.0, apart.0);
+    assert!(natural.1 < apart.1, "{} of {} bytes", natural.1, apart.1);
+    assert_close(&natural.2, &apart.2);
+}
+
+#[test]
+fn transformer_layers_over_three_axes_take_fewer_kernels_and_bytes() {
+    let of = |flatten_rows| {
+        trained(flatten_rows, |root| {
+            let layer = TransformerEncoderLayer::new(root / "layer", 64, 4, 256);
+            Box::new(layer.gelu().norm_first())
+        })
+    };
+    let (rows, axes) = (of(true), of(false));
+    assert!(rows.0 < axes.0, "{} of {} kernels", rows.0, axes.0);
+    assert!(rows.1 < axes.1, "{} of {} bytes", rows.1, axes.1);
+    // Dropout draws the same numbers.
+    assert_close(&rows.2, &axes.2);
+}
+
+fn assert_close(a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} and {b}");
+    }
+}
+
+/// The gradient of logits is made where their softmax is, in its place; the sum that is the bias's
+/// gradient reads it.
+#[test]
+fn logits_with_a_bias_are_in_memory_once() {
+    let (rows, classes) = (512, 4096);
+    let params = Params::seeded(5);
+    let head = Linear::new(params.root() / "head", 16, classes);
+    let mut session = session(params);
+    let trace = Trace::training();
+    let x = trace.input("x", DType::F32, (rows, 16));
+    let labels = trace.input("labels", DType::I32, (rows,));
+    let loss = x.apply(&head).cross_entropy(labels);
+    trace.minimize(loss, Adam::new(1e-3));
+    let train = session.compile(&trace, [loss]).expect("a program");
+    let plan = train.plan();
+    let logits = (rows * classes * 4) as u64;
+    let large = plan.dag().buffers.iter().filter(|b| b.bytes >= logits / 8);
+    let large: Vec<u64> = large.map(|b| b.bytes).collect();
+    assert_eq!(large, [logits; 2], "logits and their gradient");
+    assert!(plan.slab_bytes() < logits * 3 / 2);
 }

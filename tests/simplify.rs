@@ -6,6 +6,7 @@ use slabwise::shape::{Dims, Env, Size};
 use slabwise_compiler::graph::Graph;
 use slabwise_compiler::ops::{GraphBuilder, NodeId, Op};
 use slabwise_compiler::passes::autodiff::gradients;
+use slabwise_compiler::passes::flatten_rows;
 use slabwise_compiler::passes::simplify::{Simplify, simplify};
 use slabwise_compiler::reference::{Array, Evaluated, Precision, evaluate, same, same_bits};
 use slabwise_kernels::dtype::DType;
@@ -86,6 +87,38 @@ fn random_graphs_keep_their_values() {
             agree(seed, &options, equal, batch);
         }
     }
+}
+
+/// Sums along all rows are in another order, but the reference adds in the order of the elements.
+#[test]
+fn random_graphs_over_flattened_rows_keep_their_values() {
+    let mut changed = 0;
+    for seed in 0..300 {
+        let random = RandomGraph::new(seed, 40);
+        let env = random.env(seed as u32 % (BATCH + 1));
+        let (inputs, variables) = random.arguments(&env);
+        let before = simplify(&random.graph, &Simplify::default());
+        let Some(flat) = flatten_rows(&before) else {
+            continue;
+        };
+        assert_eq!(flat.verify(), Ok(()), "seed {seed}:\n{before}");
+        changed += 1;
+        let after = simplify(&flat, &Simplify::default());
+        for after in [&flat, &after] {
+            let [a, b] = [&before, after].map(|graph| run(graph, &env, &inputs, &variables));
+            let outputs = a.outputs.iter().map(Some).zip(b.outputs.iter().map(Some));
+            let assigned = a.assigned.iter().map(Option::as_ref);
+            let assigned = assigned.zip(b.assigned.iter().map(Option::as_ref));
+            for (at, (a, b)) in outputs.chain(assigned).enumerate() {
+                let equal = match (a, b) {
+                    (Some(a), Some(b)) => same(a, b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                assert!(equal, "seed {seed}: value {at}\n{before}{after}");
+            }
+        }
+    }
+    assert!(changed > 20, "{changed} graphs have work over rows");
 }
 
 #[test]

@@ -37,6 +37,7 @@ switches! {
     Reductions true |options| options.fuse.reductions = false;
     Rows true |options| options.fuse.rows = false;
     Epilogues true |options| options.fuse.epilogues = false;
+    FlattenRows true |options| options.fuse.flatten_rows = false;
     Siblings true |options| options.fuse.siblings = false;
     Stored true |options| options.fuse.stored = false;
     Recompute true |options| options.fuse.recompute = false;

@@ -15,6 +15,9 @@ impl Maker {
     pub(super) fn matmul(&mut self) -> Option<()> {
         let a = self.find(|g, id, _| g.dtype(id).is_float() && g.dims(id).len() >= 2)?;
         let rank = self.g.dims(a).len();
+        if rank > 2 && self.rng.one_in(2) {
+            return self.layer(a);
+        }
         let (batch, k) = (
             Dims::from_slice(&self.g.dims(a)[..rank - 2]),
             self.g.dims(a)[rank - 1],
@@ -34,6 +37,27 @@ impl Maker {
         let bound = self.of(a).bound
             * self.of(b).bound.max(self.of(a).bound)
             * k.at(&self.g.symbols.bounds()) as f64;
+        self.keep(node, bound, false);
+        Some(())
+    }
+
+    /// The product of all rows of a value, as one matrix, and a weight, with the axes of the value.
+    fn layer(&mut self, a: NodeId) -> Option<()> {
+        let mut dims = self.g.dims(a).clone();
+        let k = dims.pop()?;
+        let rows = elements(&dims)?;
+        let width = Size::fixed(1 + self.rng.below(4) as i64);
+        dims.push(width);
+        let flat = self.g.reshape(a, &Dims::from_slice(&[rows, k]));
+        let of_weight = Dims::from_slice(&[k, width]);
+        let strides = Dims::from_slice(&[width, Size::ONE]);
+        let place = self.g.emit(Op::Index(strides), &[], DType::I32, of_weight);
+        let place = self.g.cast(place, DType::F32);
+        let weight = self.g.scalar(ScalarOp::Cos, &[place]);
+        let weight = self.g.cast(weight, self.g.dtype(a));
+        let product = self.g.matmul(flat, weight);
+        let node = self.g.reshape(product, &dims);
+        let bound = self.of(a).bound * k.at(&self.g.symbols.bounds()) as f64;
         self.keep(node, bound, false);
         Some(())
     }

@@ -9,8 +9,9 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
-    ChannelsLast, Expand, FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS,
-    Rematerialize, RoundGradients, ShareReads, StoreChannelsLast, SumInEpilogues,
+    ChannelsLast, Expand, FlattenRows, FuseWithin, Legalize, Limits, Lower, Pipeline,
+    REMAT_MIN_ELEMENTS, Rematerialize, RoundGradients, ShareReads, StoreChannelsLast,
+    SumInEpilogues,
 };
 
 /// The simplified graph, of operations that a target has kernels for.
@@ -25,17 +26,21 @@ pub(super) fn simplified(
         has_attention: &has_attention,
         has_epilogue_sums: SumInEpilogues::on(target, options.epilogue_sums).is_some(),
     };
-    let graph = match expand.finds(graph) {
+    let mut graph = match expand.finds(graph) {
         true => passes.run(&options.simplify, &passes.run(&expand, graph)?)?,
         false => passes.run(&options.simplify, graph)?,
     };
-    if !target.capabilities().rounds_attention_gradients {
-        return Ok(graph);
+    if target.capabilities().rounds_attention_gradients
+        && let Some(rounded) = passes.run(&RoundGradients, &graph)?
+    {
+        graph = passes.run(&options.simplify, &rounded)?;
     }
-    match passes.run(&RoundGradients, &graph)? {
-        Some(rounded) => Ok(passes.run(&options.simplify, &rounded)?),
-        None => Ok(graph),
+    if options.fuse.flatten_rows
+        && let Some(flat) = passes.run(&FlattenRows, &graph)?
+    {
+        graph = passes.run(&options.simplify, &flat)?;
     }
+    Ok(graph)
 }
 
 /// The choices of the front half, which change bytes and time, and no result if images keep their

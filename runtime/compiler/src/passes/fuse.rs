@@ -149,6 +149,7 @@ impl Builder<'_> {
         if !self.is_partial_sum(id)
             && let Some((cluster, axes)) = self.joinable(id)
             && (!self.stays_with_product(id) || self.can_be_epilogue(cluster))
+            && !self.stays_with_rows(id, cluster, &axes)
             && self.join(id, cluster, axes)
         {
             return;

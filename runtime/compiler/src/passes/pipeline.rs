@@ -22,10 +22,11 @@ use crate::ir::{IrError, Program};
 /// `share_reads` and `pad` for devices that gain by them. Those behind `prepare` run only under a
 /// budget, for each candidate of its search; for some of them, those from `remat` on run again before.
 /// The last one runs for programs of several ranks.
-pub const PASSES: [&str; 19] = [
+pub const PASSES: [&str; 20] = [
     super::Expand::NAME,
     super::Simplify::NAME,
     super::RoundGradients::NAME,
+    super::FlattenRows::NAME,
     super::Rematerialize::NAME,
     super::Legalize::NAME,
     super::Fuse::NAME,

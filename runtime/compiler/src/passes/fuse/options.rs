@@ -11,6 +11,10 @@ pub struct Fuse {
     pub rows: bool,
     /// Elementwise work joins the matrix product, convolution, pooling or gather before it.
     pub epilogues: bool,
+    /// Elementwise work behind a product whose rows are several axes is over its rows (see
+    /// [`fn@super::super::flatten_rows`]). Sums along all of these axes are along the rows, in
+    /// another order.
+    pub flatten_rows: bool,
     /// Independent kernels over one space that share an operand become one; on a CUDA device also a
     /// kernel and the last other one that reads the value in whose place it writes.
     pub siblings: bool,
@@ -33,6 +37,7 @@ impl Default for Fuse {
             reductions: true,
             rows: true,
             epilogues: true,
+            flatten_rows: true,
             siblings: true,
             stored: true,
             recompute: true,
@@ -49,6 +54,7 @@ impl Fuse {
             reductions: false,
             rows: false,
             epilogues: false,
+            flatten_rows: false,
             siblings: false,
             stored: false,
             recompute: false,

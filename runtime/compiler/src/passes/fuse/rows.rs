@@ -5,11 +5,15 @@ use smallvec::SmallVec;
 use super::super::layout::AxisMap;
 use super::clusters::Cluster;
 use super::{Builder, covers};
+use crate::graph::Phase;
 use crate::ops::{NodeId, Op};
 
 /// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
 /// second kernel.
 pub(super) const ROW_MAX: i64 = 1 << 16;
+
+/// Most nodes that are searched for the rows that one stays with.
+const SEARCHED_MAX: usize = 48;
 
 impl Builder<'_> {
     /// Whether a node that is uniform along trailing axes of a kernel over points comes, pointwise,
@@ -68,6 +72,74 @@ impl Builder<'_> {
             .iter()
             .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
         self.options.rows && trailing && row <= ROW_MAX
+    }
+
+    /// Whether a node of the backward pass is to be computed in the kernel of rows that it depends on,
+    /// though a kernel that reduces it along other axes could: it combines a reduction of the forward
+    /// pass along rows with values that are reduced there, and nothing else of the backward pass, as
+    /// the gradient of a softmax's logits does. The kernel of the rows would otherwise store these
+    /// values for the other one, beside the node itself.
+    pub(super) fn stays_with_rows(&self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
+        let c = &self.list[cluster];
+        let along = axes
+            .iter()
+            .flatten()
+            .map(|&axis| c.reduced[usize::from(axis)]);
+        if c.anchor.is_some()
+            || along.is_sorted()
+            || !self.options.rows
+            || !self.options.reductions
+            || self.graph.origin(id).phase != Phase::Backward
+        {
+            return false;
+        }
+        let Some((values, reductions)) = self.computed_from(id) else {
+            return false;
+        };
+        reductions.iter().any(|&reduction| {
+            let Op::Reduce(_, folds) = &self.graph.node(reduction).op else {
+                return false;
+            };
+            let dims = &self.graph.node(self.graph.node(reduction).inputs[0]).dims;
+            let bounds = self.graph.symbols.bounds();
+            let row = folds
+                .iter()
+                .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
+            let first = folds.iter().copied().min().unwrap_or(dims.len());
+            let along_rows = (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1));
+            let reduced = self.edges[reduction.at()][0].source;
+            let below = self.computed_from(reduced).map_or(vec![], |below| below.0);
+            let own = |value: &NodeId| *value == reduced || below.contains(value);
+            along_rows && row <= ROW_MAX && values.iter().any(own)
+        })
+    }
+
+    /// The values of the forward pass that are stored, of a node's shape, and the reductions there that
+    /// elementwise work computes the node from; `None` if it takes more of the backward pass, or more
+    /// nodes than are searched.
+    fn computed_from(&self, id: NodeId) -> Option<(Vec<NodeId>, Vec<NodeId>)> {
+        let (mut open, mut seen) = (vec![id], vec![id]);
+        let (mut values, mut reductions) = (Vec::new(), Vec::new());
+        while let Some(at) = open.pop() {
+            for edge in &self.edges[at.at()] {
+                let (source, node) = (edge.source, self.graph.node(edge.source));
+                let is_forward = self.graph.origin(source).phase == Phase::Forward;
+                if node.op.is_pointwise() && !seen.contains(&source) {
+                    let stored = node.dims == self.graph.node(id).dims && is_forward;
+                    values.extend((stored && !self.inline[source.at()]).then_some(source));
+                    seen.push(source);
+                    open.push(source);
+                } else if is_forward && matches!(node.op, Op::Reduce(..)) {
+                    reductions.push(source);
+                } else if !(node.op.is_pointwise() || is_forward || self.inline[source.at()]) {
+                    return None;
+                }
+            }
+            if seen.len() > SEARCHED_MAX {
+                return None;
+            }
+        }
+        Some((values, reductions))
     }
 
     /// Whether work over the points of a kernel depends on a node.
