@@ -36,6 +36,9 @@ impl Pass for FlattenRows {
     }
 }
 
+/// Most axes that are merged; a kernel has fewer.
+const MERGED_MAX: usize = 15;
+
 /// The rows of a product that the first axes of a value are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Rows {
@@ -318,7 +321,8 @@ fn unflattened(from: &Dims, to: &Dims) -> Option<Rows> {
     };
     let several = || to[..axes].iter().filter(|dim| !dim.is(1)).count() > 1;
     let whole = || elements(&to[..axes]) == Some(rows.length);
-    (axes > 1 && from.len() > 1 && to[axes..] == from[1..] && several() && whole()).then_some(rows)
+    let merged = (2..=MERGED_MAX).contains(&axes) && from.len() > 1 && to[axes..] == from[1..];
+    (merged && several() && whole()).then_some(rows)
 }
 
 /// See [`Search::free`].
@@ -328,7 +332,7 @@ fn free(graph: &Graph) -> Vec<u16> {
         let node = graph.node(id);
         let of = |value: &NodeId| free[value.at()];
         let each = |is: &dyn Fn(usize) -> bool| {
-            let mergeable = (2..=node.dims.len().min(15)).filter(|&axes| is(axes));
+            let mergeable = (2..=node.dims.len().min(MERGED_MAX)).filter(|&axes| is(axes));
             mergeable.fold(0, |bits, axes| bits | 1 << axes)
         };
         let bits = match &node.op {
@@ -537,6 +541,19 @@ mod tests {
                 assert_eq!(shapes(&flat, is_sum), [dims(&[6, 5])], "{flat}");
             }
         }
+    }
+
+    /// Kernels have fewer axes, so that the compiler refuses the program later, with an error.
+    #[test]
+    fn more_axes_than_a_kernel_has_stay() {
+        let mut graph = Graph::default();
+        let x = input(&mut graph, &[1 << 17, 4]);
+        let w = input(&mut graph, &[4, 5]);
+        let y = graph.matmul(x, w);
+        let y = graph.reshape(y, &dims(&[[2; 17].as_slice(), &[5]].concat()));
+        let y = graph.scalar(ScalarOp::Tanh, &[y]);
+        let sum = graph.reduce(ReduceOp::Sum, y, &[17]);
+        assert!(flattened(&mut graph, &[sum]).is_none());
     }
 
     #[test]

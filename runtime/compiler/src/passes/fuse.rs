@@ -330,7 +330,7 @@ impl Builder<'_> {
                 .all(|(&s, &i)| c.space[s] == operand_dims[i]);
         let agrees = !has_reduction
             || (0..c.space.len()).all(|s| c.reduced[s] == missing.contains(&s) || c.space[s].is(1));
-        if !same || !agrees || !self.rows_allowed(id, cluster, &folds) {
+        if !same || !agrees || !self.rows_allowed(id, cluster) {
             return false;
         }
         let c = &mut self.list[cluster];

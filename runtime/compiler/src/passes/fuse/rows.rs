@@ -52,26 +52,17 @@ impl Builder<'_> {
         let folds: SmallVec<[usize; 6]> = (0..over.len())
             .filter(|i| folds.contains(i) && !over[*i].is(1))
             .collect();
-        folds.iter().map(|&i| over[i]).eq(folded.iter().copied())
-            && self.rows_allowed(at, cluster, &folds)
+        folds.iter().map(|&i| over[i]).eq(folded.iter().copied()) && self.rows_allowed(at, cluster)
     }
 
     /// Whether a reduction may join work over the points it reduces: always if none of that work
     /// needs it; else rows must be short and contiguous in the way the tensor is written, for they
     /// are passed over again.
-    pub(super) fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
+    pub(super) fn rows_allowed(&mut self, id: NodeId, cluster: usize) -> bool {
         if !self.points_follow(id, cluster) {
             return true;
         }
-        let dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
-        let trailing = folds
-            .first()
-            .is_none_or(|&first| (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1)));
-        let bounds = self.graph.symbols.bounds();
-        let row = folds
-            .iter()
-            .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
-        self.options.rows && trailing && row <= ROW_MAX
+        self.options.rows && self.reduces_short_rows(id)
     }
 
     /// Whether a node of the backward pass is to be computed in the kernel of rows that it depends on,
@@ -97,20 +88,10 @@ impl Builder<'_> {
             return false;
         };
         reductions.iter().any(|&reduction| {
-            let Op::Reduce(_, folds) = &self.graph.node(reduction).op else {
-                return false;
-            };
-            let dims = &self.graph.node(self.graph.node(reduction).inputs[0]).dims;
-            let bounds = self.graph.symbols.bounds();
-            let row = folds
-                .iter()
-                .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
-            let first = folds.iter().copied().min().unwrap_or(dims.len());
-            let along_rows = (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1));
             let reduced = self.edges[reduction.at()][0].source;
             let below = self.computed_from(reduced).map_or(vec![], |below| below.0);
             let own = |value: &NodeId| *value == reduced || below.contains(value);
-            along_rows && row <= ROW_MAX && values.iter().any(own)
+            self.reduces_short_rows(reduction) && values.iter().any(own)
         })
     }
 
@@ -140,6 +121,22 @@ impl Builder<'_> {
             }
         }
         Some((values, reductions))
+    }
+
+    /// Whether a reduction is along the last axes of its operand, and of few elements.
+    fn reduces_short_rows(&self, reduction: NodeId) -> bool {
+        let node = self.graph.node(reduction);
+        let Op::Reduce(_, folds) = &node.op else {
+            return false;
+        };
+        let dims = &self.graph.node(node.inputs[0]).dims;
+        let long = |i: &usize| !dims[*i].is(1);
+        let trailing = (0..dims.len()).filter(long).map(|i| folds.contains(&i));
+        let bounds = self.graph.symbols.bounds();
+        let row = folds
+            .iter()
+            .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
+        trailing.is_sorted() && row <= ROW_MAX
     }
 
     /// Whether work over the points of a kernel depends on a node.
