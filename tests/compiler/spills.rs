@@ -1,25 +1,31 @@
 //! No kernel of a built-in model has too few registers on a CUDA device, for any operands.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention};
+use slabwise_cuda::{Description, Function, PRELUDE, Target};
 
-use slabwise::{Params, Precision, Trace};
-use slabwise_compiler::backend::{self, HalfProducts};
-use slabwise_compiler::passes::{
-    ChannelsLast, EpilogueSums, Expand, Fuse, Pass, REMAT_MIN_ELEMENTS, ShareReads, Simplify,
-    StoreChannelsLast, SumInEpilogues, fuse, legalize, lower, rematerialize, simplify,
-};
+use slabwise::{ChannelsLast, CompileOptions, EpilogueSums, Params, Precision, Trace};
+use slabwise_compiler::backend;
+use slabwise_compiler::compile::lowered;
 use slabwise_models::Model;
 
 /// Compute capabilities.
 const DEVICES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
-/// The functions of all models' training steps, each in f32, tf32 and bf16, by name.
-fn functions(sm: u32) -> BTreeMap<String, Function> {
+/// The functions of all models' training steps, each in f32, tf32 and halves, by name; made once for
+/// each of [`DEVICES`].
+fn functions(sm: u32) -> &'static BTreeMap<String, Function> {
+    static MADE: [OnceLock<BTreeMap<String, Function>>; DEVICES.len()] =
+        [const { OnceLock::new() }; DEVICES.len()];
+    let at = DEVICES.iter().position(|&device| device == sm);
+    MADE[at.expect("a device of the list")].get_or_init(|| made(sm))
+}
+
+fn made(sm: u32) -> BTreeMap<String, Function> {
     let device = Description::nearest(sm).target();
     let mut all = BTreeMap::new();
     for &model in Model::ALL {
@@ -28,45 +34,28 @@ fn functions(sm: u32) -> BTreeMap<String, Function> {
             let trace = Trace::training().with_precision(precision);
             let loss = network.step(&trace, 64usize.into(), model.optimizer());
             let graph = trace.finish(&[loss]).expect("a model");
-            let has = |scores: &_, operands: &[_]| has_attention(&device, scores, operands);
-            let expand = Expand {
-                has_attention: &has,
-                has_epilogue_sums: true,
-            };
-            let graph = legalize(
-                &rematerialize(
-                    &simplify(&expand.expand(&graph), &Simplify::default()),
-                    Some(REMAT_MIN_ELEMENTS),
-                ),
-                HalfProducts::OfOneType,
-            );
             let bounds = graph.symbols.bounds();
-            let program = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
-            // Images in both layouts.
-            let described = backend::Target::described(device);
-            let pass = StoreChannelsLast::on(&described, ChannelsLast::All, EpilogueSums::All);
-            let last = pass.expect("a GPU").run(&program).expect("layouts");
-            let pass = SumInEpilogues::on(&described, EpilogueSums::All).expect("a GPU");
-            let summed = pass.run(&last).expect("sums");
-            let pass = ShareReads::on(&described).expect("a GPU");
-            let shared = pass.run(&summed).expect("shared reads");
-            for task in program
-                .kernels
-                .iter()
-                .chain(&last.kernels)
-                .chain(&summed.kernels)
-                .chain(&shared.kernels)
-            {
-                for tf32 in [false, true] {
-                    let target = Target { tf32, ..device };
-                    let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
-                        .unwrap_or_else(|e| panic!("{}: {e}", task.name));
-                    all.extend(
-                        lowered
-                            .functions
-                            .into_iter()
-                            .map(|function| (function.name.clone(), function)),
-                    );
+            let target = backend::Target::described(device);
+            // Images in both layouts, sums in kernels of their own and in epilogues, and the choice.
+            for (channels_last, epilogue_sums) in [
+                (ChannelsLast::Off, EpilogueSums::Off),
+                (ChannelsLast::default(), EpilogueSums::default()),
+                (ChannelsLast::All, EpilogueSums::All),
+            ] {
+                let options = CompileOptions {
+                    channels_last,
+                    epilogue_sums,
+                    ..CompileOptions::default()
+                };
+                let program = lowered("step", &graph, &options, &target).expect("kernels");
+                for task in &program.kernels {
+                    for tf32 in [false, true] {
+                        let target = Target { tf32, ..device };
+                        let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
+                            .unwrap_or_else(|e| panic!("{}: {e}", task.name));
+                        let functions = lowered.functions.into_iter();
+                        all.extend(functions.map(|function| (function.name.clone(), function)));
+                    }
                 }
             }
         }

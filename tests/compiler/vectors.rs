@@ -4,19 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, PRELUDE, Target, has_attention, lower};
+use slabwise_cuda::{Description, Function, PRELUDE};
 
 use super::{Model, OptimizerKind};
+use slabwise::CompileOptions;
 use slabwise::params::Params;
 use slabwise::shape::Dim;
 use slabwise::trace::Trace;
-use slabwise_compiler::backend::HalfProducts;
-use slabwise_compiler::passes::{
-    Expand, Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower as tasks, rematerialize,
-    simplify,
-};
+use slabwise_compiler::backend::Target;
+use slabwise_compiler::compile::lowered;
 
-fn target() -> Target {
+fn target() -> slabwise_cuda::Target {
     Description::nearest(90).target()
 }
 
@@ -27,25 +25,13 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let batch = Dim::bounded("batch", batch);
     let loss = network.step(&trace, batch, OptimizerKind::Adam);
     let graph = trace.finish(&[loss]).expect("a graph");
-    let has = |scores: &_, operands: &[_]| has_attention(&target(), scores, operands);
-    let expand = Expand {
-        has_attention: &has,
-        has_epilogue_sums: true,
-    };
-    let graph = legalize(
-        &rematerialize(
-            &simplify(&expand.expand(&graph), &Simplify::default()),
-            Some(REMAT_MIN_ELEMENTS),
-        ),
-        HalfProducts::OfOneType,
-    );
     let bounds = graph.symbols.bounds();
-    let all = tasks(&fuse(&graph, &Fuse::default()), false)
-        .expect("kernels")
-        .kernels;
-    let lowered = all
-        .iter()
-        .map(|task| lower(&task.spec, &bounds, &target()).expect("source"));
+    let described = Target::described(target());
+    let program = lowered("step", &graph, &CompileOptions::default(), &described);
+    let program = program.expect("kernels");
+    let kernels = program.kernels.iter();
+    let lowered =
+        kernels.map(|task| slabwise_cuda::lower(&task.spec, &bounds, &target()).expect("source"));
     let all: BTreeMap<String, Function> = lowered
         .flat_map(|l| l.functions)
         .map(|f| (f.name.clone(), f))

@@ -13,6 +13,7 @@ mod measure;
 mod model;
 mod results;
 mod sequence;
+mod step;
 mod table;
 mod warm;
 

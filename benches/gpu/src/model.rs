@@ -3,24 +3,21 @@
 //! The model of a kernel: the larger of its arithmetic at the rate of its units and of its bytes at
 //! the bandwidth that its blocks can use, and no less than the time between two kernels of a graph.
 //! Products take as many cycles as the model says that ranks them, or the time of a library at its
-//! usual share of the peak, if that is less. Kernels run one after the other.
+//! usual share of the peak, if that is less. Kernels run one after the other, as a recorded step has
+//! them: independent small loops by one launch.
 
 use std::io::Write;
+use std::slice;
 
 use serde_json::{Value, json};
-use slabwise::{Dim, Params, Precision, Trace};
-use slabwise_compiler::backend::{self, HalfProducts};
-use slabwise_compiler::passes::{
-    ChannelsLast, EpilogueSums, Expand, Fuse, HasAttention, PadRows, Pass, REMAT_MIN_ELEMENTS,
-    RowPadding, ShareReads, Simplify, StoreChannelsLast, SumInEpilogues, fuse, legalize, lower,
-    moved, operations, rematerialize, round_gradients, simplify,
-};
+use slabwise_compiler::compile::{RecordedKernel, recorded_kernels};
+use slabwise_compiler::passes::{moved, operations};
 use slabwise_cuda::{Description, Dispatch, Target, candidates};
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Attention, Body, Spec};
-use slabwise_models::Model;
+use slabwise_kernels::spec::{Attention, Body, Spec, SpecError};
 
 use crate::items::{MODELS, PRECISIONS, matches};
+use crate::step;
 
 /// The share of a memory's bandwidth that long copies reach.
 const MEMORY_SHARE: f64 = 0.84;
@@ -149,56 +146,10 @@ pub fn unknown(name: &str) -> String {
 
 fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Result<Step, String> {
     let said = |e: &dyn std::fmt::Display| format!("{model}, {precision}: {e}");
-    let model = Model::parse(model).map_err(|e| said(&e))?;
-    let of_products = match precision {
-        "bf16" => Precision::Bf16,
-        _ => Precision::F32,
-    };
-    let network = model.build(&Params::seeded(0));
-    let trace = Trace::training().with_precision(of_products);
-    let loss = network.step(&trace, Dim::from(batch), model.optimizer());
-    let graph = trace
-        .finish(&[loss])
-        .map_err(|mistakes| said(&format!("{mistakes:?}")))?;
-    let target = Target {
-        tf32: precision != "f32",
-        ..device.target()
-    };
-    let has_attention: &HasAttention =
-        &|scores, operands| slabwise_cuda::has_attention(&target, scores, operands);
-    let expand = Expand {
-        has_attention,
-        has_epilogue_sums: true,
-    };
-    let simple = simplify(&expand.expand(&graph), &Simplify::default());
-    let simple = match round_gradients(&simple) {
-        Some(rounded) => simplify(&rounded, &Simplify::default()),
-        None => simple,
-    };
-    let graph = legalize(
-        &rematerialize(&simple, Some(REMAT_MIN_ELEMENTS)),
-        HalfProducts::OfOneType,
-    );
-    let bounds = graph.symbols.bounds();
-    let program = lower(&fuse(&graph, &Fuse::default()), false).map_err(|e| said(&e))?;
-    let described = backend::Target::described(target);
-    let sums = EpilogueSums::default();
-    let program = match StoreChannelsLast::on(&described, ChannelsLast::default(), sums) {
-        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
-        None => program,
-    };
-    let program = match SumInEpilogues::on(&described, sums) {
-        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
-        None => program,
-    };
-    let program = match ShareReads::on(&described) {
-        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
-        None => program,
-    };
-    let program = match PadRows::on(&described, RowPadding::default()) {
-        Some(pass) => pass.run(&program).map_err(|e| said(&e))?,
-        None => program,
-    };
+    let (compiled, target) =
+        step::compiled(model, batch, precision, device).map_err(|e| said(&e))?;
+    let program = compiled.program();
+    let bounds = program.graph.symbols.bounds();
     let mut all = Step {
         launches: 0,
         flops: [0; 2],
@@ -208,22 +159,55 @@ fn step(model: &str, batch: u32, precision: &str, device: &Description) -> Resul
     };
     // A heading, then a line for each kernel.
     let text = program.to_string();
-    for (task, line) in program.kernels.iter().zip(text.lines().skip(1)) {
-        let modelled = kernel(&task.spec, &bounds, &target, device).map_err(|e| said(&e))?;
-        let [product, code] = operations(&task.spec, &bounds);
+    let lines: Vec<&str> = text.lines().skip(1).map(str::trim_start).collect();
+    let recorded = recorded_kernels(&compiled, &target).map_err(|e| said(&e))?;
+    for recorded in recorded {
+        let (calls, fused) = match &recorded {
+            RecordedKernel::Call(call) => (slice::from_ref(call), None),
+            RecordedKernel::Fused(calls, kernel) => (&calls[..], Some(kernel)),
+        };
+        let specs: Vec<&Spec> = calls.iter().map(|&call| &program.call(call).spec).collect();
+        let mut work = Load::default();
+        specs.iter().for_each(|spec| work.add(spec, &bounds));
+        let modelled = match fused {
+            Some(kernel) => loops(&work, &kernel.launches(&bounds), device.rates.f32, device),
+            None => kernel(specs[0], &bounds, &target, device).map_err(|e| said(&e))?,
+        };
         all.launches += modelled.launches;
-        all.flops[0] += product;
-        all.flops[1] += code;
-        let bytes = moved(&task.spec, &bounds);
-        all.bytes += bytes;
+        all.flops[0] += work.product;
+        all.flops[1] += work.code;
+        all.bytes += work.bytes;
         all.seconds[modelled.family] += modelled.seconds;
+        let beside = match calls.len() {
+            1 => String::new(),
+            n => format!(" & {} more", n - 1),
+        };
         all.kernels.push(Kernel {
             modelled,
-            bytes,
-            line: line.trim_start().into(),
+            bytes: work.bytes,
+            line: format!("{}{beside}", lines[calls[0].index()]),
         });
     }
     Ok(all)
+}
+
+/// The work of one kernel or several.
+#[derive(Default)]
+struct Load {
+    /// Multiplications and additions of products.
+    product: u64,
+    /// Operations of all other code.
+    code: u64,
+    bytes: u64,
+}
+
+impl Load {
+    fn add(&mut self, spec: &Spec, bounds: &Env) {
+        let [product, code] = operations(spec, bounds);
+        self.product += product;
+        self.code += code;
+        self.bytes += moved(spec, bounds);
+    }
 }
 
 /// Whether the operands of attention's products are halves.
@@ -240,59 +224,29 @@ struct Modelled {
     seconds: f64,
 }
 
+/// A call of its own.
 fn kernel(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
     device: &Description,
-) -> Result<Modelled, slabwise_kernels::spec::SpecError> {
-    let hertz = 1e6 * device.sustained_mhz;
-    let multiprocessors = f64::from(device.multiprocessors);
-    let [product, code] = operations(spec, bounds);
-    let bytes = moved(spec, bounds) as f64;
-    let arithmetic = code as f64 / (2.0 * device.rates.f32 * multiprocessors * hertz);
+) -> Result<Modelled, SpecError> {
+    let mut work = Load::default();
+    work.add(spec, bounds);
     let family = match &spec.body {
-        Body::Matmul(_) => Some(0),
-        Body::Conv2d(_) => Some(1),
-        _ => None,
-    };
-    let [floor, start] = [device.launch_us, START_US].map(|us| 1e-6 * us);
-    let Some(family) = family else {
-        let lowered = slabwise_cuda::lower(spec, bounds, target)?;
-        let launches = lowered.launches(bounds);
-        let rate = match &spec.body {
-            Body::Attention(of) if of_halves(of) => device.rates.half,
-            Body::AttentionGrad(grad) if of_halves(&grad.of) => device.rates.half,
-            _ if target.tf32 => device.rates.tf32,
-            _ => device.rates.f32,
-        };
-        // Attention; other kernels of this family have no products.
-        let products = product as f64 / (2.0 * rate * multiprocessors * hertz * ATTENTION_SHARE);
-        let arithmetic = arithmetic + products / launches.len().max(1) as f64;
-        let blocks = |n: [u32; 3]| n.iter().map(|&n| f64::from(n)).product::<f64>();
-        // A launch that combines the results of another has few threads, and few bytes.
-        let threads = |launch: &Dispatch| blocks(launch.grid) * blocks(launch.block);
-        let all: f64 = launches.iter().map(threads).sum();
-        let each = launches.iter().map(|launch| {
-            let threads = threads(launch);
-            // Blocks of all multiprocessors, or of as many as there are.
-            let busy = (threads / BUSY_THREADS)
-                .min(blocks(launch.grid))
-                .min(multiprocessors);
-            let memory = match 2.0 * bytes < device.bandwidth.cache_bytes as f64 {
-                true => device.bandwidth.cache,
-                false => MEMORY_SHARE * device.bandwidth.memory,
+        Body::Matmul(_) => 0,
+        Body::Conv2d(_) => 1,
+        _ => {
+            // Attention; other kernels of this family have no products.
+            let rate = match &spec.body {
+                Body::Attention(of) if of_halves(of) => device.rates.half,
+                Body::AttentionGrad(grad) if of_halves(&grad.of) => device.rates.half,
+                _ if target.tf32 => device.rates.tf32,
+                _ => device.rates.f32,
             };
-            let bandwidth = (1e9 * memory).min(busy.max(0.5) * BYTES_PER_CYCLE * hertz);
-            bytes * threads / all / bandwidth
-        });
-        let seconds: f64 = each.map(|s| (s.max(arithmetic) + start).max(floor)).sum();
-        return Ok(Modelled {
-            family: 2,
-            candidate: String::new(),
-            launches: launches.len(),
-            seconds,
-        });
+            let lowered = slabwise_cuda::lower(spec, bounds, target)?;
+            return Ok(loops(&work, &lowered.launches(bounds), rate, device));
+        }
     };
     let ranked = candidates(spec, bounds, target)?;
     let Some(first) = ranked.first() else {
@@ -311,14 +265,61 @@ fn kernel(
     };
     let cycles = slabwise_cuda::library_cycles(spec, bounds, target)
         .map_or(first.cycles, |library| first.cycles.min(library));
-    let seconds = cycles / hertz;
-    let memory = bytes / (1e9 * MEMORY_SHARE * device.bandwidth.memory);
+    let memory = work.bytes as f64 / (1e9 * MEMORY_SHARE * device.bandwidth.memory);
     // The cycles of the ranking include the start of a kernel.
-    let seconds = seconds.max(memory + start).max(arithmetic + start);
+    let start = 1e-6 * START_US;
+    let seconds = (cycles / hertz(device))
+        .max(memory + start)
+        .max(arithmetic(&work, device) + start);
     Ok(Modelled {
         family,
         candidate: first.name.clone(),
         launches,
-        seconds: seconds.max(floor * turns as f64),
+        seconds: seconds.max(1e-6 * device.launch_us * turns as f64),
     })
+}
+
+/// The cycles of a multiprocessor in a second.
+fn hertz(device: &Description) -> f64 {
+    1e6 * device.sustained_mhz
+}
+
+/// The seconds of all arithmetic beside products.
+fn arithmetic(work: &Load, device: &Description) -> f64 {
+    let multiprocessors = f64::from(device.multiprocessors);
+    work.code as f64 / (2.0 * device.rates.f32 * multiprocessors * hertz(device))
+}
+
+/// A kernel without tiles of products, by its launches; `rate`: multiply-adds of a multiprocessor
+/// per cycle in attention.
+fn loops(work: &Load, launches: &[Dispatch], rate: f64, device: &Description) -> Modelled {
+    let multiprocessors = f64::from(device.multiprocessors);
+    let bytes = work.bytes as f64;
+    let products =
+        work.product as f64 / (2.0 * rate * multiprocessors * hertz(device) * ATTENTION_SHARE);
+    let arithmetic = arithmetic(work, device) + products / launches.len().max(1) as f64;
+    let blocks = |n: [u32; 3]| n.iter().map(|&n| f64::from(n)).product::<f64>();
+    // A launch that combines the results of another has few threads, and few bytes.
+    let threads = |launch: &Dispatch| blocks(launch.grid) * blocks(launch.block);
+    let all: f64 = launches.iter().map(threads).sum();
+    let each = launches.iter().map(|launch| {
+        let threads = threads(launch);
+        // Blocks of all multiprocessors, or of as many as there are.
+        let busy = (threads / BUSY_THREADS)
+            .min(blocks(launch.grid))
+            .min(multiprocessors);
+        let memory = match 2.0 * bytes < device.bandwidth.cache_bytes as f64 {
+            true => device.bandwidth.cache,
+            false => MEMORY_SHARE * device.bandwidth.memory,
+        };
+        let bandwidth = (1e9 * memory).min(busy.max(0.5) * BYTES_PER_CYCLE * hertz(device));
+        bytes * threads / all / bandwidth
+    });
+    let [floor, start] = [device.launch_us, START_US].map(|us| 1e-6 * us);
+    Modelled {
+        family: 2,
+        candidate: String::new(),
+        launches: launches.len(),
+        seconds: each.map(|s| (s.max(arithmetic) + start).max(floor)).sum(),
+    }
 }

@@ -7,18 +7,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use slabwise::{Device, Params, Trace};
 use slabwise_compiler::backend::{self, Kernel};
-use slabwise_compiler::compile::{Environment, MemoryUse, compile};
 use slabwise_compiler::ir::{self, KernelCall, Recompute};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
-use slabwise_cuda::{Description, Function, PRELUDE, Target};
+use slabwise_cuda::{Description, Function, PRELUDE};
 use slabwise_kernels::spec::Body;
-use slabwise_models::Model;
 
 use crate::items::{self, MODELS, PRECISIONS, matches};
+use crate::step;
 
 /// The file in a folder of compiled functions that says which compilers and architectures they are
 /// of, a line of JSON for each.
@@ -123,31 +121,10 @@ fn of_step(
     precision: &str,
     device: &Description,
 ) -> Result<BTreeMap<String, Function>, String> {
-    let text = |e: &dyn std::fmt::Display| e.to_string();
-    let model = Model::parse(model).map_err(|e| text(&e))?;
-    let (of_products, options) = items::compiled_as(precision);
-    let trace = Trace::training().with_precision(of_products);
-    let network = model.build(&Params::seeded(0));
-    let loss = network.step(&trace, batch.into(), model.optimizer());
-    let graph = trace.finish(&[loss]).map_err(|e| format!("{e:?}"))?;
-    let target = Target {
-        tf32: options.tf32,
-        ..device.target()
-    };
-    // Only asked for the memory that inputs pass through.
-    let host = backend::open(Device::Cpu).map_err(|e| text(&e))?;
-    let environment = Environment {
-        device: Device::Cuda(0),
-        backend: &*host,
-        target: backend::Target::described(target),
-        memory: MemoryUse::default(),
-        dump: None,
-    };
-    let compiled = compile("step", &graph, &options, &environment, Instant::now());
-    let compiled = compiled.map_err(|e| text(&e))?;
+    let (compiled, target) = step::compiled(model, batch, precision, device)?;
     let program = compiled.program();
     let bounds = program.graph.symbols.bounds();
-    backend::functions(kernels(program), &bounds, &target).map_err(|e| text(&e))
+    backend::functions(kernels(program), &bounds, &target).map_err(|e| e.to_string())
 }
 
 /// The kernels of a program and of its recompute clones, each with whether it is guarded, as one is

@@ -36,6 +36,8 @@ pub use cache::KernelCache;
 pub use cuda::Loaded;
 #[cfg(feature = "cuda")]
 pub use cuda::functions;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::groups;
 pub(crate) use cuda::{Choice, survey, usable};
 pub use target::{Kernel, Target};
 

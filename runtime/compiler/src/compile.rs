@@ -5,7 +5,10 @@ mod budget;
 mod checked;
 mod data_dependent;
 mod front;
+mod lowered;
 mod options;
+#[cfg(feature = "cuda")]
+mod recorded;
 mod segments;
 
 use std::time::Instant;
@@ -32,7 +35,10 @@ use crate::settings;
 use crate::shape::{Extent, elements};
 
 pub use self::checked::CompiledPlan;
+pub use self::lowered::lowered;
 pub use self::options::{CompileOptions, Measures, Tuning};
+#[cfg(feature = "cuda")]
+pub use self::recorded::{RecordedKernel, recorded_kernels};
 
 /// The size of the guard kept behind each buffer when memory is checked.
 const GUARD: u64 = 64;
@@ -132,7 +138,6 @@ fn compile_simplified(
     let front = Front {
         graph: &graph,
         options,
-        half_products: environment.target.capabilities().half_products,
         target: &target,
         passes,
         kernels,

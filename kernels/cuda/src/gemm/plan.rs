@@ -7,7 +7,9 @@
 //! device is available, the tuner times the first few.
 
 use super::problem::View;
-use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
+use super::tiles::{
+    Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, TensorTile, VECTOR_WARPS,
+};
 use super::totals;
 use crate::abi::Target;
 
@@ -152,7 +154,15 @@ impl ProductInfo<'_> {
             let single = self.views.map(|v| v.vector == 1);
             let one_by_one = left != Elem::F32 && single != [false; 2];
             let places = self.views.map(|v| v.vector == 1 && v.by_deep);
-            let tiles = TENSOR_TILES.into_iter().filter_map(|t| {
+            // So do positions along several axes beside the sums of an epilogue: of no tile more
+            // than four blocks fit then.
+            let crowded = self.totals > 0 && self.views.iter().any(|v| v.free.len() > 1);
+            let most = if crowded { 4 } else { i64::MAX };
+            let fitting = |t: TensorTile| TensorTile {
+                blocks: t.blocks.min(most),
+                ..t
+            };
+            let tiles = TENSOR_TILES.into_iter().map(fitting).filter_map(|t| {
                 if t.is_narrow() && single != [false; 2] {
                     None
                 } else if one_by_one {

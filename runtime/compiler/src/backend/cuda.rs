@@ -25,6 +25,7 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 pub use self::functions::functions;
+pub(crate) use self::fusion::groups;
 pub use self::load::Loaded;
 pub(crate) use self::survey::{survey, usable};
 pub use self::target::{Kernel, Target};

@@ -89,7 +89,6 @@ impl Bodies<'_> {
         let front = Front {
             graph: &graph,
             options: self.options,
-            half_products: self.target.capabilities().half_products,
             target: self.target,
             passes: &passes,
             kernels: self.kernels,

@@ -151,6 +151,7 @@ impl Search<'_> {
                 0 => ChannelsLast::Off,
                 _ => ChannelsLast::All,
             }),
+            ..FrontOptions::default()
         };
         let stored = self.front.run(options(false, 0), |_, _| ())?;
         let mut candidates: Vec<Program> = Vec::new();

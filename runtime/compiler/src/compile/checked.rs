@@ -22,7 +22,7 @@ use super::front::{Front, FrontOptions};
 use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::ir::{KernelCall, Program};
-use crate::passes::{OverlapCollectives, PadRows, PassError, Pipeline, Prepare, RowPadding};
+use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare, RowPadding};
 use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
@@ -55,14 +55,14 @@ impl Planned {
 
     fn with_padding(
         (front, prepare): (&Front<'_>, &Prepare<'_>),
-        padding: RowPadding,
+        row_padding: RowPadding,
         mut ended: impl FnMut(&'static str, usize),
     ) -> Result<Planned> {
-        let mut program = front.run(FrontOptions::default(), &mut ended)?;
-        if let Some(pass) = PadRows::on(prepare.target, padding) {
-            program = front.passes.run(&pass, &program)?;
-            ended("pad", program.kernels.len());
-        }
+        let options = FrontOptions {
+            row_padding,
+            ..FrontOptions::default()
+        };
+        let program = front.run(options, &mut ended)?;
         let program = front.passes.run(prepare, &program)?;
         ended("schedule", program.kernels.len());
         let dag = program.to_dag();
@@ -322,7 +322,6 @@ mod tests {
         let front = Front {
             graph: &graph,
             options: &options,
-            half_products: target.capabilities().half_products,
             target: &target,
             passes: &passes,
             kernels: &kernels,

@@ -4,13 +4,13 @@
 //! are fast where memory suffices hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
-use crate::backend::{HalfProducts, KernelCache, Target};
+use crate::backend::{KernelCache, Target};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::ir::Program;
 use crate::passes::{
-    ChannelsLast, Expand, FlattenRows, FuseWithin, Legalize, Limits, Lower, Pipeline,
-    REMAT_MIN_ELEMENTS, Rematerialize, RoundGradients, ShareReads, StoreChannelsLast,
+    ChannelsLast, Expand, FlattenRows, FuseWithin, Legalize, Limits, Lower, PadRows, Pipeline,
+    REMAT_MIN_ELEMENTS, Rematerialize, RoundGradients, RowPadding, ShareReads, StoreChannelsLast,
     SumInEpilogues,
 };
 
@@ -55,6 +55,8 @@ pub(super) struct FrontOptions {
     pub multi_output_bytes: u64,
     /// The layout of images, if another program has decided it: results depend on it.
     pub channels_last: Option<ChannelsLast>,
+    /// Which rows are padded.
+    pub row_padding: RowPadding,
 }
 
 impl Default for FrontOptions {
@@ -63,6 +65,7 @@ impl Default for FrontOptions {
             rematerialize: true,
             multi_output_bytes: u64::MAX,
             channels_last: None,
+            row_padding: RowPadding::Off,
         }
     }
 }
@@ -71,8 +74,6 @@ impl Default for FrontOptions {
 pub(super) struct Front<'a> {
     pub graph: &'a Graph,
     pub options: &'a CompileOptions,
-    /// The products that take operands in halves.
-    pub half_products: HalfProducts,
     pub target: &'a Target,
     pub passes: &'a Pipeline,
     pub kernels: &'a KernelCache,
@@ -95,7 +96,7 @@ impl Front<'_> {
         let graph = passes.run(&remat, self.graph)?;
         ended("rematerialize", graph.nodes.len());
         let legalize = Legalize {
-            half_products: self.half_products,
+            half_products: self.target.capabilities().half_products,
         };
         let graph = passes.run(&legalize, &graph)?;
         ended("legalize", graph.nodes.len());
@@ -133,11 +134,21 @@ impl Front<'_> {
             None => program,
         };
         let siblings = self.options.fuse.siblings;
-        let Some(pass) = ShareReads::on(self.target).filter(|_| siblings) else {
-            return Ok(program);
+        let program = match ShareReads::on(self.target).filter(|_| siblings) {
+            Some(pass) => {
+                let program = passes.run(&pass, &program)?;
+                ended("share_reads", program.kernels.len());
+                program
+            }
+            None => program,
         };
-        let program = passes.run(&pass, &program)?;
-        ended("share_reads", program.kernels.len());
-        Ok(program)
+        match PadRows::on(self.target, options.row_padding) {
+            Some(pass) => {
+                let program = passes.run(&pass, &program)?;
+                ended("pad", program.kernels.len());
+                Ok(program)
+            }
+            None => Ok(program),
+        }
     }
 }

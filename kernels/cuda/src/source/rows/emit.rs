@@ -19,8 +19,8 @@ const AHEAD: [i64; 2] = [24, 8];
 /// Most iterations whose loads a thread batches.
 const TURNS: i64 = 8;
 /// Registers of a multiprocessor; those of a thread if the compiler chooses, which rather spills a
-/// few values than take more; and those for anything but the values of a row.
-const REGISTERS: [i64; 3] = [65_536, 64, 20];
+/// few values than take more; and those for anything but values and coordinates.
+const REGISTERS: [i64; 3] = [65_536, 64, 16];
 
 /// The emitter of one spec's kernels.
 pub struct Emitter<'a> {
@@ -217,18 +217,52 @@ impl Emitter<'_> {
             Keep::Registers(each) => each * self.crossing().count() as i64,
             _ => 0,
         };
-        let loaded = |l| {
+        let axes = self.space.dims.len() - self.kept;
+        let of_pass = |l| {
             let loads = self.loads(&self.levels.full(self.code, l, self.keeps()));
-            self.turns(&loads) * self.loaded(&loads)
+            let turns = self.turns(&loads);
+            // Coordinates of each iteration, of the next one, and their increments.
+            let coordinates = if axes > 1 {
+                axes as i64 * (turns + 2)
+            } else {
+                0
+            };
+            let sums = self.levels.folds(self.code, l).count() as i64;
+            turns * self.loaded(&loads) + coordinates + sums + self.live_row_values(l)
         };
         let [all, chosen, other] = REGISTERS;
-        let most_loaded = (0..=self.levels.depth).map(loaded).max();
-        let needed = kept + most_loaded.unwrap_or(0) + other;
+        let most = (0..=self.levels.depth).map(of_pass).max();
+        let needed = kept + most.unwrap_or(0) + other;
         if kept > 0 && needed > chosen {
             format!("{threads}, {}", (all / (threads * needed)).max(1))
         } else {
             threads.to_string()
         }
+    }
+
+    /// The values of a row that are known in pass `l` and read by it at every point or later.
+    fn live_row_values(&self, l: usize) -> i64 {
+        let (code, levels) = (self.code, self.levels);
+        let mut is_read = vec![false; code.spec.code.len()];
+        let mut read = |values: &[ValueId]| {
+            values
+                .iter()
+                .for_each(|&value| is_read[usize::from(value)] = true);
+        };
+        for later in l..=levels.depth {
+            for i in levels.full(code, later, self.keeps()) {
+                read(code.spec.code[i].arguments());
+            }
+        }
+        for i in code.needed().filter(|&i| levels.level[i] > l) {
+            read(code.spec.code[i].arguments());
+        }
+        code.spec.stores.iter().for_each(|s| read(&[s.value]));
+        let known = |&i: &usize| {
+            let is_number = matches!(code.spec.code[i], Inst::Const(_));
+            code.per_row[i] && is_read[i] && levels.level[i] <= l && !is_number
+        };
+        code.needed().filter(known).count() as i64
     }
 
     /// One pass over a part of every row. The last block of a row's parts combines their results, if

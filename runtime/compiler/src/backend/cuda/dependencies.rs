@@ -51,7 +51,10 @@ pub(super) struct Guarded {
 impl Guarded {
     pub fn of(steps: &[LoadStep<'_>]) -> Guarded {
         Guarded {
-            checked: steps.iter().any(|step| step.check.is_some()),
+            checked: steps.iter().any(|step| {
+                let spec = step.kernel.map(|kernel| kernel.spec());
+                spec.is_some_and(|spec| matches!(spec.body, Body::BoundsCheck(_)))
+            }),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 const MEMBERS_MAX: usize = 1000;
 
 /// Steps of a program that a recorded run does by one launch.
-pub(super) struct Group {
+pub(crate) struct Group {
     /// The steps, ascending.
     pub members: Vec<usize>,
     /// The step at whose turn they run.
@@ -29,7 +29,7 @@ pub(super) struct Group {
 }
 
 /// The groups of a program's steps.
-pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Group>> {
+pub(crate) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Group>> {
     if request.is_dynamic {
         // Runs of such programs are not recorded.
         return Ok(Vec::new());
