@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, ArrayD, Axis, Slice};
-use slabwise::nn::{Linear, TransformerEncoderLayer};
+use slabwise::nn::{BatchNorm2d, Conv2d, Linear, Sequential, TransformerEncoderLayer};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Fuse, Plan};
@@ -644,4 +644,56 @@ fn logits_with_a_bias_are_in_memory_once() {
     let large: Vec<u64> = large.map(|b| b.bytes).collect();
     assert_eq!(large, [logits; 2], "logits and their gradient");
     assert!(plan.slab_bytes() < logits * 3 / 2);
+}
+
+/// Operations without a parameter are named after the layer that records them: a norm's statistics
+/// after the norm, and not after the convolution before it; a residual sum after the layer that it
+/// closes, and not after the one in which its stream began.
+#[test]
+fn operations_without_parameters_belong_to_the_layer_that_records_them() {
+    let params = Params::seeded(2);
+    let root = params.root();
+    let images = Sequential::new()
+        .then(Conv2d::new(&root / "conv", 3, 8, 3).padding(1))
+        .then(BatchNorm2d::new(&root / "norm", 8));
+    let encoders = ["e0", "e1"].map(|name| TransformerEncoderLayer::new(&root / name, 32, 2, 64));
+    let blocks = ["b0", "b1"].map(|name| Linear::new(&root / name, 32, 32));
+    let session = Session::new(Device::Cpu, params.clone()).expect("a session");
+    let steps = |trace: Trace, output: &dyn for<'t> Fn(&'t Trace) -> Tensor<'t>| -> Vec<String> {
+        let output = output(&trace);
+        let plan = session.plan(&trace, [output]).expect("a plan");
+        plan.steps().map(str::to_string).collect()
+    };
+    let of_images = steps(Trace::training(), &|trace| {
+        trace.input("x", F32, (4, 3, 8, 8)).apply(&images)
+    });
+    assert!(
+        of_images.len() > 1 && of_images[0].starts_with("conv."),
+        "{of_images:?}"
+    );
+    assert!(
+        of_images[1..].iter().all(|step| step.starts_with("norm.")),
+        "{of_images:?}"
+    );
+    let of_encoders = steps(Trace::inference(), &|trace| {
+        let x = trace.input("x", F32, (2, 5, 32));
+        encoders.iter().fold(x, |x, encoder| x.apply(encoder))
+    });
+    let second = of_encoders.iter().position(|step| step.starts_with("e1."));
+    let (first, second) = of_encoders.split_at(second.expect("a second layer"));
+    assert!(
+        first.iter().all(|step| step.starts_with("e0.")),
+        "{first:?}"
+    );
+    assert!(
+        second.iter().all(|step| step.starts_with("e1.")),
+        "{second:?}"
+    );
+    let of_blocks = steps(Trace::inference(), &|trace| {
+        let x = trace.input("x", F32, (2, 32));
+        let stream = blocks.iter().fold(x, |x, block| x + x.apply(block));
+        stream.softmax(1)
+    });
+    assert_eq!(of_blocks.len(), 3, "{of_blocks:?}");
+    assert!(of_blocks[2].starts_with("b1."), "{of_blocks:?}");
 }

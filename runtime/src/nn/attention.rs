@@ -1,5 +1,7 @@
 //! Attention over sequences.
 
+use std::panic::Location;
+
 use super::{KvCache, Linear, Module};
 use crate::params::{Init, Param, Scope};
 use crate::tensor::{AttentionOptions, Mask, Rope, Tensor};
@@ -110,12 +112,14 @@ impl MultiHeadAttention {
         let Projections::Joined(weight) = &self.projections else {
             return self.cross(x, x, x, mask);
         };
-        let qkv = x.matmul(x.trace().param(weight).t());
-        let qkv = match &self.in_bias {
-            Some(bias) => qkv + bias,
-            None => qkv,
-        };
-        self.out(qkv.self_attention(self.heads, self.causal, mask))
+        self.called(x, || {
+            let qkv = x.matmul(x.trace().param(weight).t());
+            let qkv = match &self.in_bias {
+                Some(bias) => qkv + bias,
+                None => qkv,
+            };
+            self.out(qkv.self_attention(self.heads, self.causal, mask))
+        })
     }
 
     /// The result for queries made from `x`, `[batch, length, width]`, keys and values made from
@@ -129,13 +133,15 @@ impl MultiHeadAttention {
         values: Tensor<'t>,
         mask: Mask<'t>,
     ) -> Tensor<'t> {
-        let made = self.made(x, keys, values);
         let mut options = AttentionOptions::new().mask(mask);
         if self.causal {
             options = options.causal();
         }
-        let joined = made[0].attention_with(made[1], made[2], options);
-        self.out(joined.join_heads())
+        self.called(x, || {
+            let made = self.made(x, keys, values);
+            let joined = made[0].attention_with(made[1], made[2], options);
+            self.out(joined.join_heads())
+        })
     }
 
     /// Queries, keys and values by heads.
@@ -166,9 +172,18 @@ impl MultiHeadAttention {
     /// same shape. Appends their keys and values. Each token sees itself and the earlier ones.
     #[track_caller]
     pub fn cached<'t>(&self, x: Tensor<'t>, cache: &KvCache<'t>) -> Tensor<'t> {
-        let made = self.made(x, x, x);
-        let joined = cache.attend(made[0], made[1], made[2], AttentionOptions::new());
-        self.out(joined.join_heads())
+        self.called(x, || {
+            let made = self.made(x, x, x);
+            let joined = cache.attend(made[0], made[1], made[2], AttentionOptions::new());
+            self.out(joined.join_heads())
+        })
+    }
+
+    /// Records `work` as that of this layer.
+    #[track_caller]
+    fn called<'t>(&self, x: Tensor<'t>, work: impl FnOnce() -> Tensor<'t>) -> Tensor<'t> {
+        let (path, at) = (self.at.path(), Location::caller());
+        x.trace().call_layer(path, at, work)
     }
 
     #[track_caller]
@@ -190,6 +205,10 @@ impl Module for MultiHeadAttention {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         self.masked(x, Mask::None)
+    }
+
+    fn path(&self) -> &str {
+        self.at.path()
     }
 }
 
@@ -354,27 +373,36 @@ impl GroupedQueryAttention {
     /// `[length]` or `[batch, 1, length]`) are those of the rotary embedding.
     #[track_caller]
     pub fn masked<'t>(&self, x: Tensor<'t>, positions: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
-        let [q, k, v] = self.made(x, Some(positions));
-        q.attention_with(k, v, self.options(mask))
-            .join_heads()
-            .apply(&self.out)
+        self.called(x, || {
+            let [q, k, v] = self.made(x, Some(positions));
+            q.attention_with(k, v, self.options(mask))
+                .join_heads()
+                .apply(&self.out)
+        })
     }
-}
 
-impl GroupedQueryAttention {
     /// The result for the tokens that follow those of a cache, whose states have the heads of keys:
     /// `[batch, new tokens, width]` → the same shape. Appends their keys and values.
     #[track_caller]
     pub fn cached<'t>(&self, x: Tensor<'t>, cache: &KvCache<'t>) -> Tensor<'t> {
-        let x = x
-            .require_rank("attention", 3)
-            .require_fixed_axis("attention", 1);
-        let positions = x.len(1).map(|count| cache.positions(count));
-        let [q, k, v] = self.made(x, positions);
-        cache
-            .attend(q, k, v, self.options(Mask::None))
-            .join_heads()
-            .apply(&self.out)
+        self.called(x, || {
+            let x = x
+                .require_rank("attention", 3)
+                .require_fixed_axis("attention", 1);
+            let positions = x.len(1).map(|count| cache.positions(count));
+            let [q, k, v] = self.made(x, positions);
+            cache
+                .attend(q, k, v, self.options(Mask::None))
+                .join_heads()
+                .apply(&self.out)
+        })
+    }
+
+    /// Records `work` as that of this layer.
+    #[track_caller]
+    fn called<'t>(&self, x: Tensor<'t>, work: impl FnOnce() -> Tensor<'t>) -> Tensor<'t> {
+        let (path, at) = (self.at.path(), Location::caller());
+        x.trace().call_layer(path, at, work)
     }
 }
 
@@ -387,5 +415,9 @@ impl Module for GroupedQueryAttention {
         q.attention_with(k, v, self.options(Mask::None))
             .join_heads()
             .apply(&self.out)
+    }
+
+    fn path(&self) -> &str {
+        self.at.path()
     }
 }

@@ -159,4 +159,8 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
         let shift = affine.map_or(-shift, |[_, bias]| bias - shift);
         x * along(scale) + along(shift)
     }
+
+    fn path(&self) -> &str {
+        self.at.path()
+    }
 }

@@ -67,7 +67,7 @@ impl<M: Module> Module for ModuleList<M> {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         x.trace().on_behalf(Location::caller(), || {
-            self.layers.iter().fold(x, |x, layer| layer.forward(x))
+            self.layers.iter().fold(x, |x, layer| x.apply(layer))
         })
     }
 }

@@ -49,6 +49,13 @@ use crate::tensor::Tensor;
 pub trait Module {
     /// The result for `x`.
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t>;
+
+    /// The path of the layer, as [`Scope::path`](crate::Scope::path): errors, plans and summaries
+    /// count the operations that it records without a parameter to this layer. If it is empty, as by
+    /// default, they belong to the layer around it, or to that of an operand.
+    fn path(&self) -> &str {
+        ""
+    }
 }
 
 impl<'t> Tensor<'t> {
@@ -57,6 +64,6 @@ impl<'t> Tensor<'t> {
     pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
         // A call through `dyn` loses the caller's line.
         self.trace
-            .on_behalf(Location::caller(), || layer.forward(self))
+            .call_layer(layer.path(), Location::caller(), || layer.forward(self))
     }
 }

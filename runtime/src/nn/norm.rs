@@ -87,6 +87,10 @@ impl Module for LayerNorm {
             None => y,
         }
     }
+
+    fn path(&self) -> &str {
+        self.weight.as_ref().map_or("", |weight| weight.layer())
+    }
 }
 
 /// x/√(mean of x² + ε)·weight over the last axis (Zhang & Sennrich 2019): `[…, n] → […, n]`. Weight
@@ -123,6 +127,10 @@ impl Module for RmsNorm {
             .mean_keep(last.as_slice())
             .inverse_deviation(self.eps)
             * &self.weight
+    }
+
+    fn path(&self) -> &str {
+        self.weight.layer()
     }
 }
 
@@ -172,6 +180,10 @@ impl Module for GroupNorm {
         let y = x.group_normalize(self.groups, self.eps);
         let [weight, bias] = [&self.weight, &self.bias].map(|p| per_channel(p, x));
         y * weight + bias
+    }
+
+    fn path(&self) -> &str {
+        self.weight.layer()
     }
 }
 
@@ -233,6 +245,10 @@ impl Module for InstanceNorm {
             Some([weight, bias]) => y * per_channel(weight, x) + per_channel(bias, x),
             None => y,
         }
+    }
+
+    fn path(&self) -> &str {
+        self.at.path()
     }
 }
 

@@ -30,7 +30,7 @@ impl Module for Sequential {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         // A call through `dyn` loses the caller's line.
         x.trace().on_behalf(Location::caller(), || {
-            self.layers.iter().fold(x, |x, layer| layer.forward(x))
+            self.layers.iter().fold(x, |x, layer| x.apply(&**layer))
         })
     }
 }

@@ -1,5 +1,7 @@
 //! Layers of transformers (Vaswani et al. 2017), with PyTorch's names.
 
+use std::panic::Location;
+
 use super::{LayerNorm, Linear, Module, MultiHeadAttention};
 use crate::params::Scope;
 use crate::tensor::{Mask, RopeLayout, Tensor};
@@ -86,6 +88,7 @@ macro_rules! options {
 /// attention are not.
 #[derive(Clone, Debug)]
 pub struct TransformerEncoderLayer {
+    at: Scope,
     attention: MultiHeadAttention,
     forward: FeedForward,
     norms: [LayerNorm; 2],
@@ -105,6 +108,7 @@ impl TransformerEncoderLayer {
                 LayerNorm::new(&at / "norm1", width),
                 LayerNorm::new(&at / "norm2", width),
             ],
+            at,
         }
     }
 
@@ -118,8 +122,11 @@ impl TransformerEncoderLayer {
     #[track_caller]
     pub fn masked<'t>(&self, x: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         let forward = &self.forward;
-        let x = forward.residual(x, &self.norms[0], |x| self.attention.masked(x, mask));
-        forward.residual(x, &self.norms[1], |x| forward.forward(x))
+        let called = Location::caller();
+        x.trace().call_layer(self.at.path(), called, || {
+            let x = forward.residual(x, &self.norms[0], |x| self.attention.masked(x, mask));
+            forward.residual(x, &self.norms[1], |x| forward.forward(x))
+        })
     }
 }
 
@@ -138,6 +145,7 @@ impl Module for TransformerEncoderLayer {
 /// are dropped; weights of attention are not.
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderLayer {
+    at: Scope,
     attention: MultiHeadAttention,
     cross: MultiHeadAttention,
     forward: FeedForward,
@@ -156,6 +164,7 @@ impl TransformerDecoderLayer {
             cross: MultiHeadAttention::new(&at / "multihead_attn", width, heads),
             forward: FeedForward::new(&at, width, inner),
             norms: ["norm1", "norm2", "norm3"].map(|name| LayerNorm::new(&at / name, width)),
+            at,
         }
     }
 
@@ -165,11 +174,14 @@ impl TransformerDecoderLayer {
     #[track_caller]
     pub fn decode<'t>(&self, x: Tensor<'t>, memory: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         let forward = &self.forward;
-        let x = forward.residual(x, &self.norms[0], |x| x.apply(&self.attention));
-        let x = forward.residual(x, &self.norms[1], |x| {
-            self.cross.cross(x, memory, memory, mask)
-        });
-        forward.residual(x, &self.norms[2], |x| forward.forward(x))
+        let called = Location::caller();
+        x.trace().call_layer(self.at.path(), called, || {
+            let x = forward.residual(x, &self.norms[0], |x| x.apply(&self.attention));
+            let x = forward.residual(x, &self.norms[1], |x| {
+                self.cross.cross(x, memory, memory, mask)
+            });
+            forward.residual(x, &self.norms[2], |x| forward.forward(x))
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Building, Trace};
+use super::{Building, Line, Trace};
 use crate::ops::{NodeId, Op};
 
 impl Trace {
@@ -14,11 +14,21 @@ impl Trace {
         self.building.borrow_mut().layer = before;
         result
     }
+
+    /// Records `work` as that of a layer which the user calls at this line, under its path if it has
+    /// one.
+    pub(crate) fn call_layer<R>(&self, path: &str, at: Line, work: impl FnOnce() -> R) -> R {
+        self.on_behalf(at, || match path {
+            "" => work(),
+            path => self.in_layer(path, work),
+        })
+    }
 }
 
 impl Building {
     /// The layer of an operation: that of a parameter among its operands, else the one that is
-    /// being recorded, else the first layer of an operand.
+    /// being recorded, else that of the operand that was recorded last and has one. A residual sum is
+    /// part of the layer that it closes, whichever side its stream is on.
     pub(super) fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
         let Building {
             graph,
@@ -35,12 +45,14 @@ impl Building {
             matches!(base.op, Op::Variable(v) if graph.variables[v as usize].is_param)
         };
         let layer = |id: &NodeId| &graph.origin(*id).layer;
+        let has_layer = |id: &&NodeId| !layer(id).is_empty();
+        let latest = operands.iter().filter(has_layer).max();
         let found = operands
             .iter()
             .filter(&mut weight)
             .map(layer)
             .chain(&*current)
-            .chain(operands.iter().map(layer))
+            .chain(latest.map(layer))
             .find(|layer| !layer.is_empty());
         found.map_or_else(|| Arc::from(""), Arc::clone)
     }

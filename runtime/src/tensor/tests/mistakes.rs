@@ -1,7 +1,7 @@
 //! Mistakes of users, and the messages for them.
 
 use super::*;
-use crate::nn::{Conv2d, Dropout, Linear, Module, Relu, Sequential};
+use crate::nn::{Conv2d, Dropout, Linear, Module, Relu, Sequential, TransformerEncoderLayer};
 use crate::ops::ConvGeometry;
 use crate::optim::{Adam, AdamW, Optimizer, Schedule, Sgd};
 use crate::params::Params;
@@ -96,6 +96,26 @@ fn layers_report_the_line_of_the_model_and_their_name() {
         ),
     ];
     assert_eq!(said(&trace), expected);
+}
+
+#[test]
+fn methods_of_layers_report_the_line_they_are_called_in() {
+    let params = Params::seeded(0);
+    let place = &params.root() / "encoder";
+    let encoder = TransformerEncoderLayer::new(place, 8, 2, 16);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 5, 8));
+    let mask = trace.zeros((3, 3));
+    let line = line!() + 1;
+    let _ = encoder.masked(x, crate::tensor::Mask::Added(mask));
+    let found = said(&trace);
+    let [mistake] = &found[..] else {
+        panic!("{found:?}")
+    };
+    assert!(
+        mistake.starts_with(&format!("{line}: ")) && mistake.contains("(in \"encoder.self_attn\")"),
+        "{mistake}"
+    );
 }
 
 #[test]
