@@ -10,8 +10,11 @@ use crate::ir::Program;
 use crate::passes::Pipeline;
 use crate::settings;
 
-/// The kernels that [`compile`](super::compile) prepares and plans for a graph of possible sizes if no budget asks
-/// for others.
+/// The kernels that [`compile`](super::compile) prepares and plans for a graph of possible sizes if no
+/// budget asks for others.
+///
+/// # Errors
+/// If a kernel is over more axes than kernels have, or a pass fails.
 pub fn lowered(
     name: &str,
     graph: &Graph,
