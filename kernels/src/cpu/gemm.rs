@@ -348,7 +348,7 @@ impl Matmul {
                 k_blocks,
                 slice: 0..k,
                 two_panels: false,
-                left_rows: None,
+                left_stays: false,
                 keeps_right: false,
                 micro: self.micro,
                 code: self.code.bind(spec, launch),
@@ -392,8 +392,6 @@ impl Matmul {
         };
         let steps = slice.len().min(self.limits.kc);
         let two_panels = 2 * steps * self.micro.nr() <= self.space.micro_panel;
-        let row = a.strides[0];
-        let left_rows = || std::array::from_fn(|i| (i as isize * row) as i32);
         let product = Strided {
             spec,
             env,
@@ -406,7 +404,7 @@ impl Matmul {
             k_blocks,
             slice,
             two_panels,
-            left_rows: self.layout.left_stays.then(left_rows),
+            left_stays: self.layout.left_stays,
             keeps_right: self.layout.swaps,
             micro: self.micro,
             code: self.code.bind(spec, launch),
@@ -441,8 +439,8 @@ fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool
 
 /// Whether kernels can read the left operand of a product where it lies, and about as fast as
 /// packed: the steps of a row are neighbours, and the rows of a panel have their cache lines in
-/// several sets of a cache. The right operand needs no transposing, which leaves no registers for
-/// the addresses of rows.
+/// several sets of a cache. The right operand needs no transposing, which kernels do beside packed
+/// left panels only.
 fn left_stays(spec: &Spec, body: &crate::spec::Matmul) -> bool {
     let rank = spec.dims.len();
     let [stride, step] = [rank - 2, rank - 1].map(|axis| body.a.strides[axis].as_fixed());

@@ -21,26 +21,25 @@ pub(in super::super) enum LeftLayout {
     Packed,
     /// Tables hold the offsets of rows and of steps.
     Indirect,
-    /// A table holds the offsets of rows, whose steps are neighbours. What follows is requested.
-    Rows,
+    /// Rows are equally far apart, and steps are neighbours. Later ones are requested.
+    Strided,
 }
 
 /// A panel of the left operand: element (row i, step k) at `base + k·R + i` if it is packed in
-/// panels of R rows, at `base + rows[i] + steps[k]` if it is indirect, and at `base + rows[i] + k`
-/// if its steps are neighbours.
+/// panels of R rows, at `base + rows[i] + steps[k]` if it is indirect, and at `base + i·stride + k`
+/// if it is strided.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Left {
     pub base: *const f32,
     pub rows: *const i32,
     pub steps: *const i32,
-    /// The base of the panel that is multiplied next, for [`LeftLayout::Rows`], which has offsets
-    /// of [`ROWS`] rows.
+    pub stride: isize,
+    /// The base of the panel that is multiplied next, for [`LeftLayout::Strided`].
     pub next: *const f32,
 }
 
-/// Entries of the table of the rows of a panel in [`LeftLayout::Rows`]: as many as a cache line has
-/// steps, so that one line is requested at each step.
-pub(in super::super) const ROWS: usize = 16;
+/// Steps of a row in a cache line.
+const LINE: usize = 16;
 /// Steps from the ones that are multiplied to the ones that are requested.
 const REQUEST_AHEAD: usize = 64;
 
@@ -56,29 +55,32 @@ impl Left {
             base,
             rows,
             steps,
+            stride: 0,
             next: std::ptr::null(),
         }
     }
 
+    /// One whose rows are `stride` elements apart; `next`: the base of the next.
+    pub fn strided(base: *const f32, stride: isize, next: *const f32) -> Left {
+        Left {
+            stride,
+            next,
+            ..Left::packed(base)
+        }
+    }
+
     /// The same panel of `rows` rows from a later step on.
-    pub unsafe fn from(self, step: usize, rows: usize, layout: LeftLayout) -> Left {
+    #[inline(always)]
+    pub unsafe fn from(mut self, step: usize, rows: usize, layout: LeftLayout) -> Left {
         // SAFETY: the caller's panel has this step.
         unsafe {
             match layout {
-                LeftLayout::Indirect => Left {
-                    steps: self.steps.add(step),
-                    ..self
-                },
-                LeftLayout::Packed => Left {
-                    base: self.base.add(step * rows),
-                    ..self
-                },
-                LeftLayout::Rows => Left {
-                    base: self.base.add(step),
-                    ..self
-                },
+                LeftLayout::Indirect => self.steps = self.steps.add(step),
+                LeftLayout::Packed => self.base = self.base.add(step * rows),
+                LeftLayout::Strided => self.base = self.base.add(step),
             }
         }
+        self
     }
 }
 
@@ -186,12 +188,12 @@ pub(in super::super) struct Micro {
     pub lanes: usize,
     packed: &'static [[Kernel; 2]],
     indirect: &'static [[Kernel; 2]],
-    rows: &'static [[Kernel; 2]],
+    strided: &'static [[Kernel; 2]],
     /// For packed left panels and right ones in a tile.
     tiled: &'static [[Kernel; 2]],
     /// For indirect left panels and some steps of packed right ones.
     listed: &'static [[Kernel; 2]],
-    /// For packed left panels and for rows, while the next right panel is copied, and for packed
+    /// For packed and strided left panels, while the next right panel is copied, and for packed
     /// ones, while it is transposed; by rows − 1.
     copying: [&'static [Kernel]; 2],
     transposing: &'static [Kernel],
@@ -214,16 +216,14 @@ pub(in super::super) const PEAK_SUMS: usize = 12;
 
 /// The addressing of the elements of a left panel.
 trait LeftAccess: Copy {
-    /// Whether the order of loads and sums has to be kept, because otherwise the compiler loads all
-    /// rows first and spills the sums.
-    const IN_ORDER: bool;
+    const LAYOUT: LeftLayout;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
-    /// The distances of the rows from it.
+    /// The distances of the rows from it, in bytes, which addresses take as they are.
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R];
-    /// Requests a cache line of those that steps after `step` of so many need.
+    /// Requests a later cache line of each row, before so many steps that remain.
     #[inline(always)]
-    unsafe fn request(_left: &Left, _step: usize, _steps: usize) {}
+    unsafe fn request<const R: usize>(_left: &Left, _remaining: usize) {}
 }
 
 #[derive(Clone, Copy)]
@@ -233,10 +233,12 @@ struct Packed;
 struct Indirect;
 
 #[derive(Clone, Copy)]
-struct Rows;
+struct Strided;
+
+const BYTES: isize = size_of::<f32>() as isize;
 
 impl LeftAccess for Packed {
-    const IN_ORDER: bool = false;
+    const LAYOUT: LeftLayout = LeftLayout::Packed;
 
     #[inline(always)]
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
@@ -245,12 +247,12 @@ impl LeftAccess for Packed {
     }
     #[inline(always)]
     unsafe fn rows<const R: usize>(_left: &Left) -> [isize; R] {
-        std::array::from_fn(|row| row as isize)
+        std::array::from_fn(|row| row as isize * BYTES)
     }
 }
 
 impl LeftAccess for Indirect {
-    const IN_ORDER: bool = true;
+    const LAYOUT: LeftLayout = LeftLayout::Indirect;
 
     #[inline(always)]
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
@@ -260,12 +262,12 @@ impl LeftAccess for Indirect {
     #[inline(always)]
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
         // SAFETY: as above.
-        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize })
+        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize * BYTES })
     }
 }
 
-impl LeftAccess for Rows {
-    const IN_ORDER: bool = true;
+impl LeftAccess for Strided {
+    const LAYOUT: LeftLayout = LeftLayout::Strided;
 
     #[inline(always)]
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
@@ -274,19 +276,15 @@ impl LeftAccess for Rows {
     }
     #[inline(always)]
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
-        // SAFETY: the table covers every row.
-        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize })
+        std::array::from_fn(|row| row as isize * left.stride * BYTES)
     }
     #[inline(always)]
-    unsafe fn request(left: &Left, step: usize, steps: usize) {
-        let step = step + REQUEST_AHEAD;
-        let from = match step < steps {
-            true => left.base.wrapping_add(step),
-            false => left.next.wrapping_add(step - steps),
+    unsafe fn request<const R: usize>(left: &Left, remaining: usize) {
+        let from = match REQUEST_AHEAD.checked_sub(remaining) {
+            None => left.base.wrapping_add(REQUEST_AHEAD),
+            Some(step) => left.next.wrapping_add(step),
         };
-        // SAFETY: the table has so many entries.
-        let row = unsafe { *left.rows.add(step % ROWS) };
-        prefetch(from.wrapping_offset(row as isize).cast());
+        (0..R as isize).for_each(|row| prefetch(from.wrapping_offset(row * left.stride).cast()));
     }
 }
 
@@ -296,6 +294,16 @@ trait RightAccess: Copy {
     #[inline(always)]
     unsafe fn step(_right: &Right, k: usize) -> usize {
         k
+    }
+    /// Whether [`Right::steps`] lists the steps of both operands.
+    const LISTS: bool = false;
+    /// The panel after its first steps.
+    #[inline(always)]
+    unsafe fn after(right: Right, steps: usize) -> Right {
+        Right {
+            at: right.at.wrapping_add(steps * right.stride),
+            ..right
+        }
     }
     /// The address of vector `c` of a step; of a panel unless it is given.
     #[inline(always)]
@@ -331,10 +339,17 @@ struct Tile;
 struct Listed;
 
 impl RightAccess for Listed {
+    const LISTS: bool = true;
+
     #[inline(always)]
     unsafe fn step(right: &Right, k: usize) -> usize {
         // SAFETY: the list has this entry.
         unsafe { *right.steps.add(k) as usize }
+    }
+    #[inline(always)]
+    unsafe fn after(right: Right, steps: usize) -> Right {
+        // SAFETY: as for `Tile`.
+        unsafe { Tile::after(right, steps) }
     }
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
@@ -375,6 +390,14 @@ impl RightAccess for Panel {}
 
 impl RightAccess for Tile {
     #[inline(always)]
+    unsafe fn after(right: Right, steps: usize) -> Right {
+        Right {
+            // SAFETY: the table has so many entries.
+            steps: unsafe { right.steps.add(steps) },
+            ..right
+        }
+    }
+    #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the table covers every step, and names elements of the tile around `at`.
         unsafe {
@@ -385,6 +408,11 @@ impl RightAccess for Tile {
         }
     }
 }
+
+/// Steps that a kernel takes between two looks at its loop and its copies. Multiply-adds would hide
+/// one look for each step, but another thread of the same core, which may be that of another virtual
+/// machine, leaves a kernel only half of the instructions that the core can start.
+const STEPS: usize = 4;
 
 #[inline(always)]
 unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
@@ -406,33 +434,31 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
             }
         }
         let rows = W::rows::<R>(&left);
-        let mut b = [S::zero(); C];
         let mut ahead = right.ahead;
         let mut column = 0;
         let (every, mut next) = match F::COPIES {
             true => ((depth / F::copies::<S, C>(&ahead).max(1)).max(1), 0),
             false => (0, usize::MAX),
         };
-        for k in 0..depth {
-            if F::COPIES && k == next && ahead.steps > 0 {
+        let (mut left, mut right) = (left, right);
+        let mut taken = 0;
+        for group in 0..depth / STEPS {
+            if group % (LINE / STEPS) == 0 {
+                W::request::<R>(&left, depth - taken);
+            }
+            while F::COPIES && taken >= next && ahead.steps > 0 {
                 F::copy::<S, C>(&mut ahead, &mut column);
                 next += every;
             }
-            let step = F::step(&right, k);
-            for (c, b) in b.iter_mut().enumerate() {
-                *b = S::load(F::vector::<S>(&right, step, c));
+            for step in 0..STEPS {
+                add_step::<S, W, F, R, C>(step, &left, &right, &rows, &mut sum);
             }
-            W::request(&left, k, depth);
-            let at = W::step::<R>(&left, step);
-            for (sum, row) in sum.iter_mut().zip(rows) {
-                let a = S::splat(at.offset(row));
-                for (sum, b) in sum.iter_mut().zip(b) {
-                    *sum = S::fma(a, b, *sum);
-                    if W::IN_ORDER {
-                        *sum = S::in_order(*sum);
-                    }
-                }
-            }
+            (left, right) = rest::<W, F, R>(left, right, STEPS);
+            taken += STEPS;
+        }
+        for _ in taken..depth {
+            add_step::<S, W, F, R, C>(0, &left, &right, &rows, &mut sum);
+            (left, right) = rest::<W, F, R>(left, right, 1);
         }
         while F::COPIES && ahead.steps > 0 {
             F::copy::<S, C>(&mut ahead, &mut column);
@@ -449,6 +475,50 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
                         sum
                     },
                 );
+            }
+        }
+    }
+}
+
+/// Both panels without their first steps.
+#[inline(always)]
+unsafe fn rest<W: LeftAccess, F: RightAccess, const R: usize>(
+    left: Left,
+    right: Right,
+    steps: usize,
+) -> (Left, Right) {
+    // SAFETY: the caller's panels have these steps.
+    unsafe {
+        let left = match F::LISTS {
+            true => left,
+            false => left.from(steps, R, W::LAYOUT),
+        };
+        (left, F::after(right, steps))
+    }
+}
+
+/// Adds the products of the step that is the k-th of those that remain to the sums.
+#[inline(always)]
+unsafe fn add_step<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
+    k: usize,
+    left: &Left,
+    right: &Right,
+    rows: &[isize; R],
+    sums: &mut [[S::V; C]; R],
+) {
+    // SAFETY: as for `kernel`, whose panels have this step.
+    unsafe {
+        let step = F::step(right, k);
+        let mut b = [S::zero(); C];
+        for (c, b) in b.iter_mut().enumerate() {
+            *b = S::load(F::vector::<S>(right, step, c));
+        }
+        let at = W::step::<R>(left, step);
+        for (sums, &row) in sums.iter_mut().zip(rows) {
+            let a = S::splat(at.byte_offset(row));
+            for (sum, b) in sums.iter_mut().zip(b) {
+                // In this order, because the compiler would load all rows first and spill the sums.
+                *sum = S::in_order(S::fma(a, b, *sum));
             }
         }
     }
@@ -597,12 +667,12 @@ macro_rules! micro {
                 lanes: <$simd>::LANES,
                 packed: table!(run, Packed, Panel, $($rows)+),
                 indirect: table!(run, Indirect, Panel, $($rows)+),
-                rows: table!(run, Rows, Panel, $($rows)+),
+                strided: table!(run, Strided, Panel, $($rows)+),
                 tiled: table!(run, Packed, Tile, $($rows)+),
                 listed: table!(run, Indirect, Listed, $($rows)+),
                 copying: [
                     &[$(run::<Packed, Copying, $rows, 2>),+],
-                    &[$(run::<Rows, Copying, $rows, 2>),+],
+                    &[$(run::<Strided, Copying, $rows, 2>),+],
                 ],
                 transposing: &[$(run::<Packed, Transposing, $rows, 2>),+],
                 pack,
@@ -684,13 +754,13 @@ impl Micro {
         let table = match (left, right.steps.is_null()) {
             (LeftLayout::Indirect, true) => self.indirect,
             (LeftLayout::Indirect, false) => self.listed,
-            (LeftLayout::Rows, _) => self.rows,
+            (LeftLayout::Strided, _) => self.strided,
             (LeftLayout::Packed, true) => self.packed,
             (LeftLayout::Packed, false) => self.tiled,
         };
         match (right.ahead.steps, right.ahead.across) {
             (0, _) => table[rows - 1][width / self.lanes - 1],
-            (_, 1) => self.copying[usize::from(left == LeftLayout::Rows)][rows - 1],
+            (_, 1) => self.copying[usize::from(left == LeftLayout::Strided)][rows - 1],
             _ => self.transposing[rows - 1],
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::drive::{KBlocks, MicroPanel, Product, panel_rows};
 use super::matrix::Matrix;
-use super::micro::{Ahead, Left, LeftLayout, Micro, ROWS, Right};
+use super::micro::{Ahead, Left, LeftLayout, Micro, Right};
 use super::pack::{self, Source};
 use crate::cpu::tile::{Bound, Requests};
 use crate::size::Env;
@@ -32,8 +32,8 @@ pub(super) struct Strided<'a> {
     pub slice: Range<usize>,
     /// Whether the workspace has room for two micro-panels.
     pub two_panels: bool,
-    /// Offsets of the rows of a left panel that is read where it lies.
-    pub left_rows: Option<[i32; ROWS]>,
+    /// Whether the left operand is read where it lies.
+    pub left_stays: bool,
     /// Whether the right operand of a block of columns stays packed.
     pub keeps_right: bool,
     pub micro: &'static Micro,
@@ -90,9 +90,9 @@ impl Strided<'_> {
 
 impl Product for Strided<'_> {
     fn left_layout(&self) -> LeftLayout {
-        match self.left_rows {
-            Some(_) => LeftLayout::Rows,
-            None => LeftLayout::Packed,
+        match self.left_stays {
+            true => LeftLayout::Strided,
+            false => LeftLayout::Packed,
         }
     }
 
@@ -140,7 +140,7 @@ impl Product for Strided<'_> {
         block: usize,
         to: *mut f32,
     ) {
-        if self.left_rows.is_some() {
+        if self.left_stays {
             return;
         }
         let depth = self.depth(block);
@@ -183,19 +183,15 @@ impl Product for Strided<'_> {
         left: *const f32,
     ) -> Left {
         let depth = self.depth(block);
-        if let Some(offsets) = &self.left_rows {
+        if self.left_stays {
             // There is one group only.
-            let base = self
+            let stride = self.a.strides[0];
+            let base: *const f32 = self
                 .a
                 .at(&[], rows.start + row, depth.start, self.env)
                 .cast();
             let panel = panel_rows(rows.len(), self.micro.mr) as isize;
-            return Left {
-                base,
-                rows: offsets.as_ptr(),
-                steps: std::ptr::null(),
-                next: base.wrapping_offset(panel * self.a.strides[0]),
-            };
+            return Left::strided(base, stride, base.wrapping_offset(panel * stride));
         }
         // SAFETY: `row` rows are packed before it.
         Left::packed(unsafe { left.add(row * depth.len()) })
