@@ -216,6 +216,7 @@ pub(in super::super) const PEAK_SUMS: usize = 12;
 
 /// The addressing of the elements of a left panel.
 trait LeftAccess: Copy {
+    /// The layout of the panels that are read so.
     const LAYOUT: LeftLayout;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
@@ -235,6 +236,7 @@ struct Indirect;
 #[derive(Clone, Copy)]
 struct Strided;
 
+/// Bytes of an element.
 const BYTES: isize = size_of::<f32>() as isize;
 
 impl LeftAccess for Packed {
@@ -409,9 +411,9 @@ impl RightAccess for Tile {
     }
 }
 
-/// Steps that a kernel takes between two looks at its loop and its copies. Multiply-adds would hide
-/// one look for each step, but another thread of the same core, which may be that of another virtual
-/// machine, leaves a kernel only half of the instructions that the core can start.
+/// Steps that a kernel takes between two checks of its loop and of its copies. Multiply-adds hide one
+/// check for each step on a quiet core, but not where another thread shares the core, perhaps that of
+/// another virtual machine, because both then share the instructions that the core can start.
 const STEPS: usize = 4;
 
 #[inline(always)]
