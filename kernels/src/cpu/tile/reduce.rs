@@ -14,7 +14,7 @@ use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
-use crate::scalar::{Joined, Lanewise, Negation, Product, ProductSum, ScalarOp, Sum, Visit, Word};
+use crate::scalar::{Joined, Lanewise, Negation, Product, ProductSum, ScalarOp, Sum, Word, code};
 use crate::spec::ReduceOp;
 
 /// The work of one reduction on one tile.
@@ -57,21 +57,23 @@ pub(super) struct ReduceCode {
 impl ReduceCode {
     pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> ReduceCode {
         let float = lane == Lane::F32;
-        let bits = |f: f32, i: i32| if float { f.to_bits() } else { i as u32 };
-        let (op, identity) = match op {
-            ReduceOp::Sum => (ScalarOp::Add, bits(0.0, 0)),
-            ReduceOp::Prod => (ScalarOp::Mul, bits(1.0, 1)),
-            ReduceOp::Max => (ScalarOp::Max, bits(f32::NEG_INFINITY, i32::MIN)),
-            ReduceOp::Min => (ScalarOp::Min, bits(f32::INFINITY, i32::MAX)),
-            ReduceOp::Any => (ScalarOp::Or, 0),
-            ReduceOp::All => (ScalarOp::And, 1),
-            ReduceOp::ArgMax if float => return position_code::<LargestFloat>(isa),
-            ReduceOp::ArgMin if float => return position_code::<SmallestFloat>(isa),
-            ReduceOp::ArgMax => return position_code::<LargestInt>(isa),
-            ReduceOp::ArgMin => return position_code::<SmallestInt>(isa),
+        match op {
+            ReduceOp::Sum if float => loops::<code::Add<f32>>(isa, 0.0f32.to_bits()),
+            ReduceOp::Sum => loops::<code::Add<i32>>(isa, 0),
+            ReduceOp::Prod if float => loops::<code::Mul<f32>>(isa, 1.0f32.to_bits()),
+            ReduceOp::Prod => loops::<code::Mul<i32>>(isa, 1),
+            ReduceOp::Max if float => loops::<code::Max<f32>>(isa, f32::NEG_INFINITY.to_bits()),
+            ReduceOp::Max => loops::<code::Max<i32>>(isa, i32::MIN as u32),
+            ReduceOp::Min if float => loops::<code::Min<f32>>(isa, f32::INFINITY.to_bits()),
+            ReduceOp::Min => loops::<code::Min<i32>>(isa, i32::MAX as u32),
+            ReduceOp::Any => loops::<code::Or<bool>>(isa, 0),
+            ReduceOp::All => loops::<code::And<bool>>(isa, 1),
+            ReduceOp::ArgMax if float => position_loops::<LargestFloat>(isa),
+            ReduceOp::ArgMin if float => position_loops::<SmallestFloat>(isa),
+            ReduceOp::ArgMax => position_loops::<LargestInt>(isa),
+            ReduceOp::ArgMin => position_loops::<SmallestInt>(isa),
             ReduceOp::SquaredDeviations => unreachable!("no loop has {op:?}"),
-        };
-        op.visit(lane, Loops { isa, identity })
+        }
     }
 
     /// The loops that sum the results of a float operation without storing them, if there are any.
@@ -138,23 +140,16 @@ impl ReduceCode {
     }
 }
 
-struct Loops {
-    isa: Isa,
-    identity: u32,
-}
-
-impl Visit for Loops {
-    type Output = ReduceCode;
-    fn visit<O: Lanewise>(self) -> ReduceCode {
-        ReduceCode {
-            columns: [entry::<Columns<O, Values>>(self.isa); 8],
-            rows: [entry::<Rows<O, Values>>(self.isa); 8],
-            joined: false,
-            finish: entry::<Finish<O>>(self.isa),
-            merge: entry::<Merge<O>>(self.isa),
-            identity: self.identity,
-            words: 1,
-        }
+/// The loops that combine values by `O`, for which `identity` is the accumulator of nothing.
+fn loops<O: Lanewise>(isa: Isa, identity: u32) -> ReduceCode {
+    ReduceCode {
+        columns: [entry::<Columns<O, Values>>(isa); 8],
+        rows: [entry::<Rows<O, Values>>(isa); 8],
+        joined: false,
+        finish: entry::<Finish<O>>(isa),
+        merge: entry::<Merge<O>>(isa),
+        identity,
+        words: 1,
     }
 }
 
@@ -429,7 +424,7 @@ impl Rank for SmallestInt {
 /// The position of no element: after all others, so that every element wins against it.
 pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
-fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
+fn position_loops<K: Rank>(isa: Isa) -> ReduceCode {
     ReduceCode {
         columns: [entry::<RankColumns<K>>(isa); 8],
         rows: [entry::<RankRows<K>>(isa); 8],
