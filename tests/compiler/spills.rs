@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
@@ -26,36 +28,53 @@ fn functions(sm: u32) -> &'static BTreeMap<String, Function> {
 }
 
 fn made(sm: u32) -> BTreeMap<String, Function> {
+    let models = AtomicUsize::new(0);
+    let some = || {
+        let mut all = BTreeMap::new();
+        while let Some(&model) = Model::ALL.get(models.fetch_add(1, Ordering::Relaxed)) {
+            all.extend(of_model(model, sm));
+        }
+        all
+    };
+    thread::scope(|scope| {
+        let threads = thread::available_parallelism().map_or(1, |n| n.get());
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let made = threads
+            .into_iter()
+            .flat_map(|t| t.join().expect("functions"));
+        made.collect()
+    })
+}
+
+fn of_model(model: Model, sm: u32) -> BTreeMap<String, Function> {
     let device = Description::nearest(sm).target();
     let mut all = BTreeMap::new();
-    for &model in Model::ALL {
-        for precision in Precision::ALL {
-            let network = model.build(&Params::seeded(0));
-            let trace = Trace::training().with_precision(precision);
-            let loss = network.step(&trace, 64usize.into(), model.optimizer());
-            let graph = trace.finish(&[loss]).expect("a model");
-            let bounds = graph.symbols.bounds();
-            let target = backend::Target::described(device);
-            // Images in both layouts, sums in kernels of their own and in epilogues, and the choice.
-            for (channels_last, epilogue_sums) in [
-                (ChannelsLast::Off, EpilogueSums::Off),
-                (ChannelsLast::default(), EpilogueSums::default()),
-                (ChannelsLast::All, EpilogueSums::All),
-            ] {
-                let options = CompileOptions {
-                    channels_last,
-                    epilogue_sums,
-                    ..CompileOptions::default()
-                };
-                let program = lowered("step", &graph, &options, &target).expect("kernels");
-                for task in &program.kernels {
-                    for tf32 in [false, true] {
-                        let target = Target { tf32, ..device };
-                        let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
-                            .unwrap_or_else(|e| panic!("{}: {e}", task.name));
-                        let functions = lowered.functions.into_iter();
-                        all.extend(functions.map(|function| (function.name.clone(), function)));
-                    }
+    for precision in Precision::ALL {
+        let network = model.build(&Params::seeded(0));
+        let trace = Trace::training().with_precision(precision);
+        let loss = network.step(&trace, 64usize.into(), model.optimizer());
+        let graph = trace.finish(&[loss]).expect("a model");
+        let bounds = graph.symbols.bounds();
+        let target = backend::Target::described(device);
+        // Images in both layouts, sums in kernels of their own and in epilogues, and the choice.
+        for (channels_last, epilogue_sums) in [
+            (ChannelsLast::Off, EpilogueSums::Off),
+            (ChannelsLast::default(), EpilogueSums::default()),
+            (ChannelsLast::All, EpilogueSums::All),
+        ] {
+            let options = CompileOptions {
+                channels_last,
+                epilogue_sums,
+                ..CompileOptions::default()
+            };
+            let program = lowered("step", &graph, &options, &target).expect("kernels");
+            for task in &program.kernels {
+                for tf32 in [false, true] {
+                    let target = Target { tf32, ..device };
+                    let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
+                        .unwrap_or_else(|e| panic!("{}: {e}", task.name));
+                    let functions = lowered.functions.into_iter();
+                    all.extend(functions.map(|function| (function.name.clone(), function)));
                 }
             }
         }

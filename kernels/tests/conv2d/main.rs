@@ -205,13 +205,21 @@ fn layout(random: &mut Random, space: [usize; 4]) -> (Operand, usize) {
     (operand(offset as i64, &strides), offset + stride)
 }
 
-fn at(operand: &Operand, at: [usize; 4]) -> usize {
+/// Where the elements of an operand of fixed size lie.
+fn positions(operand: &Operand) -> impl Fn([usize; 4]) -> usize + use<> {
     let env = Env::default();
-    (operand.offset.at(&env)
-        + at.iter()
-            .zip(&operand.strides)
-            .map(|(&c, s)| c as i64 * s.at(&env))
-            .sum::<i64>()) as usize
+    let offset = operand.offset.at(&env);
+    let strides: Vec<i64> = operand.strides.iter().map(|s| s.at(&env)).collect();
+    move |at| {
+        let steps = at.iter().zip(&strides).map(|(&c, s)| c as i64 * s);
+        (offset + steps.sum::<i64>()) as usize
+    }
+}
+
+/// The elements of an operand.
+fn values<'a>(memory: &'a [f32], operand: &Operand) -> impl Fn([usize; 4]) -> f64 + use<'a> {
+    let position = positions(operand);
+    move |at| f64::from(memory[position(at)])
 }
 
 fn check(
@@ -235,8 +243,8 @@ fn check(
         random.floats(b_len),
         vec![f32::NAN; out_len],
     ];
-    let value = |arg: usize, operand: &Operand, point| f64::from(args[arg][at(operand, point)]);
-    let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+    let expected = shape.oracle(kind, &values(&args[0], &a), &values(&args[1], &b));
+    let position = positions(&out);
     let spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
     for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), teams, &args) {
         let [_, d1, d2, d3] = spaces[2];
@@ -247,7 +255,7 @@ fn check(
                 flat / d3 % d2,
                 flat % d3,
             ];
-            assert_sum(results[2][at(&out, point)], sum, scale, terms, &|| {
+            assert_sum(results[2][position(point)], sum, scale, terms, &|| {
                 format!("{isa} {kind:?} {shape:?} at {point:?} {spec:?}")
             });
         }
@@ -619,8 +627,7 @@ fn batches_below_the_bound() {
                 let [a, b, _] = shape
                     .spaces(kind)
                     .map(|space| operand(0, &contiguous(&space)));
-                let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
-                let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+                let expected = shape.oracle(kind, &values(&args[0], &a), &values(&args[1], &b));
                 for (isa, results) in at_bound {
                     for (actual, &(sum, scale, terms)) in results[2].iter().zip(&expected) {
                         assert_sum(*actual, sum, scale, terms, &|| {
@@ -694,8 +701,7 @@ fn epilogues() {
             other.clone(),
         ];
         let [a, b, _] = spaces.map(|space| operand(0, &contiguous(&space)));
-        let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
-        let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+        let expected = shape.oracle(kind, &values(&args[0], &a), &values(&args[1], &b));
         for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
             for (flat, &(sum, scale, terms)) in expected.iter().enumerate() {
                 let bias = f64::from(bias[flat / columns / rows % channels]);

@@ -2,7 +2,7 @@
 //! a tile of results shares.
 
 use super::common::{Random, contiguous, operand, run_all, teams};
-use super::{KINDS, Shape, at, conv, layout};
+use super::{KINDS, Shape, conv, layout, positions, values};
 use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -131,8 +131,16 @@ fn tile_magnitudes(
             })
             .sum()
     };
+    let tiles = [high, wide].map(|size| size.div_ceil(results));
     let mut all = Vec::new();
     for n in 0..n {
+        // Of each tile and channel.
+        let sums: Vec<f64> = (0..tiles[0] * tiles[1] * image[1])
+            .map(|at| {
+                let (tile, channel) = (at / image[1], at % image[1]);
+                sum_of_tile(n, channel, [tile / tiles[1], tile % tiles[1]])
+            })
+            .collect();
         for row in 0..rows {
             let weights: Vec<f64> = (0..image[1])
                 .map(|channel| {
@@ -142,9 +150,9 @@ fn tile_magnitudes(
                 })
                 .collect();
             for (h, w) in (0..high).flat_map(|h| (0..wide).map(move |w| (h, w))) {
-                let terms = weights.iter().enumerate().map(|(channel, weights)| {
-                    sum_of_tile(n, channel, [h / results, w / results]) * weights
-                });
+                let tile = h / results * tiles[1] + w / results;
+                let sums = &sums[tile * image[1]..][..image[1]];
+                let terms = weights.iter().zip(sums).map(|(weights, sum)| sum * weights);
                 all.push(terms.sum());
             }
         }
@@ -201,8 +209,8 @@ fn check(
     for (i, x) in args[0].iter_mut().enumerate() {
         *x = change(i, *x);
     }
-    let value_a = |p: [usize; 4]| f64::from(args[0][at(&a, p)]);
-    let value_b = |p: [usize; 4]| f64::from(args[1][at(&b, p)]);
+    let (value_a, value_b) = (values(&args[0], &a), values(&args[1], &b));
+    let position = positions(&out);
     let expected = shape.oracle(kind, &value_a, &value_b);
     let magnitudes = tile_magnitudes(&shape, kind, &value_a, &value_b);
     let mut spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
@@ -220,7 +228,7 @@ fn check(
                 flat / d3 % d2,
                 flat % d3,
             ];
-            let actual = results[2][at(&out, point)];
+            let actual = results[2][position(point)];
             let error = (f64::from(actual) - sum).abs();
             let bound = (channels + roundings) as f64 * unit * coefficient * magnitude;
             assert!(
