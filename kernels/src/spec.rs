@@ -632,10 +632,19 @@ impl Spec {
     /// space.
     pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
         let mut list = self.body.operands(&self.dims).into_vec();
-        for (k, operand) in self.operands.iter().enumerate() {
-            let k = k as u16;
+        let per_row = self.per_row();
+        // Whether the code reads each operand, and whether it draws random numbers from it.
+        let mut used = vec![(false, false); self.operands.len()];
+        for inst in &self.code {
+            let operand = inst.operand().map(usize::from);
+            if let Some((read, random)) = operand.and_then(|k| used.get_mut(k)) {
+                *read = true;
+                *random |= matches!(inst, Inst::Uniform { .. });
+            }
+        }
+        for ((k, operand), (read, random)) in (0..).zip(&self.operands).zip(used) {
             let store = self.stores.iter().find(|s| s.operand == k);
-            let access = match (self.reads(k), store) {
+            let access = match (read, store) {
                 (true, Some(_)) => Access::ReadWrite,
                 (false, Some(_)) => Access::Write,
                 _ => Access::Read,
@@ -644,7 +653,8 @@ impl Spec {
             let mut space = self.dims.clone();
             // A per-row value is stored, and an operand that is uniform along the reduced axes is
             // read, once per point of the kept axes, even when the reduced axes have no points.
-            if store.is_some_and(|s| self.is_per_row(s.value)) || self.is_uniform(&operand.strides)
+            if store.is_some_and(|s| per_row[usize::from(s.value)])
+                || self.is_uniform(&operand.strides)
             {
                 (space, operand.strides) = (0..space.len())
                     .filter(|&axis| !self.is_reduced(axis))
@@ -652,11 +662,7 @@ impl Spec {
                     .unzip();
             }
             // Seed and step: three elements at each point of the operand.
-            if self
-                .code
-                .iter()
-                .any(|i| matches!(i, Inst::Uniform { state, .. } if *state == k))
-            {
+            if random {
                 space.push(Size::fixed(3));
                 operand.strides.push(Size::ONE);
             }

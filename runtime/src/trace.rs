@@ -268,6 +268,16 @@ impl Trace {
         operands: &[Tensor<'t>],
         build: impl FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId, String>,
     ) -> Tensor<'t> {
+        self.record_boxed(at, operands, Box::new(build))
+    }
+
+    /// [`Trace::record`], which is compiled once for all operations.
+    fn record_boxed<'t>(
+        &'t self,
+        at: Line,
+        operands: &[Tensor<'t>],
+        build: Box<dyn FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId, String> + '_>,
+    ) -> Tensor<'t> {
         if operands.iter().any(|t| t.is_poisoned()) {
             return self.poisoned();
         }

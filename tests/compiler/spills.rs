@@ -1,6 +1,6 @@
 //! No kernel of a built-in model has too few registers on a CUDA device, for any operands.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -18,21 +18,45 @@ use slabwise_models::Model;
 /// Compute capabilities.
 const DEVICES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
-/// The functions of all models' training steps, each in f32, tf32 and halves, by name; made once for
-/// each of [`DEVICES`].
+/// A model's training step in one of the precisions.
+type Case = (Model, Precision);
+
+/// All cases, each with its pair of [`DEVICES`]: an older and a newer one. The three cases of a
+/// model have all six.
+fn cases() -> impl Iterator<Item = (Case, [u32; 2])> {
+    let (older, newer) = DEVICES.split_at(DEVICES.len() / 2);
+    Model::ALL.iter().enumerate().flat_map(move |(m, &model)| {
+        Precision::ALL
+            .into_iter()
+            .enumerate()
+            .map(move |(p, precision)| {
+                let pair = [
+                    older[(m + p) % older.len()],
+                    newer[(m + 2 * p) % newer.len()],
+                ];
+                ((model, precision), pair)
+            })
+    })
+}
+
+/// The functions of the cases that have a device, by name; made once for each of [`DEVICES`].
 fn functions(sm: u32) -> &'static BTreeMap<String, Function> {
     static MADE: [OnceLock<BTreeMap<String, Function>>; DEVICES.len()] =
         [const { OnceLock::new() }; DEVICES.len()];
     let at = DEVICES.iter().position(|&device| device == sm);
-    MADE[at.expect("a device of the list")].get_or_init(|| made(sm))
+    MADE[at.expect("a device of the list")].get_or_init(|| {
+        let own = cases().filter(|(_, pair)| pair.contains(&sm));
+        made(&own.map(|(case, _)| case).collect::<Vec<_>>(), sm)
+    })
 }
 
-fn made(sm: u32) -> BTreeMap<String, Function> {
-    let models = AtomicUsize::new(0);
+/// The functions of cases for a device, by name.
+fn made(cases: &[Case], sm: u32) -> BTreeMap<String, Function> {
+    let next = AtomicUsize::new(0);
     let some = || {
         let mut all = BTreeMap::new();
-        while let Some(&model) = Model::ALL.get(models.fetch_add(1, Ordering::Relaxed)) {
-            all.extend(of_model(model, sm));
+        while let Some(&case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            all.extend(of_case(case, sm));
         }
         all
     };
@@ -46,43 +70,42 @@ fn made(sm: u32) -> BTreeMap<String, Function> {
     })
 }
 
-fn of_model(model: Model, sm: u32) -> BTreeMap<String, Function> {
+/// The functions of a case, with images in both layouts and sums in both places, with and without
+/// TF32.
+fn of_case((model, precision): Case, sm: u32) -> BTreeMap<String, Function> {
     let device = Description::nearest(sm).target();
-    let mut all = BTreeMap::new();
-    for precision in Precision::ALL {
-        let network = model.build(&Params::seeded(0));
-        let trace = Trace::training().with_precision(precision);
-        let loss = network.step(&trace, 64usize.into(), model.optimizer());
-        let graph = trace.finish(&[loss]).expect("a model");
-        let bounds = graph.symbols.bounds();
-        let target = backend::Target::described(device);
-        // Images in both layouts, sums in kernels of their own and in epilogues, and the choice.
-        let mut specs = Vec::new();
-        for (channels_last, epilogue_sums) in [
-            (ChannelsLast::Off, EpilogueSums::Off),
-            (ChannelsLast::default(), EpilogueSums::default()),
-            (ChannelsLast::All, EpilogueSums::All),
-        ] {
-            let options = CompileOptions {
-                channels_last,
-                epilogue_sums,
-                ..CompileOptions::default()
-            };
-            let program = lowered("step", &graph, &options, &target).expect("kernels");
-            for task in program.kernels {
-                if specs.iter().all(|(_, known)| *known != task.spec) {
-                    specs.push((task.name, task.spec));
-                }
+    let network = model.build(&Params::seeded(0));
+    let trace = Trace::training().with_precision(precision);
+    let loss = network.step(&trace, 64usize.into(), model.optimizer());
+    let graph = trace.finish(&[loss]).expect("a model");
+    let bounds = graph.symbols.bounds();
+    let target = backend::Target::described(device);
+    let mut specs = Vec::new();
+    for (channels_last, epilogue_sums) in [
+        (ChannelsLast::Off, EpilogueSums::Off),
+        (ChannelsLast::default(), EpilogueSums::default()),
+        (ChannelsLast::All, EpilogueSums::All),
+    ] {
+        let options = CompileOptions {
+            channels_last,
+            epilogue_sums,
+            ..CompileOptions::default()
+        };
+        let program = lowered("step", &graph, &options, &target).expect("kernels");
+        for task in program.kernels {
+            if specs.iter().all(|(_, known)| *known != task.spec) {
+                specs.push((task.name, task.spec));
             }
         }
-        for (name, spec) in &specs {
-            for tf32 in [false, true] {
-                let target = Target { tf32, ..device };
-                let lowered = slabwise_cuda::lower(spec, &bounds, &target)
-                    .unwrap_or_else(|e| panic!("{model}, {name}: {e}"));
-                let functions = lowered.functions.into_iter();
-                all.extend(functions.map(|function| (function.name.clone(), function)));
-            }
+    }
+    let mut all = BTreeMap::new();
+    for (name, spec) in &specs {
+        for tf32 in [false, true] {
+            let target = Target { tf32, ..device };
+            let lowered = slabwise_cuda::lower(spec, &bounds, &target)
+                .unwrap_or_else(|e| panic!("{model}, {name}: {e}"));
+            let functions = lowered.functions.into_iter();
+            all.extend(functions.map(|function| (function.name.clone(), function)));
         }
     }
     all
@@ -93,7 +116,8 @@ fn kind(function: &Function) -> &str {
 }
 
 /// The parts of a function that determine the registers of a product: kernel and operands as types,
-/// but for the numbers of words. The work on the sums is left out.
+/// but for the numbers of words. The work on the sums is left out. Both types of halves need the same
+/// registers.
 fn multiplied(function: &Function) -> String {
     let lines = function.source.lines().filter(|line| {
         ["idx;", "Matrix<", "tile.product<"]
@@ -103,7 +127,8 @@ fn multiplied(function: &Function) -> String {
     let types = lines
         .flat_map(|line| line.split([',', '<', '>', ' ']))
         .filter(|word| word.parse::<u32>().is_ok_and(|n| n < 8) || word.parse::<u32>().is_err());
-    kind(function).to_string() + &types.collect::<Vec<_>>().join(" ")
+    let key = kind(function).to_string() + &types.collect::<Vec<_>>().join(" ");
+    key.replace("bf16", "f16")
 }
 
 /// The functions that spill registers.
@@ -141,43 +166,39 @@ fn compiler() -> bool {
 }
 
 /// Of the products that differ in the work on their sums alone, the one with the most such work is
-/// tested, each for one of the architectures.
+/// tested, for one of the devices that have it.
 #[test]
 fn products_of_models_spill_nothing() {
     if !compiler() {
         return;
     }
-    let mut checked = 0;
-    for (at, device) in DEVICES.into_iter().enumerate() {
-        let all = functions(device);
-        let mut longest: HashMap<String, &Function> = HashMap::new();
-        for function in all.values().filter(|f| {
-            ["gemm_", "gemv_", "depthwise_"]
-                .iter()
-                .any(|of| f.name.starts_with(of))
-        }) {
-            let known = longest.entry(multiplied(function)).or_insert(function);
-            if function.source.len() > known.source.len() {
-                *known = function;
-            }
+    let is_product = |f: &&Function| {
+        let kinds = ["gemm_", "gemv_", "depthwise_"];
+        kinds.iter().any(|kind| f.name.starts_with(kind))
+    };
+    let mut alike: BTreeMap<String, Vec<(u32, &Function)>> = BTreeMap::new();
+    for device in DEVICES {
+        for function in functions(device).values().filter(is_product) {
+            let known = alike.entry(multiplied(function)).or_default();
+            known.push((device, function));
         }
-        let mut alike: Vec<(&String, &&Function)> = longest.iter().collect();
-        alike.sort_unstable_by_key(|(key, _)| *key);
-        let own: Vec<&Function> = alike
-            .into_iter()
-            .skip(at)
-            .step_by(DEVICES.len())
-            .map(|(_, function)| *function)
-            .collect();
-        check(&own, device);
-        checked += own.len();
     }
-    assert!(checked > 50, "{checked} products");
+    assert!(alike.len() > 50, "{} products", alike.len());
+    let mut own: BTreeMap<u32, Vec<&Function>> = BTreeMap::new();
+    for (at, mut products) in alike.into_values().enumerate() {
+        let longest = products.iter().map(|(_, f)| f.source.len()).max();
+        products.retain(|(_, f)| Some(f.source.len()) == longest);
+        let (device, function) = products[at % products.len()];
+        own.entry(device).or_default().push(function);
+    }
+    for (device, functions) in own {
+        check(&functions, device);
+    }
 }
 
 /// Of the split products by each kernel, the one with the most work on its sums is tested, for the
-/// oldest and the newest architecture: it adds the sums of other blocks, and may then update several
-/// weights with their states, which are loaded to registers.
+/// oldest and the newest device: it adds the sums of other blocks, and may then update several weights
+/// with their states, which are loaded to registers.
 #[test]
 fn split_products_with_long_epilogues_spill_nothing() {
     if !compiler() {
@@ -210,8 +231,7 @@ fn loads(function: &Function) -> usize {
     digits.parse().unwrap_or_default()
 }
 
-/// Loops over rows whose threads keep values of the row from one pass to the next, each for an older
-/// and a newer one of the architectures.
+/// Loops over rows whose threads keep values of the row from one pass to the next.
 #[test]
 fn rows_that_are_kept_spill_nothing() {
     if !compiler() {
@@ -229,23 +249,20 @@ fn rows_that_are_kept_spill_nothing() {
         let kept = f.source.lines().filter_map(declared);
         f.name.starts_with("rows_") && kept.sum::<u32>() >= 8
     };
-    // By its name, so that a loop is tested on both devices of its pair, whatever else they have.
-    let pairs = DEVICES.len() / 2;
-    let pair = |f: &Function| f.name.bytes().map(usize::from).sum::<usize>() % pairs;
-    for (at, device) in DEVICES.into_iter().enumerate() {
-        let kept = functions(device).values().filter(keeps);
-        let own: Vec<&Function> = kept.filter(|f| pair(f) == at % pairs).collect();
+    for device in DEVICES {
+        let own: Vec<&Function> = functions(device).values().filter(keeps).collect();
         assert!(own.len() > 10, "{} loops", own.len());
         check(&own, device);
     }
 }
 
-/// All functions for all architectures.
+/// All functions of all cases for all devices.
 #[test]
 #[ignore = "compiles for an hour"]
 fn kernels_of_models_spill_nothing() {
+    let cases: Vec<Case> = cases().map(|(case, _)| case).collect();
     let of_device = |sm| {
-        let all = functions(sm);
+        let all = made(&cases, sm);
         spilling(&all.values().collect::<Vec<_>>(), sm)
     };
     let spilled: Vec<String> = DEVICES.into_iter().flat_map(of_device).collect();

@@ -1,4 +1,4 @@
-//! Sums over the rows of a product's result in its epilogue: all candidate kernels, emulated,
+//! Sums over the rows of a product's result in its epilogue: candidate kernels, emulated,
 //! against sums in double precision of the result that they stored.
 
 mod common;
@@ -13,10 +13,16 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{ConvKind, Spec};
 
-/// Fails unless every candidate has the sums of the result that it stored.
+/// Fails unless candidates have the sums of the result that they stored: all of them where there
+/// are sums of every kind, two of them otherwise.
 fn check(cases: &[Case], which: [bool; 3]) {
+    let pick = if which == [true; 3] {
+        Pick::All
+    } else {
+        Pick::Two
+    };
     let judge = |case: &Case, (): &(), what: &str, got: &[Vec<u8>]| judge(case, which, what, got);
-    each(cases, Pick::All, |_| (), judge);
+    each(cases, pick, |_| (), judge);
 }
 
 /// Few multiprocessors, tensor cores of one type.
