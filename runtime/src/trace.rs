@@ -61,6 +61,9 @@ pub use state::State;
 /// The user's line.
 pub(crate) type Line = &'static Location<'static>;
 
+/// Adds an operation's nodes to a graph, given its operands, and returns the result, or the mistake.
+type Build<'a> = dyn FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId, String> + 'a;
+
 /// A program that is being recorded.
 pub struct Trace {
     building: RefCell<Building>,
@@ -276,7 +279,7 @@ impl Trace {
         &'t self,
         at: Line,
         operands: &[Tensor<'t>],
-        build: Box<dyn FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId, String> + '_>,
+        build: Box<Build<'_>>,
     ) -> Tensor<'t> {
         if operands.iter().any(|t| t.is_poisoned()) {
             return self.poisoned();
