@@ -633,11 +633,10 @@ impl Spec {
     pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
         let mut list = self.body.operands(&self.dims).into_vec();
         let per_row = self.per_row();
-        // Whether the code reads each operand, and whether it draws random numbers from it.
+        // Whether the code reads each operand, and whether it draws random numbers.
         let mut used = vec![(false, false); self.operands.len()];
         for inst in &self.code {
-            let operand = inst.operand().map(usize::from);
-            if let Some((read, random)) = operand.and_then(|k| used.get_mut(k)) {
+            if let Some((read, random)) = inst.operand().and_then(|k| used.get_mut(k as usize)) {
                 *read = true;
                 *random |= matches!(inst, Inst::Uniform { .. });
             }
@@ -653,9 +652,8 @@ impl Spec {
             let mut space = self.dims.clone();
             // A per-row value is stored, and an operand that is uniform along the reduced axes is
             // read, once per point of the kept axes, even when the reduced axes have no points.
-            if store.is_some_and(|s| per_row[usize::from(s.value)])
-                || self.is_uniform(&operand.strides)
-            {
+            let is_kept = store.is_some_and(|s| per_row[usize::from(s.value)]);
+            if is_kept || self.is_uniform(&operand.strides) {
                 (space, operand.strides) = (0..space.len())
                     .filter(|&axis| !self.is_reduced(axis))
                     .map(|axis| (space[axis], operand.strides[axis]))

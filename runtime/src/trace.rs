@@ -263,8 +263,7 @@ impl Trace {
         })
     }
 
-    /// Records an operation. `build` adds its nodes and returns the result, or the mistake; then no
-    /// node is added.
+    /// Records an operation. If `build` returns a mistake, no node is added.
     pub(crate) fn record<'t>(
         &'t self,
         at: Line,
@@ -274,7 +273,7 @@ impl Trace {
         self.record_boxed(at, operands, Box::new(build))
     }
 
-    /// [`Trace::record`], which is compiled once for all operations.
+    /// [`Trace::record`], compiled once for all operations.
     fn record_boxed<'t>(
         &'t self,
         at: Line,
