@@ -155,6 +155,17 @@ fn check(functions: &[&Function], sm: u32) {
     assert!(spilled.is_empty(), "{}", spilled.join("\n"));
 }
 
+/// Fails if one of the functions spills registers on its device.
+fn check_each<'f>(functions: impl Iterator<Item = (u32, &'f Function)>) {
+    let mut of_device: BTreeMap<u32, Vec<&Function>> = BTreeMap::new();
+    for (device, function) in functions {
+        of_device.entry(device).or_default().push(function);
+    }
+    for (device, functions) in of_device {
+        check(&functions, device);
+    }
+}
+
 /// Whether there is a compiler; says so if not.
 fn compiler() -> bool {
     let found = nvrtc::version();
@@ -184,20 +195,15 @@ fn products_of_models_spill_nothing() {
         }
     }
     assert!(alike.len() > 50, "{} products", alike.len());
-    let mut own: BTreeMap<u32, Vec<&Function>> = BTreeMap::new();
-    for (at, mut products) in alike.into_values().enumerate() {
+    check_each(alike.into_values().enumerate().map(|(at, mut products)| {
         let longest = products.iter().map(|(_, f)| f.source.len()).max();
         products.retain(|(_, f)| Some(f.source.len()) == longest);
-        let (device, function) = products[at % products.len()];
-        own.entry(device).or_default().push(function);
-    }
-    for (device, functions) in own {
-        check(&functions, device);
-    }
+        products[at % products.len()]
+    }));
 }
 
-/// Of the split products by each kernel, the one with the most work on its sums is tested, for the
-/// oldest and the newest device: it adds the sums of other blocks, and may then update several weights
+/// Of the split products by each kernel, the one with the most work on its sums is tested, for an
+/// older and a newer device: it adds the sums of other blocks, and may then update several weights
 /// with their states, which are loaded to registers.
 #[test]
 fn split_products_with_long_epilogues_spill_nothing() {
@@ -205,21 +211,20 @@ fn split_products_with_long_epilogues_spill_nothing() {
         return;
     }
     let mut most_loads = 0;
-    for device in [80, 120] {
-        let all = functions(device);
-        let mut longest: BTreeMap<&str, &Function> = BTreeMap::new();
-        for function in all.values().filter(|f| f.source.contains("const Parts<")) {
-            let known = longest.entry(kind(function)).or_insert(function);
-            if function.source.len() > known.source.len() {
-                *known = function;
+    for devices in DEVICES.chunks(DEVICES.len() / 2) {
+        let mut longest: BTreeMap<&str, (u32, &Function)> = BTreeMap::new();
+        for &device in devices {
+            let all = functions(device).values();
+            for function in all.filter(|f| f.source.contains("const Parts<")) {
+                let known = longest.entry(kind(function)).or_insert((device, function));
+                if function.source.len() > known.1.source.len() {
+                    *known = (device, function);
+                }
             }
         }
-        let longest: Vec<&Function> = longest.into_values().collect();
-        most_loads = longest
-            .iter()
-            .map(|f| loads(f))
-            .fold(most_loads, usize::max);
-        check(&longest, device);
+        let loaded = longest.values().map(|(_, f)| loads(f));
+        most_loads = loaded.fold(most_loads, usize::max);
+        check_each(longest.into_values());
     }
     assert!(most_loads > 16, "{most_loads}");
 }

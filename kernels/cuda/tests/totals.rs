@@ -1,5 +1,5 @@
-//! Sums over the rows of a product's result in its epilogue: candidate kernels, emulated,
-//! against sums in double precision of the result that they stored.
+//! Sums over the rows of a product's result in its epilogue: candidate kernels, emulated, against
+//! sums in double precision of the result that they stored.
 
 mod common;
 mod products;
