@@ -633,21 +633,9 @@ impl Spec {
     pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
         let mut list = self.body.operands(&self.dims).into_vec();
         let per_row = self.per_row();
-        // Whether the code reads each operand, and whether it draws random numbers.
-        let mut used = vec![(false, false); self.operands.len()];
-        for inst in &self.code {
-            if let Some((read, random)) = inst.operand().and_then(|k| used.get_mut(k as usize)) {
-                *read = true;
-                *random |= matches!(inst, Inst::Uniform { .. });
-            }
-        }
-        for ((k, operand), (read, random)) in (0..).zip(&self.operands).zip(used) {
+        let uses = self.uses();
+        for ((k, operand), (access, random)) in (0..).zip(&self.operands).zip(uses) {
             let store = self.stores.iter().find(|s| s.operand == k);
-            let access = match (read, store) {
-                (true, Some(_)) => Access::ReadWrite,
-                (false, Some(_)) => Access::Write,
-                _ => Access::Read,
-            };
             let mut operand = operand.clone();
             let mut space = self.dims.clone();
             // A per-row value is stored, and an operand that is uniform along the reduced axes is

@@ -7,6 +7,7 @@ mod products;
 use common::TARGET;
 use common::machine_code::tensor_share;
 use products::{contiguous, matmul, plain, typed};
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::nvrtc::{self, Program, Usage};
 use slabwise_cuda::{Candidate, Description, Dispatch, Function, PRELUDE, Target, candidates};
@@ -140,16 +141,43 @@ fn hot_kernels_do_not_spill() {
     }
 }
 
-/// The multiplications among the instructions of a turn of this kernel, if they are fewer than so
-/// many in 10,000. It must not spill.
-fn share_below(least: usize, spec: &Spec, target: &Target, name: &str) -> Option<String> {
-    let functions = kernels(spec, target, &[name]);
-    let made = nvrtc::compile(&Program::new(PRELUDE, &functions, target.sm));
+/// A kernel on tensor cores of whose instructions in a turn at least `least` in 10,000 are
+/// multiplications.
+struct Claim {
+    label: String,
+    function: Function,
+    least: usize,
+}
+
+impl Claim {
+    fn new(least: usize, spec: &Spec, target: &Target, name: &str, label: &str) -> Self {
+        let [function] = kernels(spec, target, &[name]).try_into().expect("one name");
+        Claim {
+            label: format!("{label}, {name}"),
+            function,
+            least,
+        }
+    }
+}
+
+/// The claims that do not hold, one per line. Fails if a kernel spills.
+fn refuted(claims: &[Claim], sm: u32) -> String {
+    let programs: Vec<Program> = claims
+        .iter()
+        .map(|claim| Program::new(PRELUDE, [&claim.function], sm))
+        .collect();
+    let made = Compiler::default().compile(None, &programs);
     let made = made.unwrap_or_else(|e| panic!("{e}"));
-    let spilled = made.usage.iter().any(|usage| usage.spill_bytes > 0);
-    assert!(!spilled, "{:?}", made.usage);
-    let [tensor, all] = tensor_share(&made.image, &functions[0].name);
-    (10_000 * tensor < least * all).then(|| format!("{name}: {tensor} of {all}"))
+    let mut low = Vec::new();
+    for (claim, cubin) in claims.iter().zip(&made) {
+        let spilled = cubin.usage.iter().any(|usage| usage.spill_bytes > 0);
+        assert!(!spilled, "{}: {:?}", claim.label, cubin.usage);
+        let [tensor, all] = tensor_share(&cubin.image, &claim.function.name);
+        if 10_000 * tensor < claim.least * all {
+            low.push(format!("{}: {tensor} of {all}", claim.label));
+        }
+    }
+    low.join("\n")
 }
 
 /// The same convolution, of operands whose channels are innermost.
@@ -197,17 +225,16 @@ fn convolutions_of_innermost_channels_multiply_most() {
         (InputGrad, "tf32_128x256", 2470),
         (WeightGrad, "tf32_128x256", 1980),
     ];
-    let mut low = Vec::new();
-    for (kind, tile, least) in classes {
+    let claim = |(kind, tile, least): (ConvKind, &str, usize)| {
         let (dtype, name) = match tile.starts_with("tf32") {
             true => (DType::F32, format!("gemm_{tile}")),
             false => (DType::BF16, format!("gemm_{tile}")),
         };
         let spec = channels_last(convolution(kind, dtype, [56, 3, 1]));
-        let below = share_below(least, &spec, &target, &name);
-        low.extend(below.map(|share| format!("{kind:?}, {share}")));
-    }
-    assert!(low.is_empty(), "{}", low.join("\n"));
+        Claim::new(least, &spec, &target, &name, &format!("{kind:?}"))
+    };
+    let low = refuted(&classes.map(claim), target.sm);
+    assert!(low.is_empty(), "{low}");
 }
 
 /// Of the instructions of a turn along the contracted axis of a convolution on tensor cores, at
@@ -306,20 +333,17 @@ fn convolutions_multiply_more_than_they_locate() {
         (DType::F16, "f16", [56, 3, 1], &halves[..]),
         (DType::F16, "f16", [14, 1, 1], &pointwise_of_14[..]),
     ];
-    let mut low = Vec::new();
+    let mut claims = Vec::new();
     for (dtype, short, [out, k, stride], families) in classes {
         for &(kind, tile, least) in families {
             let name = format!("gemm_{short}_{tile}");
             let spec = convolution(kind, dtype, [out, k, stride]);
-            let below = share_below(least, &spec, &target, &name);
-            low.extend(
-                below.map(|share| {
-                    format!("{kind:?} {k} x {k} by {stride} at {out} x {out}, {share}")
-                }),
-            );
+            let label = format!("{kind:?} {k} x {k} by {stride} at {out} x {out}");
+            claims.push(Claim::new(least, &spec, &target, &name, &label));
         }
     }
-    assert!(low.is_empty(), "{}", low.join("\n"));
+    let low = refuted(&claims, target.sm);
+    assert!(low.is_empty(), "{low}");
 }
 
 /// The number of cycles in which shared memory serves a warp's accesses of `width` bytes each, by

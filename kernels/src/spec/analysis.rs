@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Body, Dims, Inst, PoolKind, ReduceOp, Spec, Store, ValueId};
+use super::{Access, Body, Dims, Inst, PoolKind, ReduceOp, Spec, Store, ValueId};
 use crate::dtype::Lane;
 use crate::size::Size;
 
@@ -252,6 +252,34 @@ impl Spec {
     /// Whether `code` reads operand `k`.
     pub fn reads(&self, k: u16) -> bool {
         self.code.iter().any(|inst| inst.operand() == Some(k))
+    }
+
+    /// The access to each of [`Spec::arguments`], without the cost of their spaces.
+    pub fn accesses(&self) -> Vec<Access> {
+        let anchor = self.body.operands(&self.dims);
+        let mut list: Vec<Access> = anchor.into_iter().map(|(.., access)| access).collect();
+        list.extend(self.uses().into_iter().map(|(access, _)| access));
+        list
+    }
+
+    /// The access of code and stores to each of `operands`, and whether it holds the seed and step
+    /// of random numbers.
+    pub(super) fn uses(&self) -> Vec<(Access, bool)> {
+        let mut uses = vec![(Access::Read, false); self.operands.len()];
+        for store in &self.stores {
+            if let Some((access, _)) = uses.get_mut(usize::from(store.operand)) {
+                *access = Access::Write;
+            }
+        }
+        for inst in &self.code {
+            if let Some((access, random)) = inst.operand().and_then(|k| uses.get_mut(k as usize)) {
+                if *access == Access::Write {
+                    *access = Access::ReadWrite;
+                }
+                *random |= matches!(inst, Inst::Uniform { .. });
+            }
+        }
+        uses
     }
 
     /// Whether reductions are over an axis. Those of a product are over all axes but the one of the

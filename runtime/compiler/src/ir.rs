@@ -216,12 +216,8 @@ impl KernelCall {
     /// Its arguments with the access to each.
     pub fn accesses(&self) -> impl Iterator<Item = (ValueId, Access)> {
         let partial_sums = std::iter::once(Access::ReadWrite);
-        let accesses = self
-            .spec
-            .arguments()
-            .into_iter()
-            .map(|(_, _, access)| access);
-        self.args.iter().copied().zip(accesses.chain(partial_sums))
+        let accesses = self.spec.accesses().into_iter().chain(partial_sums);
+        self.args.iter().copied().zip(accesses)
     }
 
     /// The bytes of its workspace.

@@ -100,8 +100,8 @@ impl Search {
         let Some(kernel) = step.kernel() else {
             return Ok(());
         };
-        let accesses = kernel.spec().arguments();
-        for (place, (.., access)) in step.places.iter().zip(&accesses) {
+        let accesses = kernel.spec().accesses();
+        for (place, access) in step.places.iter().zip(&accesses) {
             let Place::Variable(variable) = *place else {
                 continue;
             };

@@ -190,8 +190,8 @@ fn count_kept(inner: &Compiled, rows: &mut Rows) {
         let Some(kernel) = step.kernel() else {
             return;
         };
-        let accesses = kernel.spec().arguments();
-        for (place, (.., access)) in step.places.iter().zip(accesses) {
+        let accesses = kernel.spec().accesses();
+        for (place, access) in step.places.iter().zip(accesses) {
             if let Some(buffer) = place.buffer() {
                 kept(buffer, access != Access::Read);
             }

@@ -1,4 +1,4 @@
-//! A cache of prepared kernels.
+//! A cache of prepared kernels, and the map of specs that it is.
 
 use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
@@ -11,12 +11,44 @@ use slabwise_kernels::spec::{Body, Inst, Spec};
 
 use super::{Choice, Kernel, Target};
 
+/// A map of specs, which are told apart to the bit, with a further key each.
+#[derive(Debug)]
+pub(super) struct SpecMap<K, V> {
+    entries: FxHashMap<u64, Vec<(Spec, K, V)>>,
+}
+
+impl<K, V> Default for SpecMap<K, V> {
+    fn default() -> Self {
+        SpecMap {
+            entries: FxHashMap::default(),
+        }
+    }
+}
+
+impl<K: PartialEq, V: Clone> SpecMap<K, V> {
+    /// The value of a spec.
+    pub fn get(&self, spec: &Spec, key: &K) -> Option<V> {
+        let alike = self.entries.get(&hash(spec))?;
+        let found = alike
+            .iter()
+            .find(|(known, of, _)| of == key && is_same(known, spec));
+        found.map(|(.., value)| value.clone())
+    }
+
+    /// Adds a value for a spec that has none.
+    pub fn insert(&mut self, spec: &Spec, key: K, value: V) {
+        let alike = self.entries.entry(hash(spec)).or_default();
+        alike.push((spec.clone(), key, value));
+    }
+}
+
 /// The kernels that one compilation has prepared, so that programs it compares share them.
 ///
 /// All targets of a compilation are one device; they differ in the workspaces that they allow.
 #[derive(Default)]
 pub struct KernelCache {
-    known: RefCell<FxHashMap<u64, Vec<Entry>>>,
+    /// `None` if the spec cannot run on part of the batch.
+    known: RefCell<SpecMap<Variant, Option<Arc<Kernel>>>>,
 }
 
 /// The properties of a kernel besides its spec.
@@ -29,13 +61,6 @@ struct Variant {
     choice: Choice,
     /// For part of the batch: its symbol, and the most examples.
     slice: Option<(Symbol, u32)>,
-}
-
-struct Entry {
-    spec: Spec,
-    variant: Variant,
-    /// `None` if the spec cannot run on part of the batch.
-    kernel: Option<Arc<Kernel>>,
 }
 
 impl KernelCache {
@@ -55,12 +80,14 @@ impl KernelCache {
             choice,
             slice: None,
         };
-        if let Some(Some(kernel)) = self.find(spec, &variant) {
+        let known = self.known.borrow().get(spec, &variant);
+        if let Some(Some(kernel)) = known {
             return Ok(kernel);
         }
         let kernel = Kernel::new(spec.clone(), bounds, target, guarded, &variant.choice)?;
         let kernel = Arc::new(kernel);
-        self.insert(spec, variant, Some(kernel.clone()));
+        let mut known = self.known.borrow_mut();
+        known.insert(spec, variant, Some(kernel.clone()));
         Ok(kernel)
     }
 
@@ -80,34 +107,14 @@ impl KernelCache {
             choice: Choice::default(),
             slice: Some((batch, examples)),
         };
-        if let Some(kernel) = self.find(spec, &variant) {
+        let known = self.known.borrow().get(spec, &variant);
+        if let Some(kernel) = known {
             return Ok(kernel);
         }
         let kernel = Kernel::sliced(spec.clone(), batch, examples, bounds, target)?.map(Arc::new);
-        self.insert(spec, variant, kernel.clone());
+        let mut known = self.known.borrow_mut();
+        known.insert(spec, variant, kernel.clone());
         Ok(kernel)
-    }
-
-    fn find(&self, spec: &Spec, variant: &Variant) -> Option<Option<Arc<Kernel>>> {
-        let known = self.known.borrow();
-        let entry = known
-            .get(&hash(spec))?
-            .iter()
-            .find(|entry| entry.variant == *variant && is_same(&entry.spec, spec))?;
-        Some(entry.kernel.clone())
-    }
-
-    fn insert(&self, spec: &Spec, variant: Variant, kernel: Option<Arc<Kernel>>) {
-        let entry = Entry {
-            spec: spec.clone(),
-            variant,
-            kernel,
-        };
-        self.known
-            .borrow_mut()
-            .entry(hash(spec))
-            .or_default()
-            .push(entry);
     }
 }
 

@@ -256,6 +256,7 @@ impl Backend for Gpu {
         super::Target::Cuda(Target {
             target: self.device.properties().target,
             tuner: self.tuner(room),
+            modelled: Arc::default(),
         })
     }
 

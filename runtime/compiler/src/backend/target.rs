@@ -26,6 +26,7 @@ impl Target {
         Target::Cuda(cuda::Target {
             target,
             tuner: None,
+            modelled: Arc::default(),
         })
     }
 

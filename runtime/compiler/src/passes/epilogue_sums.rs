@@ -87,12 +87,12 @@ impl<'a> SumInEpilogues<'a> {
         let has_kernel = |call: &KernelCall| self.target.has_kernel(&call.spec, &bounds);
         let mut joins = Joins::of(program);
         let mut saved = 0.0;
-        for at in 0..joins.calls.len() {
+        for at in 0..joins.calls().len() {
             let Some(found) = Joined::of(&joins, at) else {
                 continue;
             };
             let [product, _] = found.at;
-            let before = [product, at].map(|at| joins.calls[at].clone());
+            let before = [product, at].map(|at| joins.calls()[at].clone());
             if !has_kernel(&found.with_sums()) {
                 continue;
             }
@@ -101,7 +101,7 @@ impl<'a> SumInEpilogues<'a> {
             found.replace(&mut joins, &bounds);
             let whole = with_loop(&joins, [product, at]).filter(has_kernel);
             // Adding the sums of all blocks takes time, which small results do not save.
-            let calls = &joins.calls;
+            let calls = joins.calls();
             let gone = near.map(|near| &calls[near]);
             let after = match &whole {
                 Some(call) => vec![call],
@@ -116,12 +116,14 @@ impl<'a> SumInEpilogues<'a> {
             // More results at once need more memory, and none can be computed again by itself.
             if !is_worthwhile || calls[product].other_stores() > before[0].other_stores() {
                 joins.values.truncate(count);
-                [joins.calls[product], joins.calls[at]] = before;
+                let [before_product, before_loop] = before;
+                joins.set(product, before_product);
+                joins.set(at, before_loop);
                 continue;
             }
             saved += saves;
             if let Some(call) = whole {
-                joins.calls[product] = call;
+                joins.set(product, call);
                 joins.moved_to[at] = Some(product);
             }
         }
@@ -165,7 +167,7 @@ pub(super) fn channels(spec: &Spec) -> Option<usize> {
 impl Joined {
     /// The loop of this index, with the product whose result it sums; `None` if it sums none.
     fn of(joins: &Joins, at: usize) -> Option<Joined> {
-        let (calls, around) = (&joins.calls, &joins.around);
+        let (calls, around) = (joins.calls(), &joins.around);
         let call = &calls[at];
         let spec = &call.spec;
         if spec.body != Body::Loop || spec.reduced == 0 || !spec.indices.is_empty() {
@@ -206,7 +208,7 @@ impl Joined {
 
     /// The call that computes the number near the mean and nothing else.
     fn near(&self, joins: &Joins) -> Option<usize> {
-        let (calls, around) = (&joins.calls, &joins.around);
+        let (calls, around) = (joins.calls(), &joins.around);
         let call = &calls[self.at[1]];
         let (mean, _) = self.mean?;
         let mut open = vec![mean];
@@ -222,7 +224,6 @@ impl Joined {
 
     /// Replaces the product and the loop.
     fn replace(self, joins: &mut Joins, bounds: &Env) {
-        let (calls, values) = (&mut joins.calls, &mut joins.values);
         let Joined {
             at: [product, at],
             product: mut new,
@@ -230,7 +231,7 @@ impl Joined {
             mean,
             zeros,
         } = self;
-        let call = &calls[at];
+        let call = joins.calls()[at].clone();
         let old = &call.spec;
         let per_row = old.per_row();
         let kept: Vec<usize> = (0..old.dims.len())
@@ -261,7 +262,8 @@ impl Joined {
         let channels = channels(&new.spec).unwrap_or(0);
         let mut first = None;
         for (number, sum) in sums.iter().enumerate() {
-            let value = value_of(&call.name, &dims, values, call, bounds);
+            let values = &mut joins.values;
+            let value = value_of(&call.name, &dims, values, &call, bounds);
             let id = ValueId(values.len() as u32);
             values.push(value);
             new.store_sum(sum, channels, id);
@@ -301,9 +303,10 @@ impl Joined {
             args,
             ..call.clone()
         };
-        calls[at] = rest.with_stores(&stores);
+        joins.set(at, rest.with_stores(&stores));
         // Values that only the loop read are in no memory.
-        calls[product] = new.with_needed_stores(values, calls.iter());
+        let product_call = new.with_needed_stores(&joins.values, joins.calls().iter());
+        joins.set(product, product_call);
     }
 }
 

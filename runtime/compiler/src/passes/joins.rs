@@ -7,11 +7,12 @@ mod points;
 
 use std::borrow::Cow;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::analysis::prune;
 use slabwise_kernels::spec::{Access, Body, Store};
+use smallvec::SmallVec;
 
 pub(super) use points::{Work, axes_along};
 
@@ -21,11 +22,16 @@ use crate::graph::Phase;
 use crate::ir::{CallId, KernelCall, Program, Rewriter, Source, Value, ValueId};
 use crate::ops::{NodeId, Op};
 
+/// The arguments of a call with the access to each.
+type Accesses = Vec<(ValueId, Access)>;
+
 /// The calls of a program, while the work of some of them moves to others.
 pub(super) struct Joins<'a> {
     program: Cow<'a, Program>,
     /// Those of the program, in an order in which they can run, changed in place.
-    pub calls: Vec<KernelCall>,
+    calls: Vec<KernelCall>,
+    /// For each call its arguments with the access to each.
+    accesses: Vec<Accesses>,
     /// Those of the program, and new ones behind them.
     pub values: Vec<Value>,
     pub around: Around,
@@ -36,19 +42,42 @@ pub(super) struct Joins<'a> {
 impl<'a> Joins<'a> {
     /// A program in which no work has moved.
     pub fn of(program: &'a Program) -> Joins<'a> {
+        let accesses = accesses_of(&program.kernels);
         let moved_to = vec![None; program.kernels.len()];
-        let order = order(&program.kernels, &program.values, &moved_to);
-        let program = match order.is_sorted() {
-            true => Cow::Borrowed(program),
-            false => Cow::Owned(program.in_order(order.into_iter().map(|at| CallId(at as u32)))),
+        let order = order(&program.kernels, &accesses, &program.values, &moved_to);
+        let (program, accesses) = match order.is_sorted() {
+            true => (Cow::Borrowed(program), accesses),
+            false => {
+                let order = order.into_iter().map(|at| CallId(at as u32));
+                let program = program.in_order(order);
+                let accesses = accesses_of(&program.kernels);
+                (Cow::Owned(program), accesses)
+            }
         };
         Joins {
             calls: program.kernels.clone(),
             values: program.values.clone(),
-            around: Around::of(&program),
+            around: Around::of(&program, &accesses),
             program,
+            accesses,
             moved_to,
         }
+    }
+
+    /// The calls, among them those whose work has moved.
+    pub fn calls(&self) -> &[KernelCall] {
+        &self.calls
+    }
+
+    /// The arguments of a call with the access to each.
+    pub fn accesses(&self, at: usize) -> &[(ValueId, Access)] {
+        &self.accesses[at]
+    }
+
+    /// Replaces a call.
+    pub fn set(&mut self, at: usize, call: KernelCall) {
+        self.accesses[at] = call.accesses().collect();
+        self.calls[at] = call;
     }
 
     /// The call that does the work of a call.
@@ -58,33 +87,31 @@ impl<'a> Joins<'a> {
 
     /// Whether one of these calls has to run behind a call.
     pub fn any_behind(&self, first: usize, mut these: impl Iterator<Item = usize>) -> bool {
-        let mut behind = FxHashSet::from_iter([first]);
-        let mut written = FxHashSet::default();
-        let order = order(&self.calls, &self.values, &self.moved_to);
+        let mut behind = vec![false; self.calls.len()];
+        let mut written = vec![false; self.values.len()];
+        let order = order(&self.calls, &self.accesses, &self.values, &self.moved_to);
         for at in order.into_iter().skip_while(|&at| at != first) {
-            let call = &self.calls[at];
-            let reads = || {
-                call.accesses()
-                    .any(|(value, access)| access != Access::Write && written.contains(&value))
-            };
+            let accesses = || self.accesses[at].iter().copied();
+            let reads =
+                |(value, access): (ValueId, _)| access != Access::Write && written[value.index()];
             let waits = || {
-                let mut after = call.after.iter();
-                after.any(|before| behind.contains(&self.mover(*before)))
+                let mut after = self.calls[at].after.iter();
+                after.any(|before| behind[self.mover(*before)])
             };
-            if at == first || reads() || waits() {
-                behind.insert(at);
-                let writes = call
-                    .accesses()
-                    .filter(|(_, access)| *access != Access::Read);
-                written.extend(writes.map(|(value, _)| value));
+            if at == first || accesses().any(reads) || waits() {
+                behind[at] = true;
+                for (value, access) in accesses() {
+                    written[value.index()] |= access != Access::Read;
+                }
             }
         }
-        these.any(|call| behind.contains(&call))
+        these.any(|call| behind[call])
     }
 
     /// The program with the calls that are left.
     pub fn finish(self) -> Program {
-        let order = order(&self.calls, &self.values, &self.moved_to);
+        let order = order(&self.calls, &self.accesses, &self.values, &self.moved_to);
+        let unread = unread(&self.calls, &self.accesses, &self.values);
         let Joins {
             program,
             mut calls,
@@ -92,7 +119,6 @@ impl<'a> Joins<'a> {
             moved_to,
             ..
         } = self;
-        let unread = unread(&calls, &values);
         for call in moved_to.iter().flatten() {
             // Values that only its own work needs are in no memory.
             let stays = |at: &usize| moved_to[*at].is_none() && !unread[*at];
@@ -121,24 +147,29 @@ impl<'a> Joins<'a> {
 
 /// An order in which the calls can run whose work has not moved: theirs, but that those come earlier
 /// which others before them wait for.
-fn order(calls: &[KernelCall], values: &[Value], moved_to: &[Option<usize>]) -> Vec<usize> {
+fn order(
+    calls: &[KernelCall],
+    accesses: &[Accesses],
+    values: &[Value],
+    moved_to: &[Option<usize>],
+) -> Vec<usize> {
     let stay: Vec<usize> = (0..calls.len())
         .filter(|&at| moved_to[at].is_none())
         .collect();
-    let mut writers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    let mut writers: Vec<SmallVec<[usize; 2]>> = vec![SmallVec::new(); values.len()];
     for &at in &stay {
-        for (value, access) in calls[at].accesses() {
+        for &(value, access) in &accesses[at] {
             // Calls of one variable wait for each other.
             let is_computed = values[value.index()].source == Source::Computed;
             if access != Access::Read && is_computed {
-                writers.entry(value).or_default().push(at);
+                writers[value.index()].push(at);
             }
         }
     }
     let before = |at: usize| -> Vec<usize> {
-        let reads = calls[at].accesses();
+        let reads = accesses[at].iter();
         let reads = reads.filter(|(_, access)| *access != Access::Write);
-        let data = reads.filter_map(|(value, _)| writers.get(&value)).flatten();
+        let data = reads.flat_map(|(value, _)| &writers[value.index()]);
         let control = calls[at].after.iter().map(|call| call.index());
         let control = control.map(|call| moved_to[call].unwrap_or(call));
         let mut list: Vec<usize> = data.copied().chain(control).collect();
@@ -162,6 +193,10 @@ fn order(calls: &[KernelCall], values: &[Value], moved_to: &[Option<usize>]) -> 
     order
 }
 
+fn accesses_of(calls: &[KernelCall]) -> Vec<Accesses> {
+    calls.iter().map(|call| call.accesses().collect()).collect()
+}
+
 /// Facts about a program before any work has moved.
 #[derive(Default)]
 pub(super) struct Around {
@@ -174,7 +209,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    fn of(program: &Program) -> Around {
+    fn of(program: &Program, accesses: &[Accesses]) -> Around {
         let graph = &program.graph;
         let is_repeated = |id: NodeId| {
             let is_near = graph.node(id).op == Op::Scalar(ScalarOp::Near);
@@ -184,8 +219,8 @@ impl Around {
             repeats_near: graph.ids().any(is_repeated),
             ..Around::default()
         };
-        for (at, call) in program.kernels.iter().enumerate() {
-            for (value, access) in call.accesses() {
+        for (at, accesses) in accesses.iter().enumerate() {
+            for &(value, access) in accesses {
                 if access != Access::Read {
                     around.writers.entry(value).or_default().push(at);
                 }
@@ -199,12 +234,10 @@ impl Around {
 }
 
 /// For each call whether no other call reads its results, and nothing else needs them.
-fn unread(calls: &[KernelCall], values: &[Value]) -> Vec<bool> {
+fn unread(calls: &[KernelCall], accesses: &[Accesses], values: &[Value]) -> Vec<bool> {
     let mut read = vec![false; values.len()];
-    for call in calls {
-        for (value, access) in call.accesses() {
-            read[value.index()] |= access != Access::Write;
-        }
+    for &(value, access) in accesses.iter().flatten() {
+        read[value.index()] |= access != Access::Write;
     }
     let is_needed = |value: ValueId| {
         let Value { source, output, .. } = &values[value.index()];

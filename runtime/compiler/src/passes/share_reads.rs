@@ -36,17 +36,17 @@ impl Pass for ShareReads<'_> {
     fn run(&self, program: &Program) -> Result<Program, PassError> {
         let bounds = program.graph.symbols.bounds();
         let mut joins = Joins::of(program);
-        for at in 0..joins.calls.len() {
+        for at in 0..joins.calls().len() {
             let Some((other, call)) = joined(&joins, at) else {
                 continue;
             };
-            let [before, alone] = [other, at].map(|at| &joins.calls[at]);
+            let [before, alone] = [other, at].map(|at| &joins.calls()[at]);
             let [before, alone, after] =
                 [before, alone, &call].map(|call| cycles(self.target, call, &bounds));
             if after >= before + alone || !self.target.has_kernel(&call.spec, &bounds) {
                 continue;
             }
-            joins.calls[other] = call;
+            joins.set(other, call);
             joins.moved_to[at] = Some(other);
         }
         Ok(joins.finish())
@@ -55,7 +55,7 @@ impl Pass for ShareReads<'_> {
 
 /// The call that does the work of a loop beside its own, and its number; `None` if there is none.
 fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
-    let (calls, call) = (&joins.calls, &joins.calls[at]);
+    let (calls, call) = (joins.calls(), &joins.calls()[at]);
     let spec = &call.spec;
     let is_plain = spec.body == Body::Loop && spec.reduced == 0 && spec.indices.is_empty();
     if !is_plain || !call.after.is_empty() {
@@ -63,11 +63,10 @@ fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
     }
     let (from, other) = call.in_place.iter().find_map(|&(from, _)| {
         let reads = |reader: &usize| {
-            let is_read = |(value, access)| value == from && access != Access::Write;
+            let is_read = |&(value, access): &(_, _)| value == from && access != Access::Write;
             *reader != at
                 && joins.moved_to[*reader].is_none()
-                && calls[*reader].args.contains(&from)
-                && calls[*reader].accesses().any(is_read)
+                && joins.accesses(*reader).iter().any(is_read)
         };
         let last = (0..calls.len()).filter(reads).max()?;
         let has_points = |spec: &Spec| spec.body == Body::Loop || channels(spec).is_some();

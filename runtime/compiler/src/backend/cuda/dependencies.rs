@@ -63,11 +63,11 @@ impl Guarded {
         let Some(kernel) = step.kernel else {
             return false;
         };
-        let assigns = |(extent, (_, _, access)): (&Extent, &(_, _, Access))| {
-            matches!(extent, Extent::Variable(_)) && *access != Access::Read
+        let assigns = |(extent, access): (&Extent, Access)| {
+            matches!(extent, Extent::Variable(_)) && access != Access::Read
         };
-        let arguments = kernel.spec().arguments();
-        self.checked && step.arguments.iter().zip(&arguments).any(assigns)
+        let accesses = kernel.spec().accesses();
+        self.checked && step.arguments.iter().zip(accesses).any(assigns)
     }
 }
 
@@ -92,7 +92,7 @@ pub(super) fn touched(step: &LoadStep<'_>, guarded: Guarded) -> Vec<Touched> {
             written: !guarded,
         });
     }
-    for (extent, (_, _, access)) in step.arguments.iter().zip(kernel.spec().arguments()) {
+    for (extent, access) in step.arguments.iter().zip(kernel.spec().accesses()) {
         let written = access != Access::Read;
         list.push(match *extent {
             Extent::Slab(from, to) => slab(from, to, written),

@@ -1,5 +1,7 @@
 //! A CUDA device as a target of kernels.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use slabwise_cuda::{Choice, Lowered, Tuner};
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
@@ -7,6 +9,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Scores, Spec};
 
 use super::CAPABILITIES;
+use crate::backend::cache::SpecMap;
 use crate::backend::{Capabilities, Sectors};
 
 /// A CUDA device that kernels are prepared for.
@@ -15,6 +18,35 @@ pub struct Target {
     pub(in crate::backend) target: slabwise_cuda::Target,
     /// The tuner of products, if they are timed.
     pub(in crate::backend) tuner: Option<Tuner>,
+    /// The facts that passes ask for about each candidate of theirs.
+    pub(in crate::backend) modelled: Arc<Modelled>,
+}
+
+/// Facts about specs that are found by lowering them, which takes as long as all passes. Layers of a
+/// network repeat, and so do the candidates of passes.
+#[derive(Debug, Default)]
+pub(in crate::backend) struct Modelled {
+    cycles: Facts<Option<f64>>,
+    has_kernel: Facts<bool>,
+}
+
+/// A fact about each spec of a device, within bounds.
+type Facts<T> = Mutex<SpecMap<(slabwise_cuda::Target, Env), T>>;
+
+/// A fact about a spec, which is `found` if it is not known.
+fn fact<T: Clone>(
+    facts: &Facts<T>,
+    (spec, bounds, target): (&Spec, &Env, &slabwise_cuda::Target),
+    found: fn(&Spec, &Env, &slabwise_cuda::Target) -> T,
+) -> T {
+    let locked = || facts.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (*target, *bounds);
+    let known = locked().get(spec, &key);
+    known.unwrap_or_else(|| {
+        let fact = found(spec, bounds, target);
+        locked().insert(spec, key, fact.clone());
+        fact
+    })
 }
 
 /// A kernel for a CUDA device.
@@ -96,11 +128,13 @@ impl Target {
     }
 
     pub(in crate::backend) fn cycles(&self, spec: &Spec, bounds: &Env) -> Option<f64> {
-        slabwise_cuda::cycles(spec, bounds, &self.target)
+        let of = (spec, bounds, &self.target);
+        fact(&self.modelled.cycles, of, slabwise_cuda::cycles)
     }
 
     pub(in crate::backend) fn has_kernel(&self, spec: &Spec, bounds: &Env) -> bool {
-        slabwise_cuda::has_kernel(spec, bounds, &self.target)
+        let of = (spec, bounds, &self.target);
+        fact(&self.modelled.has_kernel, of, slabwise_cuda::has_kernel)
     }
 
     pub(in crate::backend) fn cycles_saved(

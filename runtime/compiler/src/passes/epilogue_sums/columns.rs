@@ -20,7 +20,7 @@ enum Place {
 /// A product with the work of a loop over its channels; `None` if the loop needs anything that is
 /// there only behind the product.
 pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<KernelCall> {
-    let (call, mut new) = (&joins.calls[at], joins.calls[product].clone());
+    let (call, mut new) = (&joins.calls()[at], joins.calls()[product].clone());
     let spec = &call.spec;
     if spec.body != Body::Loop || spec.reduced != 0 || !spec.indices.is_empty() {
         return None;

@@ -51,14 +51,14 @@ impl<'a> Work<'a> {
     /// The work of the second of two calls, none of which has moved, with [`axes_along`] those of the
     /// first.
     pub fn new(joins: &'a Joins, [to, at]: [usize; 2], axes: Vec<Option<usize>>) -> Work<'a> {
-        let call = &joins.calls[at];
+        let call = &joins.calls()[at];
         Work {
             call,
             values: &joins.values,
             around: &joins.around,
             to,
             axes,
-            new: joins.calls[to].clone(),
+            new: joins.calls()[to].clone(),
             made: vec![None; call.spec.code.len()],
         }
     }
