@@ -169,3 +169,58 @@ impl Kernel {
         self.lowered.library()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slabwise_cuda::Description;
+    use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Store};
+
+    use super::*;
+    use crate::backend;
+
+    /// A square product of f32.
+    fn product(size: i64) -> Spec {
+        let dims = Dims::from_elem(Size::fixed(size), 2);
+        let operand = Operand::contiguous(DType::F32, &dims).expect("known sizes");
+        Spec {
+            body: Body::Matmul(Matmul {
+                k: Size::fixed(size),
+                a: operand.clone(),
+                b: operand.clone(),
+            }),
+            dims,
+            reduced: 0,
+            operands: vec![operand],
+            indices: Vec::new(),
+            code: vec![Inst::Acc],
+            stores: vec![Store {
+                value: 0,
+                operand: 0,
+            }],
+        }
+    }
+
+    /// A remembered fact is that of the spec, and of the device with its options.
+    #[test]
+    fn facts_are_those_of_their_spec_and_device() {
+        let device = Description::named("h100").expect("a description").target();
+        let exact = backend::Target::described(device);
+        let rounded = exact.clone().with_tf32(true);
+        let (small, large, bounds) = (product(64), product(1024), Env::default());
+        for _ in 0..2 {
+            for (target, tf32) in [(&exact, false), (&rounded, true)] {
+                let device = slabwise_cuda::Target { tf32, ..device };
+                for spec in [&small, &large] {
+                    let cycles = slabwise_cuda::cycles(spec, &bounds, &device);
+                    assert_eq!(target.cycles(spec, &bounds), cycles);
+                    assert!(cycles.is_some() && target.has_kernel(spec, &bounds));
+                }
+            }
+        }
+        let cycles = |target: &backend::Target| target.cycles(&large, &bounds);
+        assert!(cycles(&rounded) < cycles(&exact));
+        let mut wrong = product(64);
+        wrong.dims.push(Size::fixed(2));
+        assert!(!exact.has_kernel(&wrong, &bounds));
+    }
+}
