@@ -29,7 +29,7 @@ pub struct Args {
     /// A built-in model, such as cnn or lstm:length=320,layers=2 (`slabwise plan --help` lists
     /// them), gemm, chain, compile, or peak (the arithmetic and the memory of this machine, with
     /// one thread and with all)
-    what: Subject,
+    subject: Subject,
     /// compile: the models whose compilation is timed stage by stage, such as lstm:length=80
     /// lstm:length=160
     #[arg(value_name = "MODEL")]
@@ -107,12 +107,12 @@ impl FromStr for Subject {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    if args.models.is_empty() == matches!(args.what, Subject::Compile) {
+    if args.models.is_empty() == matches!(args.subject, Subject::Compile) {
         let usage = "models follow `bench compile`, at least one, and nothing else, as in `bench compile lstm gpt`\n";
         clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, usage).exit();
     }
     let mut profile = None;
-    let report = match args.what {
+    let report = match args.subject {
         Subject::Compile => return compile::run(args),
         Subject::Model(model) => bench_model(model, args, &mut profile)?,
         Subject::Gemm => bench_gemm(args)?,
