@@ -1,7 +1,10 @@
 //! Initial values of variables: a function of the seed and the variable's name alone, so that
 //! neither the order of declarations nor the model around a layer changes its weights.
 
+use std::sync::{Mutex, PoisonError};
+
 use half::{bf16, f16};
+use slabwise_kernels::cpu::Team;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, Region};
 use slabwise_kernels::random::{philox, unit};
@@ -33,8 +36,17 @@ fn block(seed: u64, name: u64, at: usize) -> [f32; 4] {
     .map(unit)
 }
 
-/// Fills a new variable's region.
-pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: &Region) {
+/// The elements that a thread initialises at a time, a multiple of the four of a block.
+const PART: usize = 1 << 14;
+
+/// Fills a new variable's region, with all threads of a team if it is large.
+pub(crate) fn fill(
+    info: &VariableInfo,
+    seed: u64,
+    memory: &mut Memory,
+    region: &Region,
+    team: &Team,
+) {
     if let Some(data) = &info.data {
         return memory.bytes_mut(region).copy_from_slice(data);
     }
@@ -53,12 +65,12 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
             }
         }
         (Init::Uniform { low, high }, dtype) if dtype.is_float() => {
-            floats(dtype, memory, region, |at| {
+            floats(dtype, memory, region, team, |at| {
                 block(seed, name, at).map(|u| low + (high - low) * u)
             });
         }
         (Init::Normal { mean, std }, dtype) if dtype.is_float() => {
-            floats(dtype, memory, region, |at| {
+            floats(dtype, memory, region, team, |at| {
                 let u = block(seed, name, at);
                 // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
                 let pair = |a: f32, b: f32| {
@@ -72,42 +84,68 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
                 [a, b, c, d].map(|z| mean + std * z)
             });
         }
-        (Init::Constant(value), _) => constant(value, info.dtype, memory, region),
+        (Init::Constant(value), _) => constant(value, info.dtype, memory, region, team),
         // Random initial integers have no use; the declaration refuses them, so this would be zero.
         (Init::Uniform { .. } | Init::Normal { .. }, _) => {
-            constant(0.0, info.dtype, memory, region)
+            constant(0.0, info.dtype, memory, region, team)
         }
     }
 }
 
 /// Fills a region of floats with four numbers at a time, by the number of the four; halves are the
 /// nearest to those of f32.
-fn floats(dtype: DType, memory: &mut Memory, region: &Region, numbers: impl Fn(usize) -> [f32; 4]) {
-    fn all<T: Element>(elements: &mut [T], numbers: impl Fn(usize) -> [f32; 4], of: fn(f32) -> T) {
-        for (at, four) in elements.chunks_mut(4).enumerate() {
-            for (slot, number) in four.iter_mut().zip(numbers(at)) {
-                *slot = of(number);
+fn floats(
+    dtype: DType,
+    memory: &mut Memory,
+    region: &Region,
+    team: &Team,
+    numbers: impl Fn(usize) -> [f32; 4] + Sync,
+) {
+    fn all<T: Element + Send>(
+        elements: &mut [T],
+        team: &Team,
+        numbers: impl Fn(usize) -> [f32; 4] + Sync,
+        of: fn(f32) -> T,
+    ) {
+        each_part(elements, team, |first, part| {
+            for (at, four) in (first / 4..).zip(part.chunks_mut(4)) {
+                for (slot, number) in four.iter_mut().zip(numbers(at)) {
+                    *slot = of(number);
+                }
             }
-        }
+        });
     }
     match dtype {
-        DType::F16 => all(memory.elements_mut(region), numbers, f16::from_f32),
-        DType::BF16 => all(memory.elements_mut(region), numbers, bf16::from_f32),
-        _ => all(memory.elements_mut(region), numbers, |number| number),
+        DType::F16 => all(memory.elements_mut(region), team, numbers, f16::from_f32),
+        DType::BF16 => all(memory.elements_mut(region), team, numbers, bf16::from_f32),
+        _ => all(memory.elements_mut(region), team, numbers, |number| number),
     }
 }
 
-fn constant(value: f32, dtype: DType, memory: &mut Memory, region: &Region) {
+fn constant(value: f32, dtype: DType, memory: &mut Memory, region: &Region, team: &Team) {
+    fn all<T: Element + Send + Sync>(elements: &mut [T], team: &Team, value: T) {
+        each_part(elements, team, |_, part| part.fill(value));
+    }
     match Value::F32(value).cast(dtype.lane()) {
         Value::F32(v) if dtype == DType::F16 => {
-            memory.elements_mut::<f16>(region).fill(f16::from_f32(v))
+            all(memory.elements_mut(region), team, f16::from_f32(v))
         }
         Value::F32(v) if dtype == DType::BF16 => {
-            memory.elements_mut::<bf16>(region).fill(bf16::from_f32(v))
+            all(memory.elements_mut(region), team, bf16::from_f32(v))
         }
-        Value::F32(v) => memory.elements_mut::<f32>(region).fill(v),
+        Value::F32(v) => all(memory.elements_mut(region), team, v),
         Value::I32(v) if dtype == DType::U8 => memory.bytes_mut(region).fill(v.clamp(0, 255) as u8),
-        Value::I32(v) => memory.elements_mut::<i32>(region).fill(v),
+        Value::I32(v) => all(memory.elements_mut(region), team, v),
         Value::Bool(v) => memory.bytes_mut(region).fill(u8::from(v)),
     }
+}
+
+/// Passes each part of the elements to `work`, with the number of its first element, on the threads
+/// of a team.
+fn each_part<T: Send>(elements: &mut [T], team: &Team, work: impl Fn(usize, &mut [T]) + Sync) {
+    let parts: Vec<Mutex<&mut [T]>> = elements.chunks_mut(PART).map(Mutex::new).collect();
+    team.run(parts.len(), &|part, _| {
+        let mut elements = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        work(part * PART, &mut elements);
+    });
 }

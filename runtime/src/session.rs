@@ -321,7 +321,8 @@ impl Session {
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
-        self.variables.adopt(graph, &mut self.memory)
+        let team = &self.execution.team;
+        self.variables.adopt(graph, &mut self.memory, team)
     }
 
     /// Runs a program on these inputs, inside the slab. The outputs can be read until the next run.

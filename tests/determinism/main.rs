@@ -7,6 +7,7 @@ use ndarray::{Array2, ArrayD};
 use slabwise::nn::{Dropout, Linear, Relu, Sequential};
 use slabwise::optim::{Adam, Schedule};
 use slabwise::prelude::*;
+use slabwise_kernels::random::{philox, unit};
 use slabwise_models::{Model, OptimizerKind};
 
 const BATCH: usize = 12;
@@ -92,6 +93,69 @@ fn state(session: &Session) -> Vec<(String, Vec<u32>)> {
         .names()
         .map(|n| (n.to_string(), bits(&session.value(n).expect("it is there"))))
         .collect()
+}
+
+/// Initial values depend on neither the number of threads nor on the length of the weight.
+#[test]
+fn initial_values_are_the_same_on_any_number_of_threads() {
+    let inits = [
+        (
+            "normal",
+            Init::Normal {
+                mean: 0.5,
+                std: 2.0,
+            },
+        ),
+        (
+            "uniform",
+            Init::Uniform {
+                low: -1.0,
+                high: 3.0,
+            },
+        ),
+        ("constant", Init::Constant(0.7)),
+    ];
+    let values = |threads: usize, length: usize| -> Vec<Vec<u32>> {
+        let params = Params::seeded(11);
+        let mut names = Vec::new();
+        for dtype in [F32, F16, BF16] {
+            let at = (params.root() / &*dtype.to_string()).stored_in(dtype);
+            for (name, init) in inits {
+                names.push(at.param(name, (length,), init).name().to_string());
+            }
+        }
+        let session = Session::new(Device::Cpu, params).expect("a session");
+        let mut session = session.with_threads(threads);
+        let trace = Trace::inference();
+        let program = session.compile(&trace, [trace.ones((1,))]);
+        program.expect("it compiles");
+        let value = |name: &String| session.value(name).expect("a weight");
+        let bits = |name: &String| value(name).iter().map(|x| x.to_bits()).collect();
+        names.iter().map(bits).collect()
+    };
+    // Several parts, the last of them not of whole blocks of random numbers.
+    let alone = values(1, 70_003);
+    for threads in [2, 5] {
+        assert!(values(threads, 70_003) == alone, "{threads} threads");
+    }
+    for (long, short) in alone.iter().zip(values(2, 5)) {
+        assert_eq!(long[..5], short);
+    }
+    // Element by element, as the format of initial values says: blocks of four by the seed, the
+    // number of the block and the FNV-1a of the name.
+    let name = "f32.uniform"
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+        });
+    for (at, &bits) in alone[1].iter().enumerate() {
+        let counter = [at as u32 / 4, 0, name as u32, (name >> 32) as u32];
+        let drawn = unit(philox(counter, [11, 0])[at % 4]);
+        assert_eq!(bits, (-1.0 + 4.0 * drawn).to_bits(), "{at}");
+    }
+    let normal = alone[0].iter().map(|&bits| f32::from_bits(bits));
+    let mean = normal.sum::<f32>() / 70_003.0;
+    assert!((mean - 0.5).abs() < 0.04, "{mean}");
 }
 
 #[test]

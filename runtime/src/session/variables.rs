@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use slabwise_kernels::cpu::Team;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Region};
 use slabwise_kernels::size::Size;
@@ -164,7 +165,7 @@ impl Variables {
     }
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
-    pub fn adopt(&mut self, graph: &Graph, memory: &mut Memory) -> Result<Vec<usize>> {
+    pub fn adopt(&mut self, graph: &Graph, memory: &mut Memory, team: &Team) -> Result<Vec<usize>> {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized, memory.budget.bytes())?;
         if !sized.is_empty() {
@@ -175,7 +176,7 @@ impl Variables {
                 at += bytes.next_multiple_of(ALIGN);
                 let seed = self.params.seed();
                 memory.backend.map_write(&region, &mut |memory, region| {
-                    crate::init::fill(&info, seed, memory, region)
+                    crate::init::fill(&info, seed, memory, region, team)
                 })?;
                 self.by_name.insert(info.name.clone(), self.list.len());
                 self.list.push(Variable { info, region });
