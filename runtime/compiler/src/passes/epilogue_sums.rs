@@ -301,7 +301,7 @@ impl Joined {
         let rest = KernelCall {
             spec: rest,
             args,
-            ..call.clone()
+            ..call
         };
         joins.set(at, rest.with_stores(&stores));
         // Values that only the loop read are in no memory.

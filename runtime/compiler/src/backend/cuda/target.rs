@@ -22,8 +22,8 @@ pub struct Target {
     pub(in crate::backend) modelled: Arc<Modelled>,
 }
 
-/// Facts about specs that are found by lowering them, which takes as long as all passes. Layers of a
-/// network repeat, and so do the candidates of passes.
+/// Facts about specs, which are found by lowering them. Each is asked for many times, because the
+/// layers of a network repeat, and passes compare candidates that share kernels.
 #[derive(Debug, Default)]
 pub(in crate::backend) struct Modelled {
     cycles: Facts<Option<f64>>,
