@@ -6,8 +6,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
 /// The interval between two checks whether a process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The longest wait for killed processes, which a driver may hold in the kernel.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// The end of a process, and its output.
 pub struct Ended {
@@ -104,14 +109,38 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
 }
 
 /// Kills the process and the group of processes that it started, because compilers' workers outlive
-/// it otherwise.
+/// it otherwise, and waits until all have ended, because a killed process holds its memory on the
+/// device until then.
 fn end(child: &mut Child) {
-    let group = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
-    let _ = Command::new("sh")
-        .args(["-c", &group])
-        .stdin(Stdio::null())
-        .status();
-    // The signal to the group did this, unless there is no shell.
-    let _ = child.kill();
+    let group = Pid::from_child(child);
+    let _ = kill_process_group(group, Signal::KILL);
     let _ = child.wait();
+    let began = Instant::now();
+    while test_kill_process_group(group).is_ok() && began.elapsed() < END_LIMIT {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Each of many processes is still there for a moment after it was killed.
+    #[test]
+    fn processes_left_behind_have_ended() {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "for i in $(seq 200); do sleep 1000 & echo $!; done; wait",
+        ]);
+        let ended = run(command, Duration::from_secs(2));
+        assert_eq!(ended.status, None, "{}", ended.stderr);
+        let started: Vec<&str> = ended.stdout.lines().collect();
+        assert!(!started.is_empty(), "{}", ended.stderr);
+        for process in started {
+            assert!(!Path::new("/proc").join(process).exists(), "{process}");
+        }
+    }
 }
