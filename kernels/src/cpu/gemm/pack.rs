@@ -314,9 +314,38 @@ unsafe fn zeros<S: Simd>(to: *mut f32, count: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::micro::Micro;
+    use super::super::simd::Portable;
+    #[cfg(target_arch = "x86_64")]
+    use super::super::simd::{Avx2, Avx512};
     use super::*;
     use crate::cpu::Isa;
+
+    // Through `Micro`, this test would be linked with all micro-kernels, whose compilation takes
+    // longer than that of the other unit tests together.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    unsafe fn avx512(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {
+        // SAFETY: this function's caller keeps the same promises.
+        unsafe { pack::<Avx512>(from, count, depth, to, width) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {
+        // SAFETY: as above.
+        unsafe { pack::<Avx2>(from, count, depth, to, width) }
+    }
+
+    /// The packing of an instruction set, and the elements of its vectors.
+    fn packing(isa: Isa) -> (Pack, usize) {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => (avx512, Avx512::LANES),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => (avx2, Avx2::LANES),
+            _ => (pack::<Portable>, Portable::LANES),
+        }
+    }
 
     /// Every layout, tail and width puts the elements and zeros in their places and leaves the
     /// elements around the panel alone.
@@ -324,10 +353,11 @@ mod tests {
     fn panels_hold_their_elements_and_nothing_else_changes() {
         const GUARD: usize = 40;
         for isa in Isa::available() {
-            let micro = Micro::of(isa);
-            let widths = (1..=micro.mr)
+            let (pack, lanes) = packing(isa);
+            // Panels of rows, then ones of columns.
+            let widths = (1..=14)
                 .map(|count| (count, count))
-                .chain((1..=micro.nr()).map(|count| (count, micro.width(count))));
+                .chain((1..=2 * lanes).map(|count| (count, count.next_multiple_of(lanes))));
             for (count, width) in widths {
                 for depth in [0, 1, 2, 7, 8, 9, 16, 23, 40] {
                     let (count_step, depth_step) = (count as isize, depth.max(1) as isize);
@@ -350,9 +380,7 @@ mod tests {
                         };
                         // SAFETY: the last element is the source's last one, and the buffer takes
                         // the panel between its guards.
-                        unsafe {
-                            (micro.pack)(source, count, depth, to.as_mut_ptr().add(GUARD), width)
-                        };
+                        unsafe { pack(source, count, depth, to.as_mut_ptr().add(GUARD), width) };
                         for (at, &x) in to.iter().enumerate() {
                             let panel = at.checked_sub(GUARD).filter(|&at| at < depth * width);
                             let expected = panel.map_or(-1.0, |at| {
