@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::backend::Backend;
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsError};
 
@@ -133,46 +135,70 @@ impl Session {
     /// # Errors
     /// As [`Session::load_with`].
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
+        let rank = self.world.part();
         // From here on the declared weights and states of models exist, compiled or not.
-        self.adopt(&crate::graph::Graph::default())?;
-        let kind =
-            |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
-        let wanted: Vec<&Variable> = self.variables.list.iter().filter(kind).collect();
-        let expect = |v: &&Variable| Expected {
-            name: v.info.name.to_string(),
-            dtype: v.info.dtype,
-            shape: whole_dims(v),
-        };
-        let expected: Vec<Expected> = wanted.iter().map(expect).collect();
-        // A file of weights and state may be loaded for its weights alone.
-        let state: BTreeSet<&str> = file
-            .metadata()
-            .get(STATE)
-            .map(|names| names.lines().collect())
-            .unwrap_or_default();
-        let (found, loaded) = weights::fit(&expected, file, options, |name| state.contains(name))?;
-        for (variable, name) in wanted.into_iter().zip(found) {
-            if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
+        let loaded = self.read_values(|variables, backend, is_read| {
+            let kind =
+                |v: &Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
+            let wanted: Vec<usize> = (0..variables.len())
+                .filter(|&at| kind(&variables[at]))
+                .collect();
+            let expect = |&at: &usize| Expected {
+                name: variables[at].info.name.to_string(),
+                dtype: variables[at].info.dtype,
+                shape: whole_dims(&variables[at]),
+            };
+            let expected: Vec<Expected> = wanted.iter().map(expect).collect();
+            // A file of weights and state may be loaded for its weights alone.
+            let state: BTreeSet<&str> = file
+                .metadata()
+                .get(STATE)
+                .map(|names| names.lines().collect())
+                .unwrap_or_default();
+            let (found, loaded) =
+                weights::fit(&expected, file, options, |name| state.contains(name))?;
+            for (at, name) in wanted.into_iter().zip(found) {
+                let variable = &variables[at];
+                let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype))
+                else {
+                    continue;
+                };
                 let own = match variable.info.whole {
                     Some(_) => {
                         let each = bytes_of(&fixed(&variable.info.dims), variable);
-                        let start = bytes.len().min(self.world.part() * each);
+                        let start = bytes.len().min(rank * each);
                         &bytes[start..bytes.len().min(start + each)]
                     }
                     None => &bytes,
                 };
-                self.memory
-                    .backend
-                    .map_write(&variable.region, &mut |memory, region| {
-                        memory.bytes_mut(region)[..own.len()].copy_from_slice(own)
-                    })?;
+                backend.map_write(&variable.region, &mut |memory, region| {
+                    memory.bytes_mut(region)[..own.len()].copy_from_slice(own)
+                })?;
+                is_read[at] = true;
             }
-        }
+            Ok(loaded)
+        })?;
         if options.is_weights {
             self.variables
                 .restart_averages(0, &mut *self.memory.backend)?;
         }
         Ok(loaded)
+    }
+
+    /// Allocates the declared variables that this session does not have yet, and passes all of its
+    /// variables to `read`, which reads values of some from elsewhere and marks them. New ones that
+    /// are not marked are initialised, after an error too.
+    fn read_values<T>(
+        &mut self,
+        read: impl FnOnce(&[Variable], &mut dyn Backend, &mut [bool]) -> Result<T>,
+    ) -> Result<T> {
+        let (variables, memory) = (&mut self.variables, &mut self.memory);
+        let first = variables.allocate(&Graph::default(), memory)?;
+        let mut is_read = vec![false; variables.list.len()];
+        let result = read(&variables.list, &mut *memory.backend, &mut is_read);
+        let team = &self.execution.team;
+        let initialised = variables.initialise(first, |at| is_read[at], memory, team);
+        result.and_then(|value| initialised.map(|()| value))
     }
 }
 

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use crate::error::Result;
-use crate::graph::Graph;
 use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, Expected, LoadPlan, Loaded, Rules, SaveOptions, Saved, Weights};
 
@@ -34,36 +33,35 @@ impl Session {
     /// could be read before cannot be read any more, some weights are those of the file and the
     /// others as before.
     pub fn load_from(&mut self, weights: &Weights, rules: &Rules) -> Result<Loaded> {
-        self.adopt(&Graph::default())?;
-        let of = |v: &Variable| Expected {
-            name: v.info.name.to_string(),
-            dtype: v.info.dtype,
-            shape: fixed(&v.info.dims),
-        };
-        let wanted: Vec<&Variable> = self
-            .variables
-            .list
-            .iter()
-            .filter(|v| is_weight(v))
-            .collect();
-        let expected: Vec<Expected> = wanted.iter().map(|v| of(v)).collect();
-        let plan = LoadPlan::new(weights, rules, &expected)?;
-        let mut buffer = Vec::new();
-        for (at, (variable, weight)) in wanted.into_iter().zip(&expected).enumerate() {
-            if !plan.has(at) {
-                continue;
-            }
-            let mut read = Ok(());
-            self.memory
-                .backend
-                .map_write(&variable.region, &mut |memory, region| {
-                    read = plan.read(at, weight, memory.bytes_mut(region), &mut buffer);
+        let loaded = self.read_values(|variables, backend, is_read| {
+            let of = |v: &Variable| Expected {
+                name: v.info.name.to_string(),
+                dtype: v.info.dtype,
+                shape: fixed(&v.info.dims),
+            };
+            let wanted: Vec<usize> = (0..variables.len())
+                .filter(|&at| is_weight(&variables[at]))
+                .collect();
+            let expected: Vec<Expected> = wanted.iter().map(|&at| of(&variables[at])).collect();
+            let plan = LoadPlan::new(weights, rules, &expected)?;
+            let mut buffer = Vec::new();
+            for (weight, at) in wanted.into_iter().enumerate() {
+                if !plan.has(weight) {
+                    continue;
+                }
+                let mut read = Ok(());
+                backend.map_write(&variables[at].region, &mut |memory, region| {
+                    let to = memory.bytes_mut(region);
+                    read = plan.read(weight, &expected[weight], to, &mut buffer);
                 })?;
-            read?;
-        }
+                read?;
+                is_read[at] = true;
+            }
+            Ok(plan.loaded)
+        })?;
         self.variables
             .restart_averages(0, &mut *self.memory.backend)?;
-        Ok(plan.loaded)
+        Ok(loaded)
     }
 
     /// Writes the weights and statistics in the layout of another program: the rules by which they

@@ -9,6 +9,7 @@ use crate::optim::Adam;
 use crate::params::Params;
 use crate::shape::Dim;
 use crate::trace::Trace;
+use crate::weights::{Rules, SaveOptions, Weights};
 use slabwise_kernels::dtype::DType::F32;
 
 /// A layer in a scope, and a session that has it.
@@ -89,9 +90,7 @@ fn a_new_head_keeps_its_first_values_and_a_body_is_found_under_its_prefix() {
     let (_, mut other) = open("model", 2, 5);
     // Declared weights are in a session once something is loaded or compiled.
     let names = |session: &Session| session.names().map(str::to_owned).collect::<Vec<_>>();
-    pretrained
-        .adopt(&crate::graph::Graph::default())
-        .expect("room");
+    pretrained.adopt(&Graph::default()).expect("room");
     pretrained.save(&path).expect("it is saved");
     let loaded = other
         .load_with(&path, &LoadOptions::weights().prefix("module.", "model."))
@@ -156,4 +155,66 @@ fn files_keep_their_mode_and_damage_is_told() {
         "{said}"
     );
     assert_eq!(values(&session), before);
+}
+
+/// Weights of two layers, initialised or not yet.
+fn two_layers(seed: u64, has_values: bool) -> Session {
+    let params = Params::seeded(seed);
+    for scope in ["body", "head"] {
+        Linear::new(params.root() / scope, 3, 2);
+    }
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    if has_values {
+        session.adopt(&Graph::default()).expect("room");
+    }
+    session
+}
+
+#[test]
+fn values_that_are_not_read_are_the_initial_ones() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.safetensors");
+    let (other, initial) = (two_layers(1, true), two_layers(2, true));
+    let of_the_file = values(&other);
+    let initial = values(&initial);
+    other.save(&path).expect("it is saved");
+    // One of two layers is read.
+    let mut half = two_layers(2, false);
+    let keep = |name: &str| name.starts_with("body").then(|| name.to_owned());
+    let options = LoadOptions::weights().rename(keep).allow_missing();
+    let loaded = half.load_with(&path, &options).expect("it fits");
+    assert_eq!(loaded.count, 2);
+    let expected = [&of_the_file[..2], &initial[2..]].concat();
+    assert_eq!(values(&half), expected);
+    // None is read from a file that does not fit.
+    let (_, mut wider) = open("body", 7, 1);
+    let wide = folder.path().join("wide.safetensors");
+    wider.adopt(&Graph::default()).expect("room");
+    wider.save(&wide).expect("it is saved");
+    let mut refused = two_layers(2, false);
+    refused.load_weights(&wide).expect_err("shapes differ");
+    assert_eq!(values(&refused), initial);
+    // Some are read from a file without checksums whose end is cut off after it was opened.
+    other
+        .save_as(&path, &Rules::new(), &SaveOptions::new())
+        .expect("it is saved");
+    let weights = Weights::open(&path).expect("it is whole");
+    let bytes = std::fs::metadata(&path).expect("it is there").len();
+    let file = std::fs::OpenOptions::new().write(true).open(&path);
+    file.and_then(|file| file.set_len(bytes - 1))
+        .expect("it is mine");
+    let mut cut = two_layers(2, false);
+    cut.load_from(&weights, &Rules::new())
+        .expect_err("the last byte is gone");
+    let cut = values(&cut);
+    let is_initial: Vec<bool> = cut.iter().zip(&initial).map(|(a, b)| a == b).collect();
+    let is_read: Vec<bool> = cut.iter().zip(&of_the_file).map(|(a, b)| a == b).collect();
+    assert!(
+        is_initial.contains(&true) && is_read.contains(&true),
+        "{is_initial:?}, {is_read:?}"
+    );
+    assert!(
+        is_initial.iter().zip(&is_read).all(|(a, b)| a != b),
+        "{is_initial:?}, {is_read:?}"
+    );
 }

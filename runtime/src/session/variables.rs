@@ -166,28 +166,58 @@ impl Variables {
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
     pub fn adopt(&mut self, graph: &Graph, memory: &mut Memory, team: &Team) -> Result<Vec<usize>> {
-        let sized = self.fresh(graph)?;
-        let total = self.room_for(&sized, memory.budget.bytes())?;
-        if !sized.is_empty() {
-            let arena = memory.reserve(total, "weights and state")?;
-            let (first, mut at) = (self.list.len(), 0);
-            for (info, bytes) in sized {
-                let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(ALIGN);
-                let seed = self.params.seed();
-                memory.backend.map_write(&region, &mut |memory, region| {
-                    crate::init::fill(&info, seed, memory, region, team)
-                })?;
-                self.by_name.insert(info.name.clone(), self.list.len());
-                self.list.push(Variable { info, region });
-            }
-            self.restart_averages(first, &mut *memory.backend)?;
-        }
+        let first = self.allocate(graph, memory)?;
+        self.initialise(first, |_| false, memory, team)?;
         Ok(graph
             .variables
             .iter()
             .map(|v| self.by_name[&v.name])
             .collect())
+    }
+
+    /// Allocates the variables of a graph that this session does not have yet. They are those from
+    /// the index that this gives on, and have no values before [`Variables::initialise`].
+    pub fn allocate(&mut self, graph: &Graph, memory: &mut Memory) -> Result<usize> {
+        let sized = self.fresh(graph)?;
+        let total = self.room_for(&sized, memory.budget.bytes())?;
+        let first = self.list.len();
+        if !sized.is_empty() {
+            let arena = memory.reserve(total, "weights and state")?;
+            let mut at = 0;
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                self.by_name.insert(info.name.clone(), self.list.len());
+                self.list.push(Variable { info, region });
+            }
+        }
+        Ok(first)
+    }
+
+    /// Gives variables from `first` on their initial values, or those of their weights to averages,
+    /// but for the ones that have values already. If that fails, the session does not have the
+    /// variables.
+    pub fn initialise(
+        &mut self,
+        first: usize,
+        has_value: impl Fn(usize) -> bool,
+        memory: &mut Memory,
+        team: &Team,
+    ) -> Result<()> {
+        let seed = self.params.seed();
+        let mut without = (first..self.list.len()).filter(|&at| !has_value(at));
+        let filled = without.try_for_each(|at| {
+            let Variable { info, region } = &self.list[at];
+            memory.backend.map_write(region, &mut |memory, region| {
+                crate::init::fill(info, seed, memory, region, team)
+            })
+        });
+        let done = filled.and_then(|()| self.restart_averages(first, &mut *memory.backend));
+        if done.is_err() {
+            self.list.truncate(first);
+            self.by_name.retain(|_, at| *at < first);
+        }
+        done
     }
 
     /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.
