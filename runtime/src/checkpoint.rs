@@ -135,7 +135,7 @@ impl Session {
     /// # Errors
     /// As [`Session::load_with`].
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
-        let rank = self.world.part();
+        let part = self.world.part();
         // From here on the declared weights and states of models exist, compiled or not.
         let loaded = self.read_values(|variables, backend, is_read| {
             let kind =
@@ -166,7 +166,7 @@ impl Session {
                 let own = match variable.info.whole {
                     Some(_) => {
                         let each = bytes_of(&fixed(&variable.info.dims), variable);
-                        let start = bytes.len().min(rank * each);
+                        let start = bytes.len().min(part * each);
                         &bytes[start..bytes.len().min(start + each)]
                     }
                     None => &bytes,

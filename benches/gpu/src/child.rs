@@ -6,7 +6,9 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid,
+};
 
 /// The interval between two checks whether a process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -63,6 +65,10 @@ impl Ended {
 /// started.
 pub fn run(mut command: Command, limit: Duration) -> Ended {
     let began = Instant::now();
+    // Otherwise orphans are left to the first process, which in a container may never wait for them:
+    // they would be there for good, though they hold nothing.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     // Files rather than pipes, because the end of a pipe would wait for every process left behind
     // that still holds it.
     let started = || -> std::io::Result<(Child, [File; 2])> {
@@ -117,6 +123,7 @@ fn end(child: &mut Child) {
     let _ = child.wait();
     let began = Instant::now();
     while test_kill_process_group(group).is_ok() && began.elapsed() < END_LIMIT {
+        while let Ok(Some(_)) = waitpgid(group, WaitOptions::NOHANG) {}
         std::thread::sleep(POLL_INTERVAL);
     }
 }
