@@ -295,6 +295,7 @@ pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str
     hash(&[
         &format!("NVRTC {major}.{minor} sm_{}", program.sm),
         &options.join(" "),
+        program.prelude,
         &program.source,
     ])
 }
@@ -435,19 +436,23 @@ mod tests {
 
     #[test]
     fn a_key_follows_everything_that_code_depends_on() {
-        let program = |source: &str, sm| Program {
+        let program = |prelude, source: &str, sm| Program {
             names: String::new(),
+            prelude,
             source: source.into(),
             sm,
         };
-        let key =
-            |source, sm, minor, options: &[&str]| key(&program(source, sm), (13, minor), options);
+        let key_with = |prelude, source, sm, minor, options: &[&str]| {
+            key(&program(prelude, source, sm), (13, minor), options)
+        };
+        let key = |source, sm, minor, options: &[&str]| key_with("", source, sm, minor, options);
         let options = crate::nvrtc::options((13, 0));
         let base = key("x", 90, 0, &options);
         assert_eq!(base.len(), 64);
         assert_eq!(base, key("x", 90, 0, &options));
         for other in [
             key("y", 90, 0, &options),
+            key_with("y", "x", 90, 0, &options),
             key("x", 80, 0, &options),
             key("x", 90, 1, &options),
             key("x", 90, 0, &options[1..]),

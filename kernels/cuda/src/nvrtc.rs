@@ -5,21 +5,28 @@
 //! compiles, is generated only for a device that is newer than the compiler.
 
 mod calls;
+mod headers;
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 
 use calls::Calls;
+pub use headers::PrecompiledHeaders;
 
 use crate::abi::Function;
 use crate::libraries::Missing;
+
+/// The file that sources include the prelude as.
+const PRELUDE_FILE: &str = "prelude.cuh";
 
 /// The source of a program and the architecture that it is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
     /// The names of its functions, for messages.
     pub names: String,
-    /// The whole text.
+    /// The declarations that programs share.
+    pub prelude: &'static str,
+    /// The text, which includes the prelude as `prelude.cuh`.
     pub source: String,
     /// Compute capability, as in `sm_90`.
     pub sm: u32,
@@ -147,11 +154,11 @@ pub enum Architecture {
 impl Program {
     /// A program of these functions, each included once, after their shared prelude.
     pub fn new<'a>(
-        prelude: &str,
+        prelude: &'static str,
         functions: impl IntoIterator<Item = &'a Function>,
         sm: u32,
     ) -> Program {
-        let mut source = String::from(prelude);
+        let mut source = format!("#include \"{PRELUDE_FILE}\"\n");
         let mut names = Vec::new();
         for function in functions {
             if names.contains(&&function.name) {
@@ -167,12 +174,17 @@ impl Program {
             .map(|name| name.as_str())
             .collect::<Vec<_>>()
             .join(", ");
-        Program { names, source, sm }
+        Program {
+            names,
+            prelude,
+            source,
+            sm,
+        }
     }
 
     /// One program per function.
     pub fn each<'a>(
-        prelude: &str,
+        prelude: &'static str,
         functions: impl IntoIterator<Item = &'a Function>,
         sm: u32,
     ) -> Vec<Program> {
@@ -223,12 +235,13 @@ fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
     before(true).map(Architecture::Machine).or_else(ptx)
 }
 
-/// Compiles a program.
+/// Compiles a program. With `headers`, the prelude is parsed once for all programs that are compiled
+/// with them.
 ///
 /// # Errors
 /// If there is no compiler, or it refuses the source, which has then been saved to a file.
-pub fn compile(program: &Program) -> Result<Cubin, Error> {
-    let handle = compiled(program)?;
+pub fn compile(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<Cubin, Error> {
+    let handle = compiled(program, headers)?;
     Ok(match architecture(program.sm)? {
         Architecture::Machine(_) => Cubin {
             image: handle.image()?,
@@ -246,52 +259,39 @@ pub fn compile(program: &Program) -> Result<Cubin, Error> {
 /// # Errors
 /// As [`compile`].
 pub fn ptx(program: &Program) -> Result<String, Error> {
-    compiled(program)?.ptx().map(text)
+    compiled(program, None)?.ptx().map(text)
 }
 
-fn compiled(program: &Program) -> Result<Handle, Error> {
-    let calls = Calls::bound()?;
-    let failed = |call| {
-        move |e: std::ffi::NulError| Error::Failed {
-            call,
-            code: e.to_string(),
-        }
-    };
-    let source = CString::new(program.source.as_str()).map_err(failed("nvrtcCreateProgram"))?;
+fn compiled(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<Handle, Error> {
+    let handle = Handle::new(program)?;
     let architecture = match architecture(program.sm)? {
         Architecture::Machine(sm) => format!("--gpu-architecture=sm_{sm}"),
         Architecture::Ptx(sm) => format!("--gpu-architecture=compute_{sm}"),
     };
-    let options = options(calls.version()?)
+    let mut options: Vec<String> = options(handle.calls.version()?)
         .into_iter()
-        .chain([architecture.as_str()])
-        .map(CString::new);
-    let options = options
-        .collect::<Result<Vec<CString>, _>>()
-        .map_err(failed("nvrtcCompileProgram"))?;
-    let mut handle = Handle {
-        calls,
-        raw: std::ptr::null_mut(),
-    };
-    let (name, none) = (c"slabwise.cu".as_ptr(), std::ptr::null());
-    // SAFETY: the texts end in 0 and outlive the call, and there are no headers.
-    calls.check("nvrtcCreateProgram", unsafe {
-        (calls.create)(&mut handle.raw, source.as_ptr(), name, 0, none, none)
-    })?;
-    let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
-    // SAFETY: the program was created, and the texts end in 0 and outlive the call.
-    let compiled =
-        unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
-    if compiled == calls::REFUSED {
-        let (names, source_file) = (program.names.clone(), save(&program.source));
+        .map(String::from)
+        .collect();
+    options.push(architecture);
+    let more = headers.and_then(PrecompiledHeaders::options);
+    let status = handle.compile(options.iter().chain(more.iter().flatten()))?;
+    if status == 0 {
+        return Ok(handle);
+    }
+    if let (Some(headers), Some(_)) = (headers, more) {
+        // The reason may be the headers: their folder is full, or gone.
+        headers.disable();
+        return compiled(program, None);
+    }
+    if status == calls::REFUSED {
         return Err(Error::Refused {
-            names,
+            names: program.names.clone(),
             sm: program.sm,
-            source_file,
+            source_file: save(program),
             log: handle.log()?,
         });
     }
-    calls.check("nvrtcCompileProgram", compiled)?;
+    handle.calls.check("nvrtcCompileProgram", status)?;
     Ok(handle)
 }
 
@@ -301,7 +301,46 @@ struct Handle {
     raw: calls::Raw,
 }
 
+/// A text that ends in 0.
+fn c_string(call: &'static str, text: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|e| Error::Failed {
+        call,
+        code: e.to_string(),
+    })
+}
+
 impl Handle {
+    fn new(program: &Program) -> Result<Handle, Error> {
+        const CREATE: &str = "nvrtcCreateProgram";
+        let mut handle = Handle {
+            calls: Calls::bound()?,
+            raw: std::ptr::null_mut(),
+        };
+        let [source, prelude, file] =
+            [&program.source, program.prelude, PRELUDE_FILE].map(|text| c_string(CREATE, text));
+        let (source, prelude, file) = (source?, prelude?, file?);
+        let (headers, files) = (prelude.as_ptr(), file.as_ptr());
+        // SAFETY: the texts end in 0 and outlive the call, and so do the one header and its name.
+        handle.calls.check(CREATE, unsafe {
+            let name = c"slabwise.cu".as_ptr();
+            (handle.calls.create)(&mut handle.raw, source.as_ptr(), name, 1, &headers, &files)
+        })?;
+        Ok(handle)
+    }
+
+    /// Compiles the program, and returns the status.
+    fn compile<'a>(
+        &self,
+        options: impl Iterator<Item = &'a String>,
+    ) -> Result<calls::Status, Error> {
+        let options = options
+            .map(|option| c_string("nvrtcCompileProgram", option))
+            .collect::<Result<Vec<CString>, Error>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+        // SAFETY: the program was created, and the texts end in 0 and outlive the call.
+        Ok(unsafe { (self.calls.compile)(self.raw, pointers.len() as c_int, pointers.as_ptr()) })
+    }
+
     fn log(&self) -> Result<String, Error> {
         self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log)
             .map(text)
@@ -352,13 +391,19 @@ impl Drop for Handle {
     }
 }
 
-/// Writes a refused source to a new file, with line numbers.
-fn save(source: &str) -> Option<PathBuf> {
-    let numbered: String = source
-        .lines()
-        .enumerate()
-        .map(|(at, line)| format!("{:5}  {line}\n", at + 1))
-        .collect();
+/// Writes a refused source and its prelude to a new file, with line numbers.
+fn save(program: &Program) -> Option<PathBuf> {
+    let numbered = |text: &str| -> String {
+        text.lines()
+            .enumerate()
+            .map(|(at, line)| format!("{:5}  {line}\n", at + 1))
+            .collect()
+    };
+    let text = format!(
+        "{}\n{PRELUDE_FILE}:\n{}",
+        numbered(&program.source),
+        numbered(program.prelude)
+    );
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let file = std::env::temp_dir().join(format!(
@@ -371,7 +416,7 @@ fn save(source: &str) -> Option<PathBuf> {
         .create_new(true)
         .open(&file)
         .ok()?;
-    std::io::Write::write_all(&mut fresh, numbered.as_bytes()).ok()?;
+    std::io::Write::write_all(&mut fresh, text.as_bytes()).ok()?;
     Some(file)
 }
 
@@ -483,7 +528,11 @@ ptxas info    : Used 8 registers, used 0 barriers
         };
         let functions = [function("a"), function("b"), function("a")];
         let program = Program::new("// shared", &functions, 90);
-        assert_eq!(program.source, "// shared\nvoid a() {}\nvoid b() {}\n");
+        assert_eq!(program.prelude, "// shared");
+        assert_eq!(
+            program.source,
+            "#include \"prelude.cuh\"\n\nvoid a() {}\nvoid b() {}\n"
+        );
         assert_eq!(program.names, "a, b");
     }
 }

@@ -397,7 +397,7 @@ fn products_are_those_of_tensor_cores() {
                     let found = text.contains(instruction);
                     assert!(found, "{}: {instruction}", function.name);
                 }
-                let image = nvrtc::compile(&program).expect("a cubin").image;
+                let image = nvrtc::compile(&program, None).expect("a cubin").image;
                 let on_cores = tensor_instructions(&image, &function.name);
                 assert_eq!(on_cores, products, "{}: HMMA", function.name);
             }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use slabwise_cuda::Function;
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
-use slabwise_cuda::nvrtc::{self, Architecture, Cubin, Error, Program};
+use slabwise_cuda::nvrtc::{self, Architecture, Cubin, Error, PrecompiledHeaders, Program};
+use slabwise_cuda::{Function, PRELUDE as WHOLE_PRELUDE};
 
 /// Whether there is a compiler; prints a line if not.
 fn compiler() -> bool {
@@ -44,7 +44,7 @@ fn several_functions_are_compiled_for_every_architecture() {
     let is_known = |sm: &u32| nvrtc::architecture(*sm) == Ok(Architecture::Machine(*sm));
     assert!(is_known(&80) && is_known(&90));
     for sm in [80, 90, 100].into_iter().filter(is_known) {
-        let made = nvrtc::compile(&Program::new(PRELUDE, &[add("a"), add("b")], sm))
+        let made = nvrtc::compile(&Program::new(PRELUDE, &[add("a"), add("b")], sm), None)
             .expect("the source is fine");
         assert!(made.image.starts_with(b"\x7fELF"), "sm_{sm}");
         let mut names: Vec<&str> = made.usage.iter().map(|u| u.name.as_str()).collect();
@@ -70,7 +70,7 @@ fn a_refused_source_is_saved_with_line_numbers() {
         name: "broken".into(),
         source: "extern \"C\" __global__ void broken() { undeclared = 1; }".into(),
     };
-    let error = nvrtc::compile(&Program::new(PRELUDE, &[broken], 90))
+    let error = nvrtc::compile(&Program::new(PRELUDE, &[broken], 90), None)
         .expect_err("it uses an undefined name");
     let Error::Refused {
         source_file: Some(file),
@@ -251,6 +251,50 @@ fn the_first_of_several_refused_functions_is_reported() {
             std::fs::remove_file(file.path()).expect("it was there");
         }
     }
+}
+
+/// New headers, if the compiler writes any.
+fn headers() -> Option<PrecompiledHeaders> {
+    let version = nvrtc::version().expect("there is one");
+    let made = PrecompiledHeaders::new(version);
+    assert_eq!(made.is_some(), version >= (12, 8));
+    made
+}
+
+#[test]
+fn precompiled_headers_are_written_once_and_leave_the_code_as_it_is() {
+    if !compiler() {
+        return;
+    }
+    let Some(headers) = headers() else { return };
+    let folder = headers.folder().to_path_buf();
+    for sm in [80, 90] {
+        let mut files = Vec::new();
+        for name in ["a", "b", "c"] {
+            let program = Program::new(WHOLE_PRELUDE, &[add(name)], sm);
+            let alone = nvrtc::compile(&program, None).expect("the source is fine");
+            let made = nvrtc::compile(&program, Some(&headers)).expect("the source is fine");
+            assert_eq!(made, alone, "{name} for sm_{sm}");
+            files.push(std::fs::read_dir(&folder).expect("a folder").count());
+        }
+        assert!(files[0] > 0 && files == [files[0]; 3], "{files:?}");
+    }
+    drop(headers);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn without_their_folder_precompiled_headers_are_left_out() {
+    if !compiler() {
+        return;
+    }
+    let Some(headers) = headers() else { return };
+    std::fs::remove_dir(headers.folder()).expect("it is empty");
+    for program in each(&["a", "b"]) {
+        let made = nvrtc::compile(&program, Some(&headers)).expect("the source is fine");
+        assert_eq!(made, nvrtc::compile(&program, None).expect("as before"));
+    }
+    assert!(!headers.folder().exists());
 }
 
 const FOLDER: &str = "SLABWISE_TEST_CUBINS";

@@ -133,8 +133,8 @@ fn hot_kernels_do_not_spill() {
         } else {
             &functions[..2]
         };
-        let made =
-            nvrtc::compile(&Program::new(PRELUDE, some, sm)).unwrap_or_else(|e| panic!("{e}"));
+        let made = nvrtc::compile(&Program::new(PRELUDE, some, sm), None)
+            .unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(made.usage.len(), some.len(), "sm_{sm}: {:?}", made.usage);
         let spilled: Vec<&Usage> = made.usage.iter().filter(spill).collect();
         assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
