@@ -223,12 +223,31 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
     Ok(object)
 }
 
+/// The declarations that all programs include.
+fn prelude(wave_width: u32) -> String {
+    format!(
+        "#define SLABWISE_EMULATED 1\n#define SLABWISE_WAVE {wave_width}\n{SHIM}{PRELUDE}{EPILOGUE}"
+    )
+}
+
+/// The declarations as a file, and beside it the form that g++ has parsed already, which it reads in
+/// place of the file wherever the flags are the same.
+fn header(folder: &Path, flags: &[&str], wave_width: u32) -> Result<PathBuf, EmulatorError> {
+    let text = prelude(wave_width);
+    let name = digest(&[&text, &flags.join(" ")]);
+    let file = folder.join(format!("prelude-{name:016x}.h"));
+    let parsed = file.with_extension("h.gch");
+    if !parsed.exists() {
+        write_once(&file, &text)?;
+        let flags = [flags, &["-x", "c++-header"]].concat();
+        run_compiler(&flags, &[&file], &parsed)?;
+    }
+    Ok(file)
+}
+
 /// The program that g++ compiles.
-fn program(functions: &[Function], wave_width: u32) -> String {
-    let mut text = format!("#define SLABWISE_EMULATED 1\n#define SLABWISE_WAVE {wave_width}\n");
-    text += SHIM;
-    text += PRELUDE;
-    text += EPILOGUE;
+fn program(header: &Path, functions: &[Function], wave_width: u32) -> String {
+    let mut text = format!("#include \"{}\"\n", header.display());
     let mut entries = String::new();
     for f in functions {
         let _ = writeln!(
@@ -262,13 +281,11 @@ pub fn compile_object(
     }
     let folder = folder()?;
     let runtime = runtime(&folder)?;
-    let text = program(&distinct, wave_width);
     // With -O1 tests would take as long to run, and these functions 1.7 times as long to compile.
     let mut flags = vec![
         "-std=c++17",
         "-Og",
         "-fPIC",
-        "-shared",
         "-fno-strict-aliasing",
         "-fno-gnu-unique",
         "-fno-math-errno",
@@ -293,6 +310,9 @@ pub fn compile_object(
             "asan-globals=0",
         ]);
     }
+    let header = header(&folder, &flags, wave_width)?;
+    let text = program(&header, &distinct, wave_width);
+    flags.push("-shared");
     let name = digest(&[&text, &flags.join(" "), &runtime.to_string_lossy()]);
     let object = folder.join(format!("emulated-{name:016x}.so"));
     if !object.exists() {
@@ -313,7 +333,7 @@ pub(crate) static PUBLISHED: OnceLock<PathBuf> = OnceLock::new();
 /// A folder for [`publish`], another one whenever the text that all functions include changes, which
 /// their names do not tell.
 pub(crate) fn functions_folder() -> Result<PathBuf, EmulatorError> {
-    let shared = digest(&[&program(&[], 32), RUNTIME, ABI]);
+    let shared = digest(&[&prelude(32), RUNTIME, ABI]);
     Ok(folder()?.join(format!("functions-{shared:016x}")))
 }
 
