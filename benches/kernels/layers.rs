@@ -102,6 +102,20 @@ fn layers(model: &str) -> Vec<Layer> {
             conv(3, [16, 960, 960, 2, 3, 1, 960]),
             conv(1, [16, 320, 1280, 2, 1, 1, 1]),
         ],
+        // Those of MobileNetV2 at 224 × 224 and 64 × 64, EfficientNet-B0 and ConvNeXt-T.
+        "depthwise" => vec![
+            conv(1, [8, 144, 144, 56, 3, 1, 144]),
+            conv(1, [8, 192, 192, 28, 3, 1, 192]),
+            conv(1, [8, 384, 384, 14, 3, 1, 384]),
+            conv(1, [8, 960, 960, 7, 3, 1, 960]),
+            conv(1, [8, 672, 672, 14, 5, 1, 672]),
+            conv(1, [8, 1152, 1152, 7, 5, 1, 1152]),
+            conv(1, [8, 384, 384, 14, 7, 1, 384]),
+            conv(1, [8, 768, 768, 7, 7, 1, 768]),
+            conv(1, [16, 192, 192, 8, 3, 1, 192]),
+            conv(1, [16, 384, 384, 4, 3, 1, 384]),
+            conv(1, [16, 960, 960, 2, 3, 1, 960]),
+        ],
         "gpt" => vec![
             linear(4, 1024, 768, 256),
             linear(4, 1024, 256, 256),
@@ -110,7 +124,7 @@ fn layers(model: &str) -> Vec<Layer> {
             linear(1, 1024, 1024, 256),
             attention(4, [8, 4, 128, 64]),
         ],
-        other => panic!("no model {other}: resnet20, resnet18, mobilenetv2 or gpt"),
+        other => panic!("no model {other}: resnet20, resnet18, mobilenetv2, depthwise or gpt"),
     }
 }
 

@@ -7,7 +7,8 @@
 //! any output position and kernel element is found by adding one offset each. The forward product
 //! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
 //! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
-//! product, but loops over the tile's rows ([`depthwise`]). 3×3 and 5×5 kernels of enough channels
+//! product, but loops over the tile's rows ([`depthwise`]), or over whole planes of the image
+//! ([`in_place`]). 3×3 and 5×5 kernels of enough channels
 //! are computed with fewer multiplications ([`winograd`]), also of many over small images
 //! ([`winograd_panels`]). A few output positions are the rows of a product with the transposed
 //! weights, and neither operand is packed ([`few`]). Vectors along images skip the padding of small
@@ -18,6 +19,7 @@ mod columns;
 mod depthwise;
 mod few;
 mod image;
+mod in_place;
 mod inside;
 mod phases;
 mod pieces;
@@ -40,6 +42,7 @@ use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec, check_operand};
 use image::Prologue;
+use in_place::InPlace;
 use phases::Interleave;
 use tile::{Axis, Source};
 
@@ -54,6 +57,8 @@ pub(crate) struct Conv2d {
     space: Space,
     /// Whether every channel is a separate group.
     depthwise: bool,
+    /// The masks of a depthwise convolution that reads images where they are.
+    in_place: Option<InPlace>,
     /// The filtering by which [`winograd`] computes it, if it does.
     winograd: Option<Filtering>,
     /// Whether [`few`] computes it.
@@ -73,6 +78,9 @@ impl Conv2d {
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
+        let in_place = depthwise
+            .then(|| InPlace::new(spec, body, &sizes, &code, micro))
+            .flatten();
         let winograd = winograd::of(body, &sizes, micro);
         let few = !depthwise && winograd.is_none() && few::applies(body, &sizes);
         let strides = weight_strides(body, bound);
@@ -107,7 +115,7 @@ impl Conv2d {
                 .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let copied = is_copied.then_some(buffer);
             let space = match (body.kind, winograd) {
-                _ if depthwise => depthwise::space(&sizes, micro, body.kind),
+                _ if depthwise => depthwise::space(&sizes, micro, body.kind, in_place.as_ref()),
                 (ConvKind::WeightGrad, Some(_)) => {
                     winograd_weight::space(&sizes, micro, limits, copied)
                 }
@@ -148,6 +156,7 @@ impl Conv2d {
             limits,
             space,
             depthwise,
+            in_place,
             winograd,
             few,
             vertical,
@@ -195,7 +204,10 @@ impl Conv2d {
         unsafe {
             match (body.kind, self.winograd) {
                 (ConvKind::WeightGrad, _) if self.depthwise => depthwise::weight_grad(&call),
-                _ if self.depthwise => depthwise::run(&call),
+                _ if self.depthwise => match &self.in_place {
+                    Some(in_place) => in_place.run(&call),
+                    None => depthwise::run(&call),
+                },
                 (ConvKind::WeightGrad, Some(_)) => winograd_weight::run(&call),
                 (ConvKind::WeightGrad, None) => weight_grad::run(&call),
                 (_, Some(filtering)) => winograd::run(&call, filtering),

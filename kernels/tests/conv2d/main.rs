@@ -275,6 +275,28 @@ fn random_geometry_and_strides() {
     }
 }
 
+/// Depthwise convolutions whose results are as large as the image, in any layout.
+#[test]
+fn depthwise_as_large_as_the_image() {
+    let (mut random, teams) = (Random(67), teams());
+    for round in 0..40 {
+        let groups = random.int(2, 9);
+        let dilation = [random.int(1, 2), random.int(1, 2)];
+        let half = [random.int(0, 3), random.int(0, 3)];
+        let shape = Shape {
+            hw: [random.int(1, 12), random.int(1, 20)],
+            k: half.map(|half| 2 * half + 1),
+            pad: [half[0] * dilation[0], half[1] * dilation[1]],
+            dilation,
+            groups,
+            ..Shape::simple(random.int(1, 6), groups, groups, 0, 0, 0)
+        };
+        for kind in KINDS {
+            check(&mut random, shape, kind, round % 4 > 0, &teams);
+        }
+    }
+}
+
 #[test]
 fn shapes_that_cross_blocks() {
     let (mut random, teams) = (Random(29), teams());
@@ -454,6 +476,20 @@ fn weight_gradients_of_small_images() {
             stride: [1, 3],
             ..Shape::simple(11, 100, 9, 6, 3, 1)
         },
+        // Depthwise, as large as the image: groups of four images and of four channels, and others.
+        Shape {
+            groups: 70,
+            ..Shape::simple(7, 70, 70, 7, 3, 1)
+        },
+        Shape {
+            groups: 6,
+            hw: [5, 11],
+            ..Shape::simple(3, 6, 6, 0, 7, 3)
+        },
+        Shape {
+            groups: 9,
+            ..Shape::simple(5, 9, 9, 2, 5, 2)
+        },
     ];
     for shape in shapes {
         check(&mut random, shape, ConvKind::WeightGrad, true, &teams);
@@ -556,6 +592,26 @@ fn small_images() -> Vec<Shape> {
         },
         // Kernel elements that reach no position.
         Shape::simple(64, 3, 5, 1, 3, 1),
+        // Depthwise, as large as the image: groups of four images and of four channels, and others.
+        Shape {
+            groups: 70,
+            ..Shape::simple(7, 70, 70, 7, 3, 1)
+        },
+        Shape {
+            groups: 6,
+            hw: [5, 11],
+            ..Shape::simple(3, 6, 6, 0, 7, 3)
+        },
+        Shape {
+            groups: 9,
+            ..Shape::simple(5, 9, 9, 2, 3, 1)
+        },
+        // More padding than the kernel needs, and a last row and column that are left out.
+        Shape {
+            groups: 3,
+            cut: [2, 2],
+            ..Shape::simple(6, 3, 3, 6, 3, 2)
+        },
     ]
 }
 
@@ -601,8 +657,17 @@ fn batches_below_the_bound() {
     let (mut random, teams) = (Random(31), teams());
     let images = Size::symbol(Symbol(0));
     for kind in KINDS {
-        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5), (80, 9, 4, 3), (20, 30, 2, 3)] {
-            let shape = Shape::simple(1, ci, co, hw, k, k / 2);
+        for (groups, ci, co, hw, k) in [
+            (1, 3, 5, 9, 3),
+            (1, 1, 8, 14, 5),
+            (1, 80, 9, 4, 3),
+            (1, 20, 30, 2, 3),
+            (90, 90, 90, 7, 3),
+        ] {
+            let shape = Shape {
+                groups,
+                ..Shape::simple(1, ci, co, hw, k, k / 2)
+            };
             let [a, b, out] = shape
                 .spaces(kind)
                 .map(|space| operand(0, &contiguous(&space)));
@@ -666,8 +731,15 @@ fn an_empty_batch() {
 #[test]
 fn epilogues() {
     let (mut random, teams) = (Random(37), teams());
-    let shape = Shape::simple(3, 4, 6, 11, 3, 1);
-    for kind in [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad] {
+    let depthwise = Shape {
+        groups: 6,
+        ..Shape::simple(5, 6, 6, 11, 3, 1)
+    };
+    let shapes = [Shape::simple(3, 4, 6, 11, 3, 1), depthwise];
+    for (shape, kind) in shapes
+        .iter()
+        .flat_map(|shape| KINDS.map(|kind| (shape, kind)))
+    {
         let spaces = shape.spaces(kind);
         let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
         let mut spec = shape.spec(kind, a, b, out.clone());

@@ -4,11 +4,13 @@
 //! A task computes some channels of a part of the output positions. The forward product and the
 //! input gradient pass its block of sums to the epilogue as [`columns`](super::columns) does,
 //! phases of an input gradient included. The weight gradient computes channels over all positions,
-//! with a vector of sums for each weight.
+//! with a vector of sums for each weight. Where results are as large as the image, no tile is
+//! needed ([`in_place`](super::in_place)).
 
 use std::ops::Range;
 
 use super::columns::{Columns, columns, is_phased, phases};
+use super::in_place::InPlace;
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::MicroBatchLimits;
@@ -50,7 +52,12 @@ fn sums(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> usize {
 }
 
 /// The buffers for every blocking of sizes up to these.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    kind: ConvKind,
+    in_place: Option<&InPlace>,
+) -> Space {
     let (width, axes, taps) = (
         micro.nr(),
         &sizes.axes,
@@ -62,12 +69,18 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
         return Space {
             left: channels.saturating_mul(sizes.taps()),
             // Offsets, and tiles of both operands.
-            right: taps.saturating_add(2 * tile),
+            right: match in_place {
+                Some(_) => 0,
+                None => taps.saturating_add(2 * tile),
+            },
             acc: channels
                 .saturating_mul(sizes.taps())
                 .saturating_mul(micro.lanes),
             ..Space::default()
         };
+    }
+    if let Some(in_place) = in_place {
+        return in_place.space(sizes);
     }
     let acc = ACC.saturating_add(
         channels
@@ -253,6 +266,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
         call,
         image,
         gradient,
+        images,
         parts,
         size,
         code: kernel.code.bind(spec, launch),
@@ -271,6 +285,7 @@ struct WeightGrad<'a> {
     call: &'a Call<'a>,
     image: Source,
     gradient: Source,
+    images: usize,
     parts: Parts,
     /// Channels of a block.
     size: usize,
@@ -300,7 +315,16 @@ impl WeightGrad<'_> {
             if part.is_none_or(|part| part.examples.start == 0) {
                 acc.write_bytes(0, channels.len() * taps * micro.lanes);
             }
-            for part in (0..self.parts.count()).map(|part| self.parts.get(part)) {
+            let in_place = self.call.kernel.in_place.as_ref();
+            if let Some(in_place) = in_place {
+                let operands = [&self.image, &self.gradient];
+                in_place.add_weight_gradient(micro, operands, self.images, channels.clone(), acc);
+            }
+            let parts = match in_place {
+                Some(_) => 0,
+                None => self.parts.count(),
+            };
+            for part in (0..parts).map(|part| self.parts.get(part)) {
                 let [shape, other] = [axes, &plain].map(|axes| {
                     Shape::new(axes, channels.len(), part.rows.len(), part.columns.len())
                 });

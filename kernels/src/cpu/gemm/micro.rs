@@ -202,6 +202,8 @@ pub(in super::super) struct Micro {
     pub fill: pack::Fill,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
+    pub convolve_whole: planes::ConvolveWhole,
+    pub correlate_whole: planes::CorrelateWhole,
     /// Those of F(2×2, 3×3), F(4×4, 3×3) and F(2×2, 5×5).
     transforms: [winograd::Transforms; 3],
     pub transform_gradients: winograd::TransformGradients,
@@ -635,6 +637,16 @@ macro_rules! micro {
                 unsafe { planes::correlate::<$simd>(planes) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn convolve_whole(planes: &planes::WholePlanes) {
+                // SAFETY: as above.
+                unsafe { planes::convolve_whole::<$simd>(planes) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn correlate_whole(planes: &planes::WholePlanes) {
+                // SAFETY: as above.
+                unsafe { planes::correlate_whole::<$simd>(planes) }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn transform_tiles<const P: usize, const M: usize>(tiles: &winograd::Tiles) {
                 // SAFETY: as above.
                 unsafe { winograd::tiles::<$simd, P, M>(tiles) }
@@ -682,6 +694,8 @@ macro_rules! micro {
                 fill,
                 convolve,
                 correlate,
+                convolve_whole,
+                correlate_whole,
                 transforms: [
                     winograd::Transforms {
                         tiles: transform_tiles::<4, 2>,

@@ -35,6 +35,12 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn in_order(v: Self::V) -> Self::V;
     /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
     unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;
+    /// The same, faster where seldom all bits are set.
+    #[inline(always)]
+    unsafe fn load_part(at: *const f32, lanes: u32) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_mask(at, lanes) }
+    }
     /// Lanewise or: joins vectors whose nonzero lanes differ.
     unsafe fn or(a: Self::V, b: Self::V) -> Self::V;
     /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8. If
@@ -328,12 +334,18 @@ mod x86 {
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
             unsafe {
-                if lanes == 0xff {
-                    return _mm256_loadu_ps(at);
+                match lanes {
+                    0xff => _mm256_loadu_ps(at),
+                    _ => Self::load_part(at, lanes),
                 }
-                let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-                let mask =
-                    _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_part(at: *const f32, lanes: u32) -> __m256 {
+            // SAFETY: as above. Of a mask only the sign bits count.
+            unsafe {
+                let up = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+                let mask = _mm256_sllv_epi32(_mm256_set1_epi32(lanes as i32), up);
                 _mm256_maskload_ps(at, mask)
             }
         }
