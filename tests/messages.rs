@@ -251,6 +251,21 @@ fn states() {
 }
 
 #[test]
+fn parts_of_nothing() {
+    let params = Params::seeded(0);
+    let trace = Trace::inference();
+    let here = here!();
+    let first = trace.input("x", F32, (4,)).split(0, 0)[0];
+    compiling(
+        here,
+        &params,
+        &trace,
+        [first],
+        expect!["+1: split axis 0 of [4] into 0 parts: 4 does not divide"],
+    );
+}
+
+#[test]
 fn inputs_that_do_not_fit() {
     let params = Params::seeded(0);
     let layer = Linear::new(&params.root() / "head", 4, 3);
@@ -282,6 +297,12 @@ fn inputs_that_do_not_fit() {
         &(&labels, &weights, &x),
         expect![[
             r#"input "x": i32 was given, f32 is expected; the inputs seem to be in the order labels, weights, x, "infer" takes them as x, labels, weights"#
+        ]],
+    );
+    feed(
+        &(&x, &Array1::from_elem(5, 3_000_000_000i64), &weights),
+        expect![[
+            r#"input "labels": element [0] is 3000000000, which i32 cannot hold; programs compute with 32 bits, so shift or scale such values first"#
         ]],
     );
     feed(

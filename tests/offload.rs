@@ -3,6 +3,8 @@
 
 mod support;
 
+use slabwise::nn::{BatchNorm2d, Conv2d, ConvTranspose2d, Linear};
+use slabwise::optim::AdamW;
 use slabwise::prelude::*;
 use slabwise::{BudgetReport, CompileOptions, Error};
 use support::networks::{Trained, WIDTH, examples, quick, train, train_with};
@@ -165,6 +167,55 @@ fn the_host_has_a_limit_and_a_budget_a_lower_bound() {
     assert_eq!(
         (free.program.plan().slab_bytes(), free.session.host_bytes()),
         (once, 0)
+    );
+}
+
+/// Where workspaces take most of a slab, the smallest of them are tried with a link, too: it makes no
+/// budget fail that is kept without one.
+#[test]
+fn a_link_makes_no_budget_fail() {
+    let compiled = |offload: Option<Offload>| -> Result<(u64, u64)> {
+        let params = Params::seeded(7);
+        let root = &params.root();
+        let down = [
+            Conv2d::new(root / "a", 1, 8, 3).stride(2).padding(1),
+            Conv2d::new(root / "b", 8, 12, 3).stride(2).padding(1),
+        ];
+        let norm = BatchNorm2d::new(root / "norm", 12);
+        let (code, wide) = (
+            Linear::new(root / "code", 192, 6),
+            Linear::new(root / "wide", 6, 192),
+        );
+        let up = [
+            ConvTranspose2d::new(root / "c", 12, 8, 4)
+                .stride(2)
+                .padding(1),
+            ConvTranspose2d::new(root / "d", 8, 1, 4)
+                .stride(2)
+                .padding(1),
+        ];
+        let mut session = Session::new(Device::Cpu, params)?
+            .with_threads(2)
+            .with_budget(Budget::Fraction(0.6));
+        if let Some(offload) = offload {
+            session = session.with_offload(offload);
+        }
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (48, 1, 16, 16));
+        let h = x.apply(&down[0]).silu().apply(&down[1]).apply(&norm).relu();
+        let h = h.flatten(1).apply(&code).apply(&wide).relu();
+        let y = h.reshape((48, 12, 4, 4)).apply(&up[0]).gelu().apply(&up[1]);
+        let loss = y.mse(x);
+        trace.minimize(loss, AdamW::new(1e-2));
+        let program = session.compile(&trace, [loss])?;
+        let report = program.plan().budget_report();
+        Ok((session.slab_bytes(), report.once))
+    };
+    let (without, once) = compiled(None).expect("the budget is kept");
+    let (with, _) = compiled(Some(fast())).expect("it is kept with a link, too");
+    assert!(
+        without.max(with) as f64 <= 0.6 * once as f64,
+        "{without} {with} {once}"
     );
 }
 

@@ -21,6 +21,69 @@ fn values(session: &Session) -> Vec<(String, ndarray::ArrayD<f32>)> {
         .collect()
 }
 
+/// States of integers have more numbers than f32 holds: they are read and set in their own type, and
+/// an f32 that an integer cannot hold is refused.
+#[test]
+fn integer_states_are_read_and_set_exactly() {
+    let mut session = session(Params::seeded(0xDEAD_BEEF_1234_5678));
+    let trace = Trace::inference().sampling();
+    let counts = trace.state("counts", I32, (2,), Init::Constant(0.0));
+    let read = counts.value();
+    let program = session
+        .compile(&trace, [trace.uniform((2,)), read])
+        .expect("it compiles");
+    let state = session.value_as::<i32>("sampling").expect("it is i32");
+    let mut drawn = || {
+        session
+            .set_value("sampling", &state)
+            .expect("it is its own value");
+        let [numbers, _] = session.run(&program, ()).expect("it runs");
+        numbers.array::<f32>().expect("f32")
+    };
+    assert_eq!(drawn(), drawn(), "the same state draws the same numbers");
+
+    let large = arr1(&[1 << 24, (1 << 24) + 1]);
+    session.set_value("counts", &large).expect("it fits");
+    let counts = session.value_as::<i32>("counts").expect("it is i32");
+    assert_eq!(counts, large.into_dyn());
+    let refused = |result: Result<()>| result.expect_err("it does not fit").to_string();
+    assert_eq!(
+        refused(session.value("counts").map(drop)),
+        r#""counts": element [1] is 16777217, which f32 cannot hold; read it by value_as::<i32>"#
+    );
+    session
+        .set_value("counts", &arr1(&[-7.0f32, 2147483520.0]))
+        .expect("both are integers");
+    for (numbers, said) in [
+        ([1.0f32, 2.7], "element [1] is 2.7, which i32 cannot hold"),
+        (
+            [2147483648.0, 0.0],
+            "element [0] is 2147483600, which i32 cannot hold",
+        ),
+        ([f32::NAN, 0.0], "element [0] is NaN, which i32 cannot hold"),
+    ] {
+        let message = refused(session.set_value("counts", &arr1(&numbers)));
+        assert_eq!(message, format!(r#""counts": {said}"#));
+    }
+    assert_eq!(
+        refused(session.set_value("counts", &arr1(&[1i64 << 40, 0]))),
+        r#""counts": element [0] is 1099511627776, which i32 cannot hold"#
+    );
+    assert_eq!(
+        refused(session.set_value("counts", &arr1(&[true, false]))),
+        r#""counts" is i32, the array is bool; cast it first"#
+    );
+    let counts = session.value_as::<i32>("counts").expect("it is i32");
+    assert_eq!(
+        counts,
+        arr1(&[-7, 2147483520]).into_dyn(),
+        "it keeps its value"
+    );
+    session
+        .value_as::<f32>("counts")
+        .expect_err("it is of another type");
+}
+
 #[test]
 fn values_are_copied_from_one_model_to_another() {
     let params = Params::seeded(3);

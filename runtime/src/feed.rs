@@ -54,9 +54,16 @@ pub struct Misfit {
 impl Misfit {
     /// The message of an error: the element of an array of these lengths, its value, and the type.
     pub(crate) fn message(&self, dtype: DType, lengths: Option<&[usize]>) -> String {
+        format!(
+            "{}; programs compute with 32 bits, so shift or scale such values first",
+            self.of(dtype, lengths.unwrap_or(&[usize::MAX]))
+        )
+    }
+
+    /// The same without advice.
+    pub(crate) fn of(&self, dtype: DType, lengths: &[usize]) -> String {
         let mut rest = self.at;
         let mut index: Vec<usize> = lengths
-            .unwrap_or(&[usize::MAX])
             .iter()
             .rev()
             .map(|&n| {
@@ -67,7 +74,7 @@ impl Misfit {
             .collect();
         index.reverse();
         format!(
-            "element {index:?} is {}, which {dtype} cannot hold; programs compute with 32 bits, so shift or scale such values first",
+            "element {index:?} is {}, which {dtype} cannot hold",
             self.value
         )
     }
@@ -86,7 +93,7 @@ fn write<T: ToBytes>(values: impl Iterator<Item = T>, bytes: &mut [u8]) {
 }
 
 /// The first element that is out of range.
-fn misfit<T: ToBytes>(values: impl Iterator<Item = T>) -> Option<Misfit> {
+pub(crate) fn misfit<T: ToBytes>(values: impl Iterator<Item = T>) -> Option<Misfit> {
     if !T::NARROWED {
         return None;
     }

@@ -147,6 +147,7 @@ fn compile_simplified(
         guard: if options.check_memory { GUARD } else { 0 },
         kernels,
     };
+    memory.budget.check()?;
     let beside = memory.persistent;
     let room_for = |planned: &Planned| {
         let (height, dag) = (planned.offsets().height, planned.dag());

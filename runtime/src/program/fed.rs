@@ -195,7 +195,9 @@ impl Compiled {
         if given.len() == self.inputs.len() && given.len() <= 8 {
             self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
         }
-        if let [order] = &orders[..] {
+        if let [order] = &orders[..]
+            && !order.iter().copied().eq(0..order.len())
+        {
             // `order[at]` is the value that fits the input `at`: the values were given in the
             // inverse order.
             let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);

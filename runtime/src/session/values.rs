@@ -1,20 +1,20 @@
 //! Access to the values that stay on the device between runs: weights, state, and buffers of the
 //! user.
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Element;
-use slabwise_kernels::size::Env;
 
 use super::{Session, Variable, fixed};
 use crate::buffer::{Buffer, Output, Shown};
 use crate::error::{Error, Result};
-use crate::feed::{Feed, Lengths};
+use crate::feed::{Feed, Lengths, Misfit, ToBytes, misfit};
 use crate::graph::Graph;
 use crate::program::Program;
 use crate::words;
 
 impl Session {
     /// Copies an array to a buffer of the device, which stays between runs.
-    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(
+    pub fn upload<T: Element + ToBytes, S, D>(
         &mut self,
         name: &str,
         array: &ndarray::ArrayBase<S, D, T>,
@@ -197,46 +197,123 @@ impl Session {
         output.array()
     }
 
-    /// The elements of a weight or state, by name.
+    /// The elements of a weight or state, by name, as f32.
+    ///
+    /// # Errors
+    /// If nothing has the name, or f32 does not hold an element exactly: integers from 2²⁴ on are
+    /// read by [`Session::value_as`].
     pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
         let variable = self.variables.find(name)?;
-        let lengths: Vec<usize> = variable
-            .info
-            .dims
-            .iter()
-            .map(|d| d.usize_at(&Env::default()))
-            .collect();
+        let lengths = variable.lengths();
+        if variable.info.dtype == DType::I32 {
+            let inexact = |&i: &i32| f64::from(i as f32) != f64::from(i);
+            let exact = self.value_as::<i32>(name)?;
+            if let Some((at, number)) = exact.iter().enumerate().find(|(_, i)| inexact(i)) {
+                let value = number.to_string();
+                return Err(Error::Value(format!(
+                    "\"{name}\": {}; read it by value_as::<i32>",
+                    Misfit { at, value }.of(DType::F32, &lengths)
+                )));
+            }
+        }
         let values = variable.read_f32(&*self.memory.backend)?;
         ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values)
             .map_err(|e| Error::Internal(e.to_string()))
     }
 
+    /// The elements of a weight or state, by name, in its own type. Truth values are read as `u8`.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let trace = Trace::inference().sampling();
+    /// let program = session.compile(&trace, [trace.uniform((2,))])?;
+    /// let state = session.value_as::<i32>("sampling")?;
+    /// let first = session.run(&program, ())?[0].array::<f32>()?;
+    /// session.set_value("sampling", &state)?;
+    /// assert_eq!(session.run(&program, ())?[0].array::<f32>()?, first);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If nothing has the name, or it is of another type.
+    pub fn value_as<T: Element>(&self, name: &str) -> Result<ndarray::ArrayD<T>> {
+        let variable = self.variables.find(name)?;
+        let output = Output {
+            shown: Shown::new(&*self.memory.backend, variable.region.clone()),
+            dtype: variable.info.dtype,
+            lengths: Lengths::from_vec(variable.lengths()),
+            buffer: None,
+        };
+        output.array()
+    }
+
     /// Changes a weight or state between runs; nothing is compiled anew. The array has the
-    /// variable's shape.
-    pub fn set_value<S, D>(
+    /// variable's shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16.
+    ///
+    /// # Errors
+    /// If nothing has the name, the array has another shape or type, or the variable's type cannot
+    /// hold an element. The variable keeps its value then.
+    pub fn set_value<T: ToBytes, S, D>(
         &mut self,
         name: &str,
-        array: &ndarray::ArrayBase<S, D, f32>,
+        array: &ndarray::ArrayBase<S, D, T>,
     ) -> Result<()>
     where
-        S: ndarray::Data<Elem = f32>,
+        S: ndarray::Data<Elem = T>,
         D: ndarray::Dimension,
     {
         let variable = self.variables.find(name)?;
-        let expected: Vec<usize> = variable
-            .info
-            .dims
-            .iter()
-            .map(|d| d.usize_at(&Env::default()))
-            .collect();
+        let (expected, dtype) = (variable.lengths(), variable.info.dtype);
         if array.shape() != expected {
             return Err(Error::Value(format!(
                 "\"{name}\" is {expected:?}, the array is {:?}",
                 array.shape()
             )));
         }
-        variable.write_f32(&mut *self.memory.backend, || array.iter().copied())
+        let refused = |misfit: Misfit, dtype| {
+            Error::Value(format!("\"{name}\": {}", misfit.of(dtype, &expected)))
+        };
+        if let Some(misfit) = misfit(array.iter().copied()) {
+            return Err(refused(misfit, T::STORED));
+        }
+        let mut bytes = vec![0; array.len() * T::STORED.bytes()];
+        for (slot, &element) in bytes.chunks_exact_mut(T::STORED.bytes()).zip(array) {
+            element.put(slot);
+        }
+        let backend = &mut *self.memory.backend;
+        if T::STORED == dtype {
+            return backend.map_write(&variable.region, &mut |memory, region| {
+                memory.bytes_mut(region).copy_from_slice(&bytes);
+            });
+        }
+        if T::STORED != DType::F32 {
+            return Err(Error::Value(format!(
+                "\"{name}\" is {dtype}, the array is {}; cast it first",
+                T::STORED
+            )));
+        }
+        let numbers = || {
+            let each = bytes.as_chunks::<4>().0.iter();
+            each.map(|&bytes| f32::from_ne_bytes(bytes))
+        };
+        if let Some((at, number)) = numbers().enumerate().find(|&(_, n)| !holds(dtype, n)) {
+            let value = number.to_string();
+            return Err(refused(Misfit { at, value }, dtype));
+        }
+        variable.write_f32(backend, numbers)
     }
+}
+
+/// Whether a type holds a number, rounded if it is a type of floats.
+fn holds(dtype: DType, number: f32) -> bool {
+    let range = match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => return true,
+        DType::I32 => -2147483648.0..2147483648.0,
+        DType::U8 => 0.0..256.0,
+        DType::Bool => 0.0..2.0,
+    };
+    range.contains(&number) && number.fract() == 0.0
 }
 
 #[cfg(test)]

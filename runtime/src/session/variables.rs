@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use slabwise_kernels::cpu::Team;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Region};
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_planner::{ALIGN, Bytes};
 
 use super::memory::Memory;
@@ -26,6 +26,12 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
+    /// The lengths of its axes.
+    pub fn lengths(&self) -> Vec<usize> {
+        let lengths = self.info.dims.iter();
+        lengths.map(|d| d.usize_at(&Env::default())).collect()
+    }
+
     /// Its elements as f32.
     pub fn read_f32(&self, backend: &dyn Backend) -> Result<Vec<f32>> {
         let dtype = self.info.dtype;
@@ -43,7 +49,8 @@ impl Variable {
         })
     }
 
-    /// Replaces its elements by numbers, rounded to its type.
+    /// Replaces its elements by numbers, rounded to its type if that is one of floats; integers hold
+    /// them as they are.
     pub fn write_f32<I: Iterator<Item = f32>>(
         &self,
         backend: &mut dyn Backend,

@@ -112,7 +112,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// An axis split into `parts` of equal length, in order.
+    /// An axis split into `parts` of equal length, in order. No parts are a mistake, of which the one
+    /// tensor that is given bears the name.
     #[track_caller]
     pub fn split(self, axis: usize, parts: usize) -> Vec<Tensor<'t>> {
         let at = Location::caller();
@@ -142,7 +143,7 @@ impl<'t> Tensor<'t> {
                 Ok(take(g, ids[0], axis, start, part_len, 1))
             })
         };
-        (0..parts.min(PARTS_MAX)).map(part).collect()
+        (0..parts.clamp(1, PARTS_MAX)).map(part).collect()
     }
 
     /// The rows of a batch cut into `parts` parts as even as possible, the longer ones first: those

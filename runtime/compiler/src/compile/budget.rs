@@ -77,7 +77,7 @@ pub(super) fn fit(
     // The fastest workspaces come first; small ones are for budgets that are not kept otherwise.
     let small = target
         .lean()
-        .filter(|_| compile_options.measures.small_workspaces && offload.is_none());
+        .filter(|_| compile_options.measures.small_workspaces);
     if let Some(small) = small
         .as_ref()
         .filter(|_| tried.iter().all(|(found, _)| found.offsets.height > room))

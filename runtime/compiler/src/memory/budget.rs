@@ -20,13 +20,26 @@ pub enum Budget {
 }
 
 impl Budget {
+    /// # Errors
+    /// If a fraction is not a number, or negative.
+    fn check(self) -> Result<(), Error> {
+        match self {
+            Budget::Fraction(fraction) if fraction.is_nan() || fraction < 0.0 => {
+                Err(Error::Value(format!(
+                    "a budget of {fraction} times the slab: a fraction is a number from 0 on, such as 0.5"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The bytes left for the slab beside `persistent` bytes of weights and state; `once` is its
     /// size without recomputation. `None` if there is no limit.
     fn room(self, persistent: u64, once: u64) -> Option<u64> {
         match self {
             Budget::Unlimited => None,
             Budget::Bytes(bytes) => Some(bytes.0.saturating_sub(persistent)),
-            Budget::Fraction(fraction) => Some((once as f64 * fraction.max(0.0)) as u64),
+            Budget::Fraction(fraction) => Some((once as f64 * fraction) as u64),
         }
     }
 }
@@ -46,6 +59,12 @@ impl Allowance {
             budget,
             settled: None,
         }
+    }
+
+    /// # Errors
+    /// As [`Budget::check`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.budget.check()
     }
 
     /// See [`Budget::room`].
@@ -134,5 +153,21 @@ mod tests {
         assert_eq!(Budget::from(Bytes(64)).room(10, 100), Some(54));
         assert_eq!(Budget::from(Bytes(4)).room(10, 100), Some(0));
         assert_eq!(Budget::Fraction(0.25).room(10, 100), Some(25));
+    }
+
+    #[test]
+    fn a_fraction_is_a_number_from_0_on() {
+        let said = |fraction: f64| {
+            let error = Budget::Fraction(fraction).check().err();
+            error.map(|error| error.to_string())
+        };
+        assert_eq!([0.0, 0.5, 3.0].map(said), [None, None, None]);
+        for (fraction, number) in [(f64::NAN, "NaN"), (-1.0, "-1"), (f64::NEG_INFINITY, "-inf")] {
+            let said = said(fraction).expect("an error");
+            assert!(
+                said.contains(&format!("a budget of {number} times")),
+                "{said}"
+            );
+        }
     }
 }
