@@ -380,7 +380,7 @@ fn names_of_values() {
         0,
         session.value("heed.weight"),
         expect![[
-            r#"there is no weight or state "heed.weight": the session has none before a program is compiled or a file is loaded"#
+            r#"there is no weight or state "heed.weight"; did you mean "head.weight" or "norm.weight"?"#
         ]],
     );
     let trace = Trace::inference();

@@ -1,7 +1,7 @@
 //! Sessions beside running programs: values copied between models, constants, random numbers for
 //! sampling, checks of finite losses, times of kernels.
 
-use ndarray::{Array2, arr1, arr2};
+use ndarray::{Array2, Array4, arr1, arr2};
 use slabwise::half::f16;
 use slabwise::nn::{BatchNorm2d, Linear};
 use slabwise::optim::{Adam, Sgd};
@@ -19,6 +19,89 @@ fn values(session: &Session) -> Vec<(String, ndarray::ArrayD<f32>)> {
         .names()
         .map(|n| (n.to_string(), session.value(n).expect("it is there")))
         .collect()
+}
+
+/// Frozen statistics normalize a training batch as they do an inference batch, and stay; the other
+/// weights learn.
+#[test]
+fn frozen_statistics_of_a_norm_stay_while_it_learns() {
+    let params = Params::seeded(1);
+    let norm = BatchNorm2d::new(&params.root() / "norm", 3).frozen_statistics();
+    let mut session = session(params.clone());
+    let x = Array4::from_shape_fn((2, 3, 4, 5), |(n, c, y, x)| (n + 2 * c + y * x) as f32);
+    let infer = Trace::inference().named("infer");
+    let y = infer.input("x", F32, (2, 3, 4, 5)).apply(&norm);
+    let infer = session.compile(&infer, [y]).expect("it compiles");
+    let train = Trace::training();
+    let y = train.input("x", F32, (2, 3, 4, 5)).apply(&norm);
+    let loss = y.square().mean();
+    train.minimize(loss, Sgd::new(0.1));
+    let train = session.compile(&train, [loss, y]).expect("it compiles");
+    let (mean, variance) = (arr1(&[1.0f32, -2.0, 3.0]), arr1(&[0.5f32, 4.0, 9.0]));
+    for (name, value) in [("running_mean", &mean), ("running_var", &variance)] {
+        session
+            .set_value(&format!("norm.{name}"), value)
+            .expect("it fits");
+    }
+    let before = session.value("norm.weight").expect("it is there");
+    let [inferred] = session.run(&infer, &x).expect("it runs");
+    let inferred = inferred.array::<f32>().expect("f32");
+    let [_, trained] = session.run(&train, &x).expect("it runs");
+    let trained = trained.array::<f32>().expect("f32");
+    let far = inferred
+        .iter()
+        .zip(&trained)
+        .any(|(a, b)| (a - b).abs() > 1e-6 * a.abs());
+    assert!(!far, "{inferred} {trained}");
+    let value = |name| session.value(name).expect("it is there");
+    assert_eq!(value("norm.running_mean"), mean.into_dyn());
+    assert_eq!(value("norm.running_var"), variance.into_dyn());
+    assert_ne!(value("norm.weight"), before);
+    assert_ne!(value("norm.bias"), arr1(&[0.0f32; 3]).into_dyn());
+}
+
+#[test]
+fn gradients_of_any_number_of_parameters_are_those_of_each() {
+    let params = Params::seeded(2);
+    let layers: Vec<Linear> = (0..5)
+        .map(|i| Linear::new(&params.root() / &format!("layer{i}"), 4, 4))
+        .collect();
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (3, 4));
+    let loss = layers
+        .iter()
+        .fold(x, |x, layer| x.apply(layer).tanh())
+        .square()
+        .mean();
+    let declared = params.declared();
+    let many = trace.gradients_many(loss, &declared);
+    assert_eq!(many.len(), 10);
+    let each: Vec<Tensor> = declared
+        .iter()
+        .map(|param| trace.gradients(loss, [param])[0])
+        .collect();
+    let outputs: Vec<Tensor> = many.into_iter().chain(each).collect();
+    let mut session = session(params);
+    let program = session.compile_any(&trace, &outputs).expect("it compiles");
+    let x = Array2::from_shape_fn((3, 4), |(i, j)| (i * 4 + j) as f32 / 7.0);
+    let outputs = session.run_any(&program, &x).expect("it runs");
+    let arrays: Vec<_> = outputs
+        .iter()
+        .map(|output| output.array::<f32>().expect("f32"))
+        .collect();
+    assert_eq!(arrays[..10], arrays[10..]);
+}
+
+#[test]
+fn a_wrong_name_is_told_the_declared_ones_before_a_program_is_compiled() {
+    let params = Params::seeded(0);
+    Linear::new(&params.root() / "head", 4, 2);
+    let session = session(params);
+    let error = session.value("head.weigth").expect_err("it is misspelt");
+    assert!(
+        error.to_string().contains(r#"did you mean "head.weight"?"#),
+        "{error}"
+    );
 }
 
 /// States of integers have more numbers than f32 holds: they are read and set in their own type, and

@@ -22,6 +22,7 @@ pub struct BatchNorm<const PLACES: usize> {
     at: Scope,
     affine: bool,
     tracked: bool,
+    frozen: bool,
     channels: usize,
     eps: f32,
     momentum: f32,
@@ -47,6 +48,7 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         BatchNorm {
             affine: true,
             tracked: true,
+            frozen: false,
             channels,
             eps: 1e-5,
             momentum: 0.1,
@@ -83,6 +85,14 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         self.tracked = false;
         self.at.retract(&self.running_mean);
         self.at.retract(&self.running_var);
+        self
+    }
+
+    /// With the running statistics in training traces, too, which leave them as they are: a model is
+    /// fine-tuned so on batches too small for statistics of their own. Weight and bias learn unless
+    /// the trace [freezes](crate::Trace::freeze) them.
+    pub fn frozen_statistics(mut self) -> Self {
+        self.frozen = true;
         self
     }
 
@@ -150,7 +160,7 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
         let affine = self
             .affine
             .then(|| [&self.weight, &self.bias].map(|p| trace.param(p)));
-        if trace.is_training() || !self.tracked {
+        if (trace.is_training() && !self.frozen) || !self.tracked {
             return self.of_batch(x, affine.map(|pair| pair.map(along)));
         }
         let deviation = trace.param(&self.running_var).inverse_deviation(self.eps);

@@ -122,12 +122,15 @@ impl Variables {
                     "\"{name}\" is declared but has no value yet: compile a program first, or load a file with Session::load"
                 ));
             }
-            if self.names().next().is_none() {
+            let declared = self.params.declared();
+            if declared.is_empty() && self.names().next().is_none() {
                 return Error::Value(format!(
                     "there is no weight or state \"{name}\": the session has none before a program is compiled or a file is loaded"
                 ));
             }
-            let instead = words::instead(name, "weights and states", self.names());
+            let more = declared.iter().map(|p| p.name());
+            let more = more.filter(|&name| !self.by_name.contains_key(name));
+            let instead = words::instead(name, "weights and states", self.names().chain(more));
             Error::Value(format!("there is no weight or state \"{name}\"{instead}"))
         })
     }

@@ -78,8 +78,31 @@ impl Trace {
         of: Tensor<'t>,
         wrt: [W; N],
     ) -> [Tensor<'t>; N] {
+        let found = self.gradients_many(of, wrt);
+        std::array::from_fn(|i| found[i])
+    }
+
+    /// As [`Trace::gradients`], of parameters or tensors whose number is known only when the program
+    /// runs; in their order.
+    ///
+    /// ```
+    /// # use slabwise::{nn::Linear, prelude::*};
+    /// # let params = Params::seeded(0);
+    /// # let layer = Linear::new(&params.root() / "layer", 4, 2);
+    /// let trace = Trace::inference();
+    /// let loss = trace.input("x", F32, (8, 4)).apply(&layer).square().mean();
+    /// let gradients = trace.gradients_many(loss, &params.declared());
+    /// assert_eq!(gradients.len(), 2);
+    /// ```
+    #[track_caller]
+    pub fn gradients_many<'t, W: Operand<'t>>(
+        &'t self,
+        of: Tensor<'t>,
+        wrt: impl IntoIterator<Item = W>,
+    ) -> Vec<Tensor<'t>> {
         let at = Location::caller();
-        let wrt = wrt.map(|w| w.lift(self, DType::F32, at));
+        let wrt = wrt.into_iter().map(|w| w.lift(self, DType::F32, at));
+        let wrt: Vec<Tensor<'t>> = wrt.collect();
         let of = self.scalar_loss(at, "gradients", of);
         let of = wrt.iter().fold(of, |of, &w| {
             self.record(at, &[of, w], |g, ids| match g.dtype(ids[1]) {
@@ -90,13 +113,13 @@ impl Trace {
             })
         });
         if of.is_poisoned() || wrt.iter().any(|w| w.is_poisoned()) {
-            return [self.poisoned(); N];
+            return vec![self.poisoned(); wrt.len()];
         }
-        let nodes = wrt.map(|w| w.id);
+        let nodes: Vec<NodeId> = wrt.iter().map(|w| w.id).collect();
         let mut found = self.gradients_of_nodes(of.id, &nodes).into_iter();
         let mut building = self.building.borrow_mut();
         let graph = &mut building.graph;
-        nodes.map(|w| {
+        let each = nodes.into_iter().map(|w| {
             let gradient = found.next().flatten().unwrap_or_else(|| {
                 let dims = graph.dims(w).clone();
                 graph.full(0.0, DType::F32, &dims)
@@ -105,7 +128,8 @@ impl Trace {
                 trace: self,
                 id: gradient,
             }
-        })
+        });
+        each.collect()
     }
 
     /// The gradients with respect to nodes, through the hooks on the way; those of rounded values
