@@ -251,16 +251,17 @@ fn states() {
 }
 
 #[test]
-fn parts_of_nothing() {
+fn parts_of_nothing_and_mistakes_made_again() {
     let params = Params::seeded(0);
     let trace = Trace::inference();
+    let x = trace.input("x", F32, (4,));
     let here = here!();
-    let first = trace.input("x", F32, (4,)).split(0, 0)[0];
+    let parts: Vec<Tensor> = (0..3).map(|_| x.split(0, 0)[0]).collect();
     compiling(
         here,
         &params,
         &trace,
-        [first],
+        [parts[2]],
         expect!["+1: split axis 0 of [4] into 0 parts: 4 does not divide"],
     );
 }

@@ -144,13 +144,19 @@ impl Building {
         self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
+    /// Records a mistake, unless the same line has made it before.
     fn mistake(&mut self, at: Line, layer: &str, message: String) {
         let location = self.user_line(at);
-        self.mistakes.push(Mistake {
-            location,
-            layer: layer.to_string(),
-            message,
+        let known = self.mistakes.iter().any(|known| {
+            known.location == location && known.layer == layer && known.message == message
         });
+        if !known {
+            self.mistakes.push(Mistake {
+                location,
+                layer: layer.to_string(),
+                message,
+            });
+        }
     }
 }
 

@@ -452,7 +452,8 @@ macro_rules! networks {
             }
 
             /// Where steps are a scan, keeps the states of every so many of them for the backward
-            /// pass rather than those of all ([`Scan::checkpoint_every`]).
+            /// pass rather than those of all ([`Scan::checkpoint_every`]). The inputs' part of the
+            /// gates, 3 or 4 times as wide as a state, is computed for all steps at once, and kept.
             pub fn checkpoint_every(mut self, steps: usize) -> Self {
                 self.0.shape.checkpoint_every = Some(steps);
                 self
