@@ -134,7 +134,7 @@ impl<'m, 't> Import<'m, 't> {
                 _ if name.is_empty() => inputs.push(None),
                 Some(Some(value)) => inputs.push(Some(value.clone())),
                 Some(None) => return Ok(None),
-                None => return Err(format!("reads \"{name}\", which nothing before it defines")),
+                None => return Err(format!("reads \"{name}\", which nothing defines")),
             }
         }
         while matches!(inputs.last(), Some(None)) {
@@ -378,7 +378,7 @@ impl<'m, 't> Import<'m, 't> {
 }
 
 /// The name of a node, or that of its first output.
-fn name_of(node: &NodeProto) -> &str {
+pub fn name_of(node: &NodeProto) -> &str {
     match (&*node.name, node.output.first()) {
         ("", Some(output)) => output,
         (name, _) => name,

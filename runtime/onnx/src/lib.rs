@@ -40,8 +40,12 @@ mod import;
 mod lengths;
 mod model;
 mod ops;
+mod order;
 mod proto;
 mod value;
+
+#[cfg(test)]
+mod tests;
 
 pub use array::{Array, Data};
 pub use element::Element;

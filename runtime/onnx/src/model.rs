@@ -11,6 +11,7 @@ use crate::element::Element;
 use crate::error::{Error, Refusal, Result};
 use crate::file;
 use crate::import::{Import, Names, domain};
+use crate::order::sort_model;
 use crate::proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use crate::value::{Known, Value};
 
@@ -97,7 +98,8 @@ impl OnnxModel {
         })
     }
 
-    fn of_proto(proto: ModelProto, folder: Option<PathBuf>) -> Result<OnnxModel, String> {
+    fn of_proto(mut proto: ModelProto, folder: Option<PathBuf>) -> Result<OnnxModel, String> {
+        sort_model(&mut proto)?;
         let graph = proto.graph.as_ref().ok_or("has no graph")?;
         if !graph.sparse_initializer.is_empty() {
             return Err("has sparse initializers".into());

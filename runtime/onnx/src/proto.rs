@@ -27,7 +27,7 @@ pub struct OperatorSetIdProto {
     pub version: i64,
 }
 
-/// A graph of nodes, in an order in which they can run.
+/// A graph of nodes, which a file may hold in any order.
 #[derive(Clone, PartialEq, Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
