@@ -328,18 +328,10 @@ pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
 
 /// The length of an axis, which must be fixed.
 pub fn length(x: Tensor<'_>, axis: usize) -> Result<usize, String> {
-    x.len(axis).ok_or_else(|| {
-        format!("the length of axis {axis} is bounded, and must be fixed here (--dim)")
+    x.len(axis).ok_or_else(|| match axis < x.rank() {
+        true => format!("the length of axis {axis} is bounded, and must be fixed here (--dim)"),
+        false => format!("it reads axis {axis} of a tensor of {} axes", x.rank()),
     })
-}
-
-/// The lengths of a tensor of `N` axes, all of which must be fixed.
-pub fn axes<const N: usize>(x: Tensor<'_>) -> Result<[usize; N], String> {
-    let lengths = lengths(x)?;
-    let found = lengths.len();
-    lengths
-        .try_into()
-        .map_err(|_| format!("{found} axes where {N} are needed"))
 }
 
 /// An axis that may count from the end.

@@ -28,7 +28,8 @@ pub struct Lengths {
 type Folded = Option<Result<Vec<Lengths>, String>>;
 
 impl Lengths {
-    fn list(values: Vec<Size>) -> Lengths {
+    /// A vector of lengths.
+    pub fn list(values: Vec<Size>) -> Lengths {
         Lengths {
             element: Element::I64,
             shape: vec![values.len()],

@@ -1,5 +1,6 @@
 //! Tests of small models that are written here, node by node.
 
+mod open;
 mod order;
 
 use prost::Message;
@@ -15,6 +16,7 @@ use crate::proto::{
 };
 
 const FLOAT: i32 = 1;
+const INT: i32 = 7;
 
 /// A node of the default domain, named after its operator and first result.
 fn node(operator: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
@@ -44,6 +46,27 @@ fn graph_attribute(graph: GraphProto) -> AttributeProto {
     }
 }
 
+fn int(i: i64) -> AttributeProto {
+    AttributeProto {
+        i: Some(i),
+        ..AttributeProto::default()
+    }
+}
+
+fn int_list(ints: &[i64]) -> AttributeProto {
+    AttributeProto {
+        ints: ints.to_vec(),
+        ..AttributeProto::default()
+    }
+}
+
+fn text(text: &str) -> AttributeProto {
+    AttributeProto {
+        s: Some(text.into()),
+        ..AttributeProto::default()
+    }
+}
+
 /// An input or output of floats; a length is a number or a name.
 fn floats(name: &str, lengths: &[&str]) -> ValueInfoProto {
     let dim = |length: &&str| match length.parse() {
@@ -67,6 +90,26 @@ fn floats(name: &str, lengths: &[&str]) -> ValueInfoProto {
         r#type: Some(TypeProto {
             tensor_type: Some(tensor),
         }),
+    }
+}
+
+fn weight(name: &str, shape: &[i64], values: &[f32]) -> TensorProto {
+    TensorProto {
+        dims: shape.to_vec(),
+        data_type: FLOAT,
+        float_data: values.to_vec(),
+        name: name.into(),
+        ..TensorProto::default()
+    }
+}
+
+fn ints(name: &str, values: &[i64]) -> TensorProto {
+    TensorProto {
+        dims: vec![values.len() as i64],
+        data_type: INT,
+        int64_data: values.to_vec(),
+        name: name.into(),
+        ..TensorProto::default()
     }
 }
 

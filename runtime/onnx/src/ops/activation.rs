@@ -4,7 +4,7 @@ use slabwise::{DType, Tensor};
 
 use super::Run;
 use super::elementwise::float;
-use crate::call::{Call, Results};
+use crate::call::{Call, Results, length, shape_of, sizes};
 use crate::element::Element;
 use crate::value::Value;
 
@@ -80,32 +80,28 @@ fn softmax<'t>(call: &Call<'_, 't>, f: impl Fn(Tensor<'t>, usize) -> Tensor<'t>)
     if call.opset >= 13 {
         return call.same(f(x, call.axis("axis", -1)?));
     }
-    let shape = call.shape(0)?;
     let axis = call.axis("axis", 1)?;
-    let split = |from: &[usize]| from.iter().product::<usize>();
-    let flat = x.reshape([split(&shape[..axis]), split(&shape[axis..])]);
-    call.same(f(flat, 1).reshape(&shape[..]))
+    call.same(f(x.flatten(axis), axis).reshape(shape_of(&sizes(x))))
 }
 
 fn hardmax<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
-    let shape = call.shape(0)?;
+    let shape = shape_of(&sizes(x));
     let (x, axis) = match call.opset >= 13 {
         true => (x, call.axis("axis", -1)?),
         false => {
             let axis = call.axis("axis", 1)?;
-            let split = |from: &[usize]| from.iter().product::<usize>();
-            (x.reshape([split(&shape[..axis]), split(&shape[axis..])]), 1)
+            (x.flatten(axis), axis)
         }
     };
-    let n = x.len(axis).ok_or("the axis must be fixed")?;
+    let n = length(x, axis)?;
     let mut place = call.trace.arange(n).cast(DType::I32);
     for _ in axis + 1..x.rank() {
         place = place.unsqueeze(place.rank());
     }
     let first = x.argmax_keep(axis);
     let result = place.equal(first).cast(DType::F32);
-    call.same(result.reshape(&shape[..]))
+    call.same(result.reshape(shape))
 }
 
 /// Inference: the input itself, and a mask of ones.
@@ -126,7 +122,7 @@ fn dropout<'t>(call: &Call<'_, 't>) -> Results<'t> {
     }
     let mut all = call.same(x)?;
     if call.outputs > 1 {
-        let ones = call.trace.full(1.0, DType::Bool, &call.shape(0)?[..]);
+        let ones = call.trace.full(1.0, DType::Bool, shape_of(&sizes(x)));
         all.push(Value::tensor(Element::Bool, ones));
     }
     Ok(all)

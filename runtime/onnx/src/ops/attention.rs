@@ -1,10 +1,11 @@
 //! Attention and what belongs to it: rotary embeddings, linear attention, causal convolutions.
 
+use slabwise::shape::Size;
 use slabwise::tensor::{AttentionOptions, ConvOptions, RopeLayout};
 use slabwise::{DType, Tensor};
 
 use super::Run;
-use crate::call::{Call, Results, axes, lengths, result};
+use crate::call::{Call, Results, length, result, shape_of, sizes};
 use crate::element::Element;
 use crate::value::Value;
 
@@ -26,17 +27,22 @@ fn heads(call: &Call<'_, '_>, name: &str, length: usize) -> Result<usize, String
 
 /// `[batch, positions, heads · width]` as `[batch, heads, positions, width]`.
 fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t>, String> {
-    let [batch, positions, width] = axes(x)?;
+    let &[batch, positions, _] = &sizes(x)[..] else {
+        return Err(format!("{} axes where 3 are needed", x.rank()));
+    };
+    let width = length(x, 2)?;
     let heads = heads(call, name, width)?;
-    let x = x.reshape([batch, positions, heads, width / heads]);
+    let [of_heads, each] = [heads, width / heads].map(|n| Size::fixed(n as i64));
+    let x = x.reshape(shape_of(&[batch, positions, of_heads, each]));
     Ok(x.permute([0, 2, 1, 3]))
 }
 
 /// The inverse of [`split`].
 fn united(x: Tensor<'_>) -> Result<Tensor<'_>, String> {
-    let [batch, heads, positions, width] = axes(x)?;
-    Ok(x.permute([0, 2, 1, 3])
-        .reshape([batch, positions, heads * width]))
+    if x.rank() != 4 {
+        return Err(format!("{} axes where 4 are needed", x.rank()));
+    }
+    Ok(x.permute([0, 2, 1, 3]).flatten(2))
 }
 
 fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -60,7 +66,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let (k, v) = (after(old_keys, k), after(old_values, v));
     let past = match old_keys {
-        Some(old) => axes::<4>(old)?[2],
+        Some(old) => length(old, 2)?,
         None => 0,
     };
     let limits = Limits {
@@ -70,7 +76,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         past,
         used: call.optional(6)?.map(|n| n.cast(DType::I32)),
     };
-    let width = axes::<4>(q)?[3];
+    let width = length(q, 3)?;
     let scale = match call.has("scale") {
         true => call.f("scale", 1.0),
         false => (1.0 / (width.max(1) as f64).sqrt()) as f32,
@@ -89,7 +95,7 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         }
         (q.attention_with(k, v, options), None)
     } else {
-        let bias = limits.bias(call, axes::<4>(q)?[2], axes::<4>(k)?[2])?;
+        let bias = limits.bias(call, length(q, 2)?, length(k, 2)?)?;
         whole(call, [q, k, v], bias, scale, cap)?
     };
     let y = if flat { united(y)? } else { y };
@@ -133,11 +139,11 @@ impl<'t> Limits<'t> {
             None => None,
         };
         if let Some(short) = bias {
-            let shape = lengths(short)?;
-            let given = *shape.last().ok_or("a mask without axes")?;
+            let last = short.rank().checked_sub(1).ok_or("a mask without axes")?;
+            let given = length(short, last)?;
             if given != 1 && given < keys {
-                let mut pads = vec![(0, 0); shape.len()];
-                pads[shape.len() - 1].1 = keys - given;
+                let mut pads = vec![(0, 0); short.rank()];
+                pads[last].1 = keys - given;
                 bias = Some(short.pad(&pads, f32::NEG_INFINITY));
             }
         }
@@ -177,7 +183,7 @@ fn whole<'t>(
     scale: f32,
     cap: f32,
 ) -> Result<(Tensor<'t>, Option<Tensor<'t>>), String> {
-    let (of_queries, of_keys) = (axes::<4>(q)?[1], axes::<4>(k)?[1]);
+    let (of_queries, of_keys) = (length(q, 1)?, length(k, 1)?);
     let each = match of_keys {
         0 => 1,
         n => of_queries / n,
@@ -228,19 +234,27 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let (mut cos, mut sin) = (call.float(1)?, call.float(2)?);
     if call.value(3).is_some() {
-        let shape = call.shape(3)?;
+        let shape = call.dims(3)?;
         let places = call.x(3)?.cast(DType::I32).reshape([-1i64]);
         let rows = |table: Tensor<'t>| -> Result<Tensor<'t>, String> {
-            let to = [&shape[..], &axes::<2>(table)?[1..]].concat();
-            Ok(table.index_select(0, places).reshape(&to[..]))
+            if table.rank() != 2 {
+                return Err(format!(
+                    "a table of {} axes where 2 are needed",
+                    table.rank()
+                ));
+            }
+            let to = [&shape[..], &sizes(table)[1..]].concat();
+            Ok(table.index_select(0, places).reshape(shape_of(&to)))
         };
         (cos, sin) = (rows(cos)?, rows(sin)?);
+    }
+    if x.rank() != 4 {
+        return Err(format!("an input of {} axes", x.rank()));
     }
     if cos.rank() != 3 || sin.rank() != 3 {
         return Err("its tables are not of one row for each position".into());
     }
-    let pairs = axes::<3>(cos)?[2];
-    let width = axes::<4>(x)?[3];
+    let (pairs, width) = (length(cos, 2)?, length(x, 3)?);
     let turned = match usize::try_from(call.int("rotary_embedding_dim", 0)) {
         Ok(0) => width,
         Ok(n) => n,
@@ -265,12 +279,12 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let q = split(call, call.float(0)?, "q_num_heads")?;
     let k = split(call, call.float(1)?, "kv_num_heads")?;
     let v = split(call, call.float(2)?, "kv_num_heads")?;
-    let (of_q, of_k, of_v) = (axes::<4>(q)?, axes::<4>(k)?, axes::<4>(v)?);
-    let [batch, heads, steps, width] = of_k;
-    if heads == 0 || !of_q[1].is_multiple_of(heads) || of_q[3] != width {
-        return Err(format!("queries of {of_q:?} for keys of {of_k:?}"));
+    let (heads, steps, width) = (length(k, 1)?, length(k, 2)?, length(k, 3)?);
+    let queries = length(q, 1)?;
+    if heads == 0 || !queries.is_multiple_of(heads) || length(q, 3)? != width {
+        return Err(format!("queries of {q:?} for keys of {k:?}"));
     }
-    let each = of_q[1] / heads;
+    let each = queries / heads;
     let rule = call.text("update_rule", "gated_delta");
     let (gated, delta) = match &*rule {
         "linear" => (false, false),
@@ -285,7 +299,7 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         ));
     }
     let gate = match call.optional_float(4)? {
-        Some(decay) if lengths(decay)?.last() == Some(&heads) => {
+        Some(decay) if decay.len(decay.rank().saturating_sub(1)) == Some(heads) => {
             Some(decay.permute([0, 2, 1]).unsqueeze(3))
         }
         Some(decay) => Some(split(call, decay, "kv_num_heads")?),
@@ -299,8 +313,9 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
         scale => scale,
     };
     let past = call.optional_float(3)?;
-    let shape = [batch, heads, width, of_v[3]];
-    let mut state = past.unwrap_or_else(|| call.trace.zeros(&shape[..]));
+    let shape = [heads, width, length(v, 3)?].map(|n| Size::fixed(n as i64));
+    let shape = [&sizes(k)[..1], &shape].concat();
+    let mut state = past.unwrap_or_else(|| call.trace.zeros(shape_of(&shape)));
     let mut rows = Vec::with_capacity(steps);
     for step in 0..steps {
         // The row of a position, as [batch, heads, 1, width].
@@ -337,10 +352,10 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
 
 fn causal_conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (x, weight) = (call.float(0)?, call.float(1)?);
-    let (shape, kernel) = (lengths(x)?, lengths(weight)?);
-    let (&[_, channels, _], &[_, _, taps]) = (&shape[..], &kernel[..]) else {
-        return Err(format!("an input of {shape:?} and weights of {kernel:?}"));
-    };
+    if x.rank() != 3 || weight.rank() != 3 {
+        return Err(format!("an input of {x:?} and weights of {weight:?}"));
+    }
+    let (channels, taps) = (length(x, 1)?, length(weight, 2)?);
     let before = taps.checked_sub(1).ok_or("a kernel of no element")?;
     let padded = match call.optional_float(3)? {
         Some(state) => call.trace.concat(&[state, x], 2),
@@ -357,7 +372,7 @@ fn causal_conv<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let mut all = call.same(y)?;
     if call.outputs > 1 {
-        let n = axes::<3>(padded)?[2];
+        let n = length(padded, 2)?;
         let state = padded.slice(2, n.saturating_sub(before)..n);
         all.push(Value::tensor(
             call.element(0)?,

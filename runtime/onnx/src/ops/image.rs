@@ -1,6 +1,7 @@
 //! Poolings, resampling and other operators of images.
 
 use slabwise::Tensor;
+use slabwise::shape::Size;
 use slabwise::tensor::{
     Beyond, Coordinates, Interpolation, Padding, PoolOptions, Resize, ResizeAxis, Rounding,
     Sampling,
@@ -8,7 +9,7 @@ use slabwise::tensor::{
 
 use super::Run;
 use super::product::{padding, per_axis};
-use crate::call::{Call, Results, resolve_all, result};
+use crate::call::{Call, Results, length, resolve_all, result, shape_of, sizes};
 use crate::element::Element;
 
 pub const OPERATORS: &[(&str, Run)] = &[
@@ -75,14 +76,19 @@ fn volumes<'t>(
         ceil: options.ceil,
         count_padding: options.count_padding,
     };
-    let &[n, c, d, h, w] = &call.shape(0)?[..] else {
-        return Err("a pooling of volumes".into());
+    let batch = sizes(x)[0];
+    let shaped = |x: Tensor<'t>, rest: &[usize]| {
+        let rest = rest.iter().map(|&n| Size::fixed(n as i64));
+        let all: Vec<Size> = [batch].into_iter().chain(rest).collect();
+        x.reshape(shape_of(&all))
     };
-    let slices = pool(x.reshape([n, c * d, h, w]), of([Some(1), Some(2)]));
+    let [c, d] = [length(x, 1)?, length(x, 2)?];
+    let [h, w] = [length(x, 3)?, length(x, 4)?];
+    let slices = pool(shaped(x, &[c * d, h, w]), of([Some(1), Some(2)]));
     let [oh, ow] = [2, 3].map(|axis| slices.len(axis).unwrap_or(0));
-    let columns = pool(slices.reshape([n, c, d, oh * ow]), of([Some(0), None]));
+    let columns = pool(shaped(slices, &[c, d, oh * ow]), of([Some(0), None]));
     let depth = columns.len(2).unwrap_or(0);
-    call.same(columns.reshape([n, c, depth, oh, ow]))
+    call.same(shaped(columns, &[c, depth, oh, ow]))
 }
 
 fn average_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -235,14 +241,14 @@ fn interpolation(call: &Call<'_, '_>) -> Result<(Interpolation, Coordinates), St
 
 fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
-    let shape = call.shape(0)?;
+    let dims = call.dims(0)?;
     let (mut kind, mut coordinates) = interpolation(call)?;
-    let (scales, sizes, roi) = match call.opset >= 11 {
+    let (scales, given, roi) = match call.opset >= 11 {
         true => (
             call.known_optional(2)?
                 .filter(|a| !a.is_empty())
                 .map(|a| a.to_floats()),
-            call.ints(3)?,
+            call.value(3).map(|_| call.lengths(3)).transpose()?,
             call.known_optional(1)?.map(|a| a.to_floats()),
         ),
         false => {
@@ -254,66 +260,77 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
         }
     };
     let axes = match call.int_list("axes") {
-        Some(axes) => resolve_all(&axes, shape.len())?,
-        None => (0..shape.len()).collect(),
+        Some(axes) => resolve_all(&axes, dims.len())?,
+        None => (0..dims.len()).collect(),
     };
     let policy = call.text("keep_aspect_ratio_policy", "stretch");
-    let mut targets = Vec::with_capacity(axes.len());
-    if let Some(sizes) = sizes {
-        if sizes.len() != axes.len() {
-            return Err(format!("{} sizes for {} axes", sizes.len(), axes.len()));
+    // The new length of each axis, and its scale where that is given.
+    let mut targets: Vec<(Size, Option<f32>)> = Vec::with_capacity(axes.len());
+    if let Some(given) = given {
+        if given.len() != axes.len() {
+            return Err(format!("{} sizes for {} axes", given.len(), axes.len()));
         }
-        let scale = |at: usize| sizes[at] as f64 / shape[axes[at]] as f64;
-        let all = (0..axes.len()).map(scale);
         let common = match &*policy {
-            "not_larger" => Some(all.fold(f64::INFINITY, f64::min)),
-            "not_smaller" => Some(all.fold(0.0, f64::max)),
+            "not_larger" | "not_smaller" => {
+                let mut all = Vec::with_capacity(axes.len());
+                for (&axis, to) in axes.iter().zip(&given) {
+                    all.push(number(call, axis, *to)? as f64 / length(x, axis)? as f64);
+                }
+                Some(match &*policy {
+                    "not_larger" => all.into_iter().fold(f64::INFINITY, f64::min),
+                    _ => all.into_iter().fold(0.0, f64::max),
+                })
+            }
             _ => None,
         };
-        for (at, &size) in sizes.iter().enumerate() {
-            let n = shape[axes[at]] as f64;
-            let (length, scale) = match common {
-                Some(scale) => ((scale * n).round() as usize, Some(scale as f32)),
-                None => (usize::try_from(size).map_err(|_| "a negative size")?, None),
-            };
-            targets.push((length, scale));
+        for (&axis, &to) in axes.iter().zip(&given) {
+            targets.push(match common {
+                Some(scale) => {
+                    let n = (scale * length(x, axis)? as f64).round();
+                    (Size::fixed(n as i64), Some(scale as f32))
+                }
+                None => (to, None),
+            });
         }
     } else if let Some(scales) = scales {
         if scales.len() != axes.len() {
             return Err(format!("{} scales for {} axes", scales.len(), axes.len()));
         }
         for (&scale, &axis) in scales.iter().zip(&axes) {
-            targets.push((
-                (scale * shape[axis] as f64).floor() as usize,
-                Some(scale as f32),
-            ));
+            let to = match scale == 1.0 {
+                true => dims[axis],
+                false => Size::fixed((scale * length(x, axis)? as f64).floor() as i64),
+            };
+            targets.push((to, Some(scale as f32)));
         }
     } else {
         return Err("it has neither scales nor sizes".into());
     }
-    let wanted = axes.iter().zip(&targets).enumerate();
-    let wanted: Vec<ResizeAxis> = wanted
-        .filter(|(_, (axis, target))| shape[**axis] != target.0 || coordinates == Coordinates::Crop)
-        .map(|(at, (&axis, &(length, scale)))| {
-            let mut resized = ResizeAxis::new(axis, length);
-            resized.scale = scale;
-            if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
-                // Aligned to the length before it was rounded down.
-                let whole = f64::from(scale) * shape[axis] as f64 - 1.0;
-                if length == 1 {
-                    resized.crop = (0.0, 0.0);
-                } else if whole > 0.0 {
-                    resized.crop = (0.0, (length.saturating_sub(1) as f64 / whole) as f32);
-                }
+    let mut wanted = Vec::with_capacity(axes.len());
+    for (at, (&axis, &(to, scale))) in axes.iter().zip(&targets).enumerate() {
+        let crop = match (coordinates, &roi) {
+            (Coordinates::Crop, Some(roi)) if roi.len() == 2 * axes.len() => {
+                (roi[at] as f32, roi[at + axes.len()] as f32)
             }
-            if let (Coordinates::Crop, Some(roi)) = (coordinates, &roi)
-                && roi.len() == 2 * axes.len()
-            {
-                resized.crop = (roi[at] as f32, roi[at + axes.len()] as f32);
+            _ => (0.0, 1.0),
+        };
+        if to == dims[axis] && crop == (0.0, 1.0) {
+            continue;
+        }
+        let n = number(call, axis, to)?;
+        let mut resized = ResizeAxis::new(axis, n);
+        (resized.scale, resized.crop) = (scale, crop);
+        if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
+            // Aligned to the length before it was rounded down.
+            let whole = f64::from(scale) * length(x, axis)? as f64 - 1.0;
+            if n == 1 {
+                resized.crop = (0.0, 0.0);
+            } else if whole > 0.0 {
+                resized.crop = (0.0, (n.saturating_sub(1) as f64 / whole) as f32);
             }
-            resized
-        })
-        .collect();
+        }
+        wanted.push(resized);
+    }
     if coordinates == Coordinates::AlignCorners {
         // The same coordinates, of which `crop` says how far they reach.
         coordinates = Coordinates::Crop;
@@ -327,10 +344,18 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.same(x.resize(wanted, options))
 }
 
+/// The new length of an axis, which must be a number.
+fn number(call: &Call<'_, '_>, axis: usize, to: Size) -> Result<usize, String> {
+    let n = to.as_fixed().ok_or_else(|| {
+        let to = call.trace.show_size(to);
+        format!("the new length of axis {axis} is {to}, and must be fixed here (--dim)")
+    })?;
+    usize::try_from(n).map_err(|_| format!("the new length of axis {axis} is {n}"))
+}
+
 /// The operator before Resize: asymmetric coordinates, rounded down.
 fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
-    let shape = call.shape(0)?;
     let scales: Vec<f64> = match call.opset >= 9 {
         true => call.known(1)?.to_floats(),
         false => match call.float_list("scales") {
@@ -347,19 +372,19 @@ fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
         "nearest" => Interpolation::Nearest(Rounding::Floor),
         _ => Interpolation::Linear,
     };
-    if scales.len() != shape.len() {
-        return Err(format!("{} scales for {} axes", scales.len(), shape.len()));
+    if scales.len() != x.rank() {
+        return Err(format!("{} scales for {} axes", scales.len(), x.rank()));
     }
-    let axes = scales
-        .iter()
-        .enumerate()
-        .filter(|(_, scale)| **scale != 1.0);
-    let axes: Vec<ResizeAxis> = axes
-        .map(|(axis, &scale)| ResizeAxis {
-            scale: Some(scale as f32),
-            ..ResizeAxis::new(axis, (scale * shape[axis] as f64).floor() as usize)
-        })
-        .collect();
+    let mut axes = Vec::new();
+    for (axis, &scale) in scales.iter().enumerate() {
+        if scale != 1.0 {
+            let n = (scale * length(x, axis)? as f64).floor() as usize;
+            axes.push(ResizeAxis {
+                scale: Some(scale as f32),
+                ..ResizeAxis::new(axis, n)
+            });
+        }
+    }
     call.same(x.resize(axes, Resize::new(kind, Coordinates::Asymmetric)))
 }
 

@@ -7,6 +7,8 @@ use super::Run;
 use super::elementwise::lane;
 use crate::call::{Call, Results, dim, resolve, result, shape_of, sizes, to_f32};
 use crate::element::Element;
+use crate::lengths::Lengths;
+use crate::value::Value;
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("ArgMax", |c| arg(c, true)),
@@ -69,18 +71,16 @@ pub fn positive_rows<'t>(
     index: Tensor<'t>,
     batch: usize,
 ) -> Result<Tensor<'t>, String> {
-    let shape = call.shape(0)?;
+    let shape = call.dims(0)?;
     let k = index
         .len(index.rank().saturating_sub(1))
         .ok_or("rows of no fixed length")?;
     let part = shape
         .get(batch..batch.saturating_add(k))
         .ok_or("more coordinates than axes")?;
-    let lengths: Vec<i64> = part.iter().map(|&n| n as i64).collect();
+    let lengths = Value::of_lengths(Lengths::list(part.to_vec())).traced(call.trace)?;
     let index = index.cast(DType::I32);
-    Ok(index
-        .lt(0.0)
-        .select(index + call.trace.constant(&lengths), index))
+    Ok(index.lt(0.0).select(index + lengths, index))
 }
 
 fn arg<'t>(call: &Call<'_, 't>, largest: bool) -> Results<'t> {

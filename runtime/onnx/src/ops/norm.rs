@@ -1,10 +1,11 @@
 //! Normalizations.
 
+use slabwise::shape::Size;
 use slabwise::{DType, Tensor};
 
 use super::Run;
 use super::product::along_channels;
-use crate::call::{Call, Results, result};
+use crate::call::{Call, Results, length, result, shape_of, sizes};
 use crate::element::Element;
 use crate::value::Value;
 
@@ -88,18 +89,21 @@ fn batch<'t>(call: &Call<'_, 't>) -> Results<'t> {
 
 fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
-    let shape = call.shape(0)?;
+    let shape = sizes(x);
     let groups = call.int("num_groups", 1);
-    let channels = *shape.get(1).ok_or("it has no channels")?;
+    if shape.len() < 2 {
+        return Err("it has no channels".into());
+    }
+    let channels = length(x, 1)?;
     let groups = usize::try_from(groups)
         .ok()
         .filter(|&n| n > 0 && channels.is_multiple_of(n))
         .ok_or_else(|| format!("{channels} channels do not divide into {groups} groups"))?;
-    let mut split = vec![shape[0], groups, channels / groups];
-    split.extend(&shape[2..]);
+    let [of_groups, each] = [groups, channels / groups].map(|n| Size::fixed(n as i64));
+    let split = [&[shape[0], of_groups, each], &shape[2..]].concat();
     let axes: Vec<usize> = (2..split.len()).collect();
     let normal = x
-        .reshape(&split[..])
+        .reshape(shape_of(&split))
         .normalize(&axes[..], call.f("epsilon", 1e-5));
     let (mut scale, mut bias) = (call.float(1)?, call.float(2)?);
     if call.opset < 21 && scale.len(0) == Some(groups) && groups != channels {
@@ -107,7 +111,11 @@ fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
         let each = |v: Tensor<'t>| v.repeat_interleave(0, channels / groups);
         (scale, bias) = (each(scale), each(bias));
     }
-    call.same(scaled(normal.reshape(&shape[..]), Some(scale), Some(bias)))
+    call.same(scaled(
+        normal.reshape(shape_of(&shape)),
+        Some(scale),
+        Some(bias),
+    ))
 }
 
 fn layer<'t>(call: &Call<'_, 't>) -> Results<'t> {

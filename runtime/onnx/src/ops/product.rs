@@ -4,7 +4,7 @@ use slabwise::Tensor;
 use slabwise::tensor::{ConvOptions, Padding};
 
 use super::Run;
-use crate::call::{Call, Results};
+use crate::call::{Call, Results, length};
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("Conv", conv),
@@ -153,26 +153,28 @@ const ABSURD: &str = "its strides, dilations or padding are beyond any image";
 /// With `output_shape` or `auto_pad` the padding follows from the result's lengths.
 fn transposed<const N: usize>(call: &Call<'_, '_>) -> Result<ConvOptions<N>, String> {
     let mut options: ConvOptions<N> = options(call)?;
-    let (shape, kernel) = (call.shape(0)?, call.shape(1)?);
-    if kernel.len() != N + 2 || shape.contains(&0) || kernel.contains(&0) {
+    let mode = call.text("auto_pad", "NOTSET");
+    let given = call.sizes("output_shape")?.filter(|to| to.len() >= N);
+    let (x, kernel) = (call.x(0)?, call.shape(1)?);
+    if kernel.len() != N + 2 || (given.is_none() && !mode.starts_with("SAME")) {
         return Ok(options);
     }
-    let mode = call.text("auto_pad", "NOTSET");
-    let wanted = match (call.sizes("output_shape")?, &*mode) {
-        (Some(shape), _) if shape.len() >= N => Some(shape[shape.len() - N..].to_vec()),
-        (_, "SAME_UPPER" | "SAME_LOWER") => {
-            let lengths = (0..N).map(|i| shape[i + 2].checked_mul(options.stride[i]));
-            Some(lengths.collect::<Option<Vec<_>>>().ok_or(ABSURD)?)
-        }
-        _ => None,
-    };
-    let Some(wanted) = wanted else {
+    let image = (2..N + 2).map(|axis| length(x, axis));
+    let image = image.collect::<Result<Vec<usize>, _>>()?;
+    if image.contains(&0) || kernel.contains(&0) {
         return Ok(options);
+    }
+    let wanted = match given {
+        Some(to) => to[to.len() - N..].to_vec(),
+        None => {
+            let lengths = (0..N).map(|i| image[i].checked_mul(options.stride[i]));
+            lengths.collect::<Option<Vec<_>>>().ok_or(ABSURD)?
+        }
     };
     let mut sides = [(0, 0); N];
     for i in 0..N {
         let reach = |n: usize, by: usize| (n - 1).checked_mul(by);
-        let whole = reach(shape[i + 2], options.stride[i])
+        let whole = reach(image[i], options.stride[i])
             .zip(reach(kernel[i + 2], options.dilation[i]))
             .and_then(|(a, b)| {
                 a.checked_add(b)?
