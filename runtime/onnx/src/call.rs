@@ -329,7 +329,7 @@ pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
 /// The length of an axis, which must be fixed.
 pub fn length(x: Tensor<'_>, axis: usize) -> Result<usize, String> {
     x.len(axis).ok_or_else(|| match axis < x.rank() {
-        true => format!("the length of axis {axis} is bounded, and must be fixed here (--dim)"),
+        true => format!("the length of axis {axis} is bounded, and must be fixed here"),
         false => format!("it reads axis {axis} of a tensor of {} axes", x.rank()),
     })
 }

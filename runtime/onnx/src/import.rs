@@ -1,5 +1,6 @@
 //! The walk over a graph's nodes: what is constant is folded, all else becomes part of a trace.
 
+mod help;
 mod loops;
 mod steps;
 
@@ -7,7 +8,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use slabwise::Trace;
-use slabwise::shape::Size;
 
 use crate::call::{Call, Results};
 use crate::error::Refusal;
@@ -181,14 +181,16 @@ impl<'m, 't> Import<'m, 't> {
                 .flatten()
                 .find_map(|v| v.reason().cloned()),
         };
-        let made = self.trace.in_layer(name_of(node), || {
-            match self.scans > 0 && loops::may_fail(&call) {
-                true => steps::at_step(&call)
-                    .unwrap_or_else(|| Err("a step reads or writes where it may fail".into())),
-                false => ops::find(domain(&node.domain), &node.op_type)
-                    .ok_or_else(|| "this operator is not known".into())
-                    .and_then(|run| run(&call)),
-            }
+        let run: Option<ops::Run> = match self.scans > 0 && loops::may_fail(&call) {
+            true => Some(|call| {
+                let made = steps::at_step(call);
+                made.unwrap_or_else(|| Err("a step reads or writes where it may fail".into()))
+            }),
+            false => ops::find(domain(&node.domain), &node.op_type),
+        };
+        let made = self.trace.in_layer(name_of(node), || match run {
+            Some(run) => run(&call),
+            None => Err("this operator is not known".into()),
         });
         let made = self.without_mistakes(made);
         let range = steps::range_of(&call);
@@ -196,7 +198,10 @@ impl<'m, 't> Import<'m, 't> {
             (Some(range), Some(value)) if values.is_empty() => vec![value.with_step(range)],
             (_, last) => values.into_iter().chain(last).collect(),
         });
-        let made = made.map_err(|reason| self.with_help(&call, reason));
+        let made = made.map_err(|reason| match run {
+            Some(run) => self.with_help(&call, run, reason),
+            None => reason,
+        });
         let made = match &unknown {
             Some(reason) => made.and_then(|values| {
                 let values = values.into_iter();
@@ -218,34 +223,6 @@ impl<'m, 't> Import<'m, 't> {
                 Ok(Some(arrays.into_iter().map(Value::constant).collect()))
             }
             (None, made) => made.map(Some),
-        }
-    }
-
-    /// The reason of a refusal; if lengths of the inputs are open, with the option that fixes them.
-    fn with_help(&self, call: &Call<'_, 't>, reason: String) -> String {
-        let mut open = Vec::new();
-        for (at, value) in call.inputs.iter().enumerate() {
-            let Some(value) = value else { continue };
-            let own = value.lengths().map(|lengths| lengths.values.clone());
-            let all = own.into_iter().chain(call.dims(at)).flatten();
-            open.extend(all.flat_map(Size::symbols).map(Size::symbol));
-        }
-        let mut names: Vec<String> = open.iter().map(|&s| call.trace.show_size(s)).collect();
-        if call
-            .inputs
-            .iter()
-            .flatten()
-            .any(|value| value.reason().is_some())
-        {
-            names.extend(self.open.iter().cloned());
-        }
-        names.retain(|name| self.open.contains(name));
-        let named = |name: &&String| reason.contains(name.as_str());
-        match names.iter().find(named).or(names.first()) {
-            Some(name) if !reason.contains("--dim") => {
-                format!("{reason}; with a fixed length it may be expressed (--dim {name}=N)")
-            }
-            _ => reason,
         }
     }
 

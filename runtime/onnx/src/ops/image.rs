@@ -348,7 +348,7 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
 fn number(call: &Call<'_, '_>, axis: usize, to: Size) -> Result<usize, String> {
     let n = to.as_fixed().ok_or_else(|| {
         let to = call.trace.show_size(to);
-        format!("the new length of axis {axis} is {to}, and must be fixed here (--dim)")
+        format!("the new length of axis {axis} is {to}, and must be fixed here")
     })?;
     usize::try_from(n).map_err(|_| format!("the new length of axis {axis} is {n}"))
 }
