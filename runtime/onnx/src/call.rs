@@ -277,7 +277,7 @@ impl<'t> Call<'_, 't> {
 fn unknown(at: usize, value: &Value<'_>) -> String {
     let reason = value.reason().map_or_else(
         || "is computed or an input without a value (--input)".into(),
-        |reason| format!("is computed from lengths: {reason}"),
+        |unknown| unknown.reason.clone(),
     );
     format!("its input {at} must be known when the program is built, and {reason}")
 }

@@ -71,10 +71,25 @@ const FOLDS: &[(&str, Fold)] = &[
         binary(c, whole, f64::powf)
     }),
     ("Range", range),
-    ("ReduceMax", |c| reduce(c, |a, b| Some(a.max(b)))),
-    ("ReduceMin", |c| reduce(c, |a, b| Some(a.min(b)))),
-    ("ReduceProd", |c| reduce(c, i64::checked_mul)),
-    ("ReduceSum", |c| reduce(c, i64::checked_add)),
+    ("Reciprocal", |c| match c.element(0).ok()?.is_float() {
+        true => unary(c, |a| a, f64::recip),
+        false => None,
+    }),
+    // The extreme of a vector with NaN is NaN.
+    ("ReduceMax", |c| {
+        let most = |a: f64, b: f64| if a > b || a.is_nan() { a } else { b };
+        reduce(c, |a, b| Some(a.max(b)), most)
+    }),
+    ("ReduceMean", |c| match c.element(0).ok()?.is_float() {
+        true => reduce(c, |_, _| None, |a, b| a + b),
+        false => None,
+    }),
+    ("ReduceMin", |c| {
+        let least = |a: f64, b: f64| if a < b || a.is_nan() { a } else { b };
+        reduce(c, |a, b| Some(a.min(b)), least)
+    }),
+    ("ReduceProd", |c| reduce(c, i64::checked_mul, |a, b| a * b)),
+    ("ReduceSum", |c| reduce(c, i64::checked_add, |a, b| a + b)),
     ("Reshape", reshape),
     ("Round", |c| unary(c, |a| a, f64::round_ties_even)),
     ("Shape", shape),
@@ -435,9 +450,13 @@ fn range(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     made(start.element, vec![n], data)
 }
 
-fn reduce(call: &Call<'_, '_>, join: fn(i64, i64) -> Option<i64>) -> Option<Vec<Array>> {
+/// A reduction of a whole vector; that of `ReduceMean` is divided by the number of elements.
+fn reduce(
+    call: &Call<'_, '_>,
+    int: fn(i64, i64) -> Option<i64>,
+    float: fn(f64, f64) -> f64,
+) -> Option<Vec<Array>> {
     let a = call.known(0).ok()?;
-    let values = a.as_ints().ok()?;
     let keep = call.int("keepdims", 1) != 0;
     let since = if call.operator == "ReduceSum" { 13 } else { 18 };
     let axes = call.axes(since, 1).ok()?.unwrap_or_default();
@@ -448,11 +467,23 @@ fn reduce(call: &Call<'_, '_>, join: fn(i64, i64) -> Option<i64>) -> Option<Vec<
     if axes.is_empty() && call.flag("noop_with_empty_axes") {
         return None;
     }
-    let mut rest = values.iter();
-    let first = *rest.next()?;
-    let result = rest.try_fold(first, |a, &b| join(a, b))?;
+    let data = match &a.data {
+        Data::Int(values) => {
+            let (first, rest) = values.split_first()?;
+            let result = rest.iter().try_fold(*first, |a, &b| int(a, b))?;
+            Data::Int(vec![wrap(result, a.element)])
+        }
+        Data::Float(values) => {
+            let result = values.iter().copied().reduce(float)?;
+            let result = match call.operator {
+                "ReduceMean" => result / values.len() as f64,
+                _ => result,
+            };
+            Data::Float(vec![round(result, a.element)])
+        }
+    };
     let shape = if keep { vec![1] } else { Vec::new() };
-    made(a.element, shape, Data::Int(vec![wrap(result, a.element)]))
+    made(a.element, shape, data)
 }
 
 /// The shape that Reshape asks for, of an array of this shape.

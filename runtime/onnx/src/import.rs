@@ -14,7 +14,7 @@ use crate::error::Refusal;
 use crate::lengths;
 use crate::ops;
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
-use crate::value::{Known, Value};
+use crate::value::{Known, Unknown, Value};
 
 /// Most levels of graphs and functions inside of each other.
 const DEEPEST: usize = 64;
@@ -174,12 +174,12 @@ impl<'m, 't> Import<'m, 't> {
         };
         let unknown = match of_lengths {
             Some(Ok(all)) => return Ok(Some(all.into_iter().map(Value::of_lengths).collect())),
-            Some(Err(reason)) => Some(Rc::from(reason)),
-            None => call
-                .inputs
-                .iter()
-                .flatten()
-                .find_map(|v| v.reason().cloned()),
+            Some(Err(reason)) => Some(Rc::new(Unknown {
+                reason: format!("is computed from lengths: {reason}"),
+                by_lengths: true,
+            })),
+            None if known.is_none() => unknown_of(&call, node),
+            None => None,
         };
         let run: Option<ops::Run> = match self.scans > 0 && loops::may_fail(&call) {
             true => Some(|call| {
@@ -352,6 +352,34 @@ impl<'m, 't> Import<'m, 't> {
         let graph = call.graph(taken).ok_or("a branch is missing")?;
         self.graph(graph, names, Vec::new(), depth)
     }
+}
+
+/// The reason why the results of a node are not known, if no input of a run is: that of an operand,
+/// or that the node itself is not evaluated.
+fn unknown_of(call: &Call<'_, '_>, node: &NodeProto) -> Option<Rc<Unknown>> {
+    let inputs = || call.inputs.iter().flatten();
+    let is_known = |v: &Value<'_>| v.known().is_some() || v.lengths().is_some();
+    if !inputs().all(|v| is_known(v) || v.reason().is_some()) {
+        return None;
+    }
+    let before = inputs().find_map(|v| v.reason().cloned());
+    before.or_else(|| {
+        let lengths = inputs().filter_map(Value::lengths).flat_map(|l| &l.values);
+        let open = lengths.filter(|size| size.as_fixed().is_none());
+        let open: Vec<String> = open.map(|&size| call.trace.show_size(size)).collect();
+        let node = format!("{} \"{}\"", node.op_type, name_of(node));
+        let reason = match &open[..] {
+            [] => format!(
+                "is computed by {node}, which is not evaluated before a run: store its result in \
+                 the file"
+            ),
+            open => format!("is computed from lengths: {} in {node}", open.join(", ")),
+        };
+        Some(Rc::new(Unknown {
+            reason,
+            by_lengths: !open.is_empty(),
+        }))
+    })
 }
 
 /// The name of a node, or that of its first output.

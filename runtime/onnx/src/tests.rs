@@ -1,5 +1,6 @@
 //! Tests of small models that are written here, node by node.
 
+mod fold;
 mod help;
 mod open;
 mod order;

@@ -23,12 +23,20 @@ pub enum Known {
 /// The least and the largest value of an integer.
 pub type Range = (i64, i64);
 
+/// The reason why a value is not known when the program is built, although no input of a run is.
+#[derive(Debug)]
+pub struct Unknown {
+    /// The rest of a sentence about the value.
+    pub reason: String,
+    /// Whether it would be known if all lengths were fixed.
+    pub by_lengths: bool,
+}
+
 struct Inner<'t> {
     element: Element,
     known: Option<(Known, Rc<Array>)>,
     lengths: Option<Rc<Lengths>>,
-    /// The reason why lengths that were computed with are not known.
-    unknown: Option<Rc<str>>,
+    unknown: Option<Rc<Unknown>>,
     sequence: Option<Vec<Value<'t>>>,
     /// The range of equal integers that are computed from the number of a loop's step.
     step: Option<Range>,
@@ -81,9 +89,9 @@ impl<'t> Value<'t> {
         self.0.step
     }
 
-    /// A tensor computed from lengths that have no form, for this reason.
-    pub fn unknown(self, trace: &'t Trace, reason: &Rc<str>) -> Result<Value<'t>, String> {
-        if self.sequence().is_some() {
+    /// A tensor computed from constants and lengths, which is not known for this reason.
+    pub fn unknown(self, trace: &'t Trace, reason: &Rc<Unknown>) -> Result<Value<'t>, String> {
+        if self.sequence().is_some() || self.known().is_some() {
             return Ok(self);
         }
         Ok(Value(Rc::new(Inner {
@@ -156,8 +164,8 @@ impl<'t> Value<'t> {
         self.0.lengths.as_deref()
     }
 
-    /// The reason why lengths that it is computed from are not known.
-    pub fn reason(&self) -> Option<&Rc<str>> {
+    /// The reason why it is not known, although it is computed from constants and lengths.
+    pub fn reason(&self) -> Option<&Rc<Unknown>> {
         self.0.unknown.as_ref()
     }
 

@@ -33,10 +33,13 @@ impl<'t> Import<'_, 't> {
     /// of its inputs if one is not enough.
     fn to_be_fixed(&self, call: &Call<'_, 't>, run: Run, reason: &str) -> Vec<&String> {
         let mut unknown = call.inputs.iter().flatten().filter_map(Value::reason);
-        if unknown.any(|why| reason.contains(&**why)) {
-            // A value that is not known, because of lengths that the reason names.
-            let named = self.open.iter().find(|name| mentions(reason, name));
-            return named.or(self.open.first()).into_iter().collect();
+        if let Some(why) = unknown.find(|why| reason.contains(&why.reason)) {
+            // The trial has no value that is computed from lengths: the reason names them.
+            let mut open = self.open.iter().filter(|_| why.by_lengths);
+            return open
+                .find(|name| mentions(reason, name))
+                .into_iter()
+                .collect();
         }
         let shown: String = (0..call.len())
             .flat_map(|at| {
