@@ -143,6 +143,7 @@ fn conv_transpose<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let y = match x.rank() {
         3 => x.conv_transpose1d(weight, transposed::<1>(call)?),
         4 => x.conv_transpose2d(weight, transposed::<2>(call)?),
+        5 => x.conv_transpose3d(weight, transposed::<3>(call)?),
         n => return Err(format!("a transposed convolution of {n} axes")),
     };
     biased(call, y)

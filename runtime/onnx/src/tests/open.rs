@@ -94,6 +94,33 @@ fn transposed_convolution() {
 }
 
 #[test]
+fn transposed_convolution_of_volumes() {
+    let taps = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+    let conv = node("ConvTranspose", &["x", "w", "b"], &["y"]);
+    let conv = with(conv, "strides", int_list(&[2, 2, 2]));
+    let weights = vec![
+        weight("w", &[1, 1, 2, 2, 2], &taps),
+        weight("b", &[1], &[0.5]),
+    ];
+    passes(conv.clone(), 17, &[1, 2, 3, 2], weights.clone());
+    // Windows do not overlap: each element scales a copy of the kernel.
+    let whole = GraphProto {
+        initializer: weights,
+        ..graph(&["1", "1", "2", "3", "2"], vec![conv])
+    };
+    let x = counted(&[1, 1, 2, 3, 2]);
+    let y = results(model(whole, 17), std::slice::from_ref(&x));
+    assert_eq!(y[0].shape, [1, 1, 4, 6, 4]);
+    let x = x.to_floats();
+    let expected = (0..4 * 6 * 4).map(|i| {
+        let (d, h, w) = (i / 24, i / 4 % 6, i % 4);
+        let tap = taps[d % 2 * 4 + h % 2 * 2 + w % 2];
+        x[d / 2 * 6 + h / 2 * 2 + w / 2] * f64::from(tap) + 0.5
+    });
+    assert_eq!(y[0].to_floats(), expected.collect::<Vec<f64>>());
+}
+
+#[test]
 fn pools_of_volumes() {
     for operator in ["MaxPool", "AveragePool"] {
         let pool = with(
