@@ -634,14 +634,14 @@ fn values_set_by_hand_are_checked() {
     let mut session = session(params.clone());
     classifier(&params, &mut session);
     let before = values(&session);
-    let said = text(session.set_value("head.weight", &Array2::zeros((4, 3))));
+    let said = text(session.set_value("head.weight", &Array2::<f32>::zeros((4, 3))));
     assert_has(&said, &["\"head.weight\"", "[3, 4]", "[4, 3]"]);
-    let said = text(session.set_value("head.wieght", &Array2::zeros((3, 4))));
+    let said = text(session.set_value("head.wieght", &Array2::<f32>::zeros((3, 4))));
     assert_has(&said, &["\"head.wieght\"", "head.weight"]);
     assert_has(&text(session.value("nothing")), &["\"nothing\""]);
     assert_eq!(values(&session), before);
     session
-        .set_value("head.weight", &Array2::ones((3, 4)))
+        .set_value("head.weight", &Array2::<f32>::ones((3, 4)))
         .expect("it fits");
     assert_eq!(
         session.value("head.weight").expect("it is there"),

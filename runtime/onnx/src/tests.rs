@@ -1,5 +1,6 @@
 //! Tests of small models that are written here, node by node.
 
+mod bytes;
 mod fold;
 mod help;
 mod open;

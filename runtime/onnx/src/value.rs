@@ -3,7 +3,9 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-use slabwise::{Tensor, Trace};
+use ndarray::{ArrayD, IxDyn};
+use slabwise::data::HostArray;
+use slabwise::{DType, Tensor, Trace};
 
 use crate::array::Array;
 use crate::element::Element;
@@ -178,6 +180,7 @@ impl<'t> Value<'t> {
             return Ok(*tensor);
         }
         let tensor = match (&self.0.known, &self.0.lengths) {
+            (Some((_, array)), _) if array.element == Element::I8 => signed_bytes(trace, array)?,
             (Some((_, array)), _) => trace.constant(&array.to_host()?),
             (None, Some(lengths)) => lengths.traced(trace),
             (None, None) => {
@@ -186,4 +189,12 @@ impl<'t> Value<'t> {
         };
         Ok(*self.0.tensor.get_or_init(|| tensor))
     }
+}
+
+/// A constant of int8, which the runtime does not have: bytes from 0 on, less 128. As i32 it would
+/// take four times the memory.
+fn signed_bytes<'t>(trace: &'t Trace, array: &Array) -> Result<Tensor<'t>, String> {
+    let bytes = array.as_ints()?.iter().map(|&v| (v + 128) as u8).collect();
+    let bytes = ArrayD::from_shape_vec(IxDyn(&array.shape), bytes).map_err(|e| e.to_string())?;
+    Ok(trace.constant(&HostArray::U8(bytes)).cast(DType::I32) - 128)
 }
