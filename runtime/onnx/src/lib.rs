@@ -6,6 +6,12 @@
 //! with slices in the place of reads and writes at the number of the step.
 //! Nodes that cannot be expressed are refused together, each by name, operator and reason.
 //!
+//! # Domains
+//! Operators are those of the default domain, `ai.onnx`, up to opset [`NEWEST_OPSET`]; of the domain
+//! `com.microsoft`, `Gelu` and `FastGelu` alone. Functions that the model defines may be of any
+//! domain. Operators of other domains are refused, as those of `ai.onnx.ml` (trees, encoders and
+//! other classical models) are.
+//!
 //! # Open lengths
 //! A dimension that [`OnnxModel::with_dim`] bounds has any length up to that bound in a run. Shapes
 //! and slices that a model computes from such lengths are computed with symbols: sums and products
