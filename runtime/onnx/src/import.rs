@@ -354,16 +354,20 @@ impl<'m, 't> Import<'m, 't> {
     }
 }
 
-/// The reason why the results of a node are not known, if no input of a run is: that of an operand,
-/// or that the node itself is not evaluated.
+/// The reason why the results of a node are not known: lengths that an operand is computed from or,
+/// if no input of a run is the cause, another reason of an operand, or that the node itself is not
+/// evaluated.
 fn unknown_of(call: &Call<'_, '_>, node: &NodeProto) -> Option<Rc<Unknown>> {
     let inputs = || call.inputs.iter().flatten();
     let is_known = |v: &Value<'_>| v.known().is_some() || v.lengths().is_some();
+    let reasons = || inputs().filter_map(Value::reason);
+    if let Some(by_lengths) = reasons().find(|why| why.by_lengths) {
+        return Some(by_lengths.clone());
+    }
     if !inputs().all(|v| is_known(v) || v.reason().is_some()) {
         return None;
     }
-    let before = inputs().find_map(|v| v.reason().cloned());
-    before.or_else(|| {
+    reasons().next().cloned().or_else(|| {
         let lengths = inputs().filter_map(Value::lengths).flat_map(|l| &l.values);
         let open = lengths.filter(|size| size.as_fixed().is_none());
         let open: Vec<String> = open.map(|&size| call.trace.show_size(size)).collect();

@@ -163,7 +163,7 @@ fn lengths_without_form_are_refused() {
                 "--dim length=",
             ][..],
         ),
-        ("doubled", &["Expand", "must be known", "--dim length="]),
+        ("doubled", &["Expand", "must be known", "--input"]),
         (
             "lengthened",
             &["Concat", "too many bounded lengths", "--dim batch="],
