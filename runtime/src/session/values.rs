@@ -240,7 +240,7 @@ impl Session {
     pub fn value_as<T: Element>(&self, name: &str) -> Result<ndarray::ArrayD<T>> {
         let variable = self.variables.find(name)?;
         let output = Output {
-            shown: Shown::new(&*self.memory.backend, variable.region.clone()),
+            shown: Shown::new(&*self.memory.backend, variable.region),
             dtype: variable.info.dtype,
             lengths: Lengths::from_vec(variable.lengths()),
             buffer: None,

@@ -39,8 +39,8 @@ fn is_plane(operand: &Operand, axes: &[Axis; 2]) -> bool {
 }
 
 impl InPlace {
-    /// For a depthwise convolution of such sizes; `None` where planes are not contiguous, or would
-    /// need large masks.
+    /// The offsets and masks of a depthwise convolution; `None` where the result is not as large as
+    /// the image, planes are not contiguous, or masks would be large.
     pub fn new(
         spec: &Spec,
         body: &spec::Conv2d,
