@@ -204,13 +204,12 @@ fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     let bits = |session: &Session| -> Vec<Vec<u32>> {
         names
             .iter()
-            .map(|name| {
-                session
-                    .value(name)
-                    .expect("it has one")
-                    .iter()
-                    .map(|x| x.to_bits())
-                    .collect()
+            .map(|name| match session.value_as::<f32>(name) {
+                Ok(numbers) => numbers.iter().map(|x| x.to_bits()).collect(),
+                Err(_) => {
+                    let steps = session.value_as::<i32>(name).expect("an integer");
+                    steps.iter().map(|&n| n as u32).collect()
+                }
             })
             .collect()
     };
