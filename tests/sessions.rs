@@ -112,6 +112,8 @@ fn integer_states_are_read_and_set_exactly() {
     let trace = Trace::inference().sampling();
     let counts = trace.state("counts", I32, (2,), Init::Constant(0.0));
     let read = counts.value();
+    let truth = trace.state("truth", Bool, (2,), Init::Constant(0.0));
+    truth.set(truth.value());
     let program = session
         .compile(&trace, [trace.uniform((2,)), read])
         .expect("it compiles");
@@ -165,6 +167,18 @@ fn integer_states_are_read_and_set_exactly() {
     session
         .value_as::<f32>("counts")
         .expect_err("it is of another type");
+
+    let truth = session.value_as::<u8>("truth").expect("as bytes");
+    assert_eq!(truth, arr1(&[0u8, 0]).into_dyn());
+    session
+        .set_value("truth", &arr1(&[1u8, 0]))
+        .expect("truth values");
+    let truth = session.value_as::<u8>("truth").expect("as bytes");
+    assert_eq!(truth, arr1(&[1u8, 0]).into_dyn());
+    assert_eq!(
+        refused(session.set_value("truth", &arr1(&[1u8, 2]))),
+        r#""truth": element [1] is 2, which bool cannot hold"#
+    );
 }
 
 #[test]

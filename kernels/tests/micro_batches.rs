@@ -344,9 +344,15 @@ fn weight_gradients_go_on_where_the_last_slice_ended() {
         check(&case, &mut random);
     }
     // Panels of one kernel element each, and parts of 32 and of 10 images.
-    for (hw, channels, k) in [([4, 4], [80, 20], 3), ([7, 7], [30, 9], 5)] {
+    // Depthwise ones, of images as large as the result.
+    for (groups, hw, channels, k) in [
+        (1, [4, 4], [80, 20], 3),
+        (1, [7, 7], [30, 9], 5),
+        (9, [7, 7], [9, 9], 3),
+        (70, [2, 5], [70, 70], 5),
+    ] {
         let geometry = [[k; 2], [1; 2], [k / 2; 2]];
-        let case = convolution(ConvKind::WeightGrad, 1, channels, hw, geometry, 70);
+        let case = convolution(ConvKind::WeightGrad, groups, channels, hw, geometry, 70);
         check(&case, &mut random);
     }
 }
@@ -364,6 +370,8 @@ fn convolutions_and_poolings_are_those_of_their_images() {
         // Many small images, whose slices are those of few.
         let geometry = [[3; 2], [1; 2], [1; 2]];
         let case = convolution(kind, 1, [70, 20], [2, 3], geometry, 24);
+        check(&case, &mut random);
+        let case = convolution(kind, 9, [9, 9], [4, 7], geometry, 24);
         check(&case, &mut random);
     }
     let (channels, side) = (3, 10);

@@ -2,10 +2,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod depthwise;
 mod prologue;
 mod winograd;
 
 use common::*;
+use depthwise::DEPTHWISE;
 use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -275,28 +277,6 @@ fn random_geometry_and_strides() {
     }
 }
 
-/// Depthwise convolutions whose results are as large as the image, in any layout.
-#[test]
-fn depthwise_as_large_as_the_image() {
-    let (mut random, teams) = (Random(67), teams());
-    for round in 0..40 {
-        let groups = random.int(2, 9);
-        let dilation = [random.int(1, 2), random.int(1, 2)];
-        let half = [random.int(0, 3), random.int(0, 3)];
-        let shape = Shape {
-            hw: [random.int(1, 12), random.int(1, 20)],
-            k: half.map(|half| 2 * half + 1),
-            pad: [half[0] * dilation[0], half[1] * dilation[1]],
-            dilation,
-            groups,
-            ..Shape::simple(random.int(1, 6), groups, groups, 0, 0, 0)
-        };
-        for kind in KINDS {
-            check(&mut random, shape, kind, round % 4 > 0, &teams);
-        }
-    }
-}
-
 #[test]
 fn shapes_that_cross_blocks() {
     let (mut random, teams) = (Random(29), teams());
@@ -476,16 +456,8 @@ fn weight_gradients_of_small_images() {
             stride: [1, 3],
             ..Shape::simple(11, 100, 9, 6, 3, 1)
         },
-        // Depthwise, as large as the image: groups of four images and of four channels, and others.
-        Shape {
-            groups: 70,
-            ..Shape::simple(7, 70, 70, 7, 3, 1)
-        },
-        Shape {
-            groups: 6,
-            hw: [5, 11],
-            ..Shape::simple(3, 6, 6, 0, 7, 3)
-        },
+        DEPTHWISE[0],
+        DEPTHWISE[1],
         Shape {
             groups: 9,
             ..Shape::simple(5, 9, 9, 2, 5, 2)
@@ -592,16 +564,8 @@ fn small_images() -> Vec<Shape> {
         },
         // Kernel elements that reach no position.
         Shape::simple(64, 3, 5, 1, 3, 1),
-        // Depthwise, as large as the image: groups of four images and of four channels, and others.
-        Shape {
-            groups: 70,
-            ..Shape::simple(7, 70, 70, 7, 3, 1)
-        },
-        Shape {
-            groups: 6,
-            hw: [5, 11],
-            ..Shape::simple(3, 6, 6, 0, 7, 3)
-        },
+        DEPTHWISE[0],
+        DEPTHWISE[1],
         Shape {
             groups: 9,
             ..Shape::simple(5, 9, 9, 2, 3, 1)

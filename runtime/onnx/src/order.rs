@@ -6,7 +6,6 @@ use crate::import::{domain, name_of};
 use crate::proto::{GraphProto, ModelProto, NodeProto};
 
 /// The names that a graph has defined so far, each with its definition in words.
-#[derive(Default)]
 struct Scope<'o> {
     own: HashMap<String, String>,
     /// That of the graph around this one, whose names its nodes see.

@@ -249,7 +249,8 @@ impl Session {
     }
 
     /// Changes a weight or state between runs; nothing is compiled anew. The array has the
-    /// variable's shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16.
+    /// variable's shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16, and
+    /// truth values may be `u8`.
     ///
     /// # Errors
     /// If nothing has the name, the array has another shape or type, or the variable's type cannot
@@ -282,7 +283,12 @@ impl Session {
             element.put(slot);
         }
         let backend = &mut *self.memory.backend;
-        if T::STORED == dtype {
+        let truth = T::STORED == DType::U8 && dtype == DType::Bool;
+        if truth && let Some(at) = bytes.iter().position(|&byte| byte > 1) {
+            let value = bytes[at].to_string();
+            return Err(refused(Misfit { at, value }, dtype));
+        }
+        if T::STORED == dtype || truth {
             return backend.map_write(&variable.region, &mut |memory, region| {
                 memory.bytes_mut(region).copy_from_slice(&bytes);
             });

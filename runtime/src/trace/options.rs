@@ -8,7 +8,8 @@ impl Trace {
     /// the seed of the session's parameters and from the number of runs of such programs before,
     /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
     /// is saved with the weights, so that a resumed session draws the same numbers as an
-    /// uninterrupted one; [`Session::set_value`](crate::Session::set_value) sets it anew. Training
+    /// uninterrupted one; [`Session::value_as`](crate::Session::value_as)
+    /// `::<i32>` reads it, and [`Session::set_value`](crate::Session::set_value) sets it anew. Training
     /// draws from another state, which sampling leaves alone.
     ///
     /// ```

@@ -300,8 +300,7 @@ impl WeightGrad<'_> {
     /// As for [`weight_grad`]; the slot is the caller's, and no other thread computes the block.
     unsafe fn block(&self, block: usize, slot: &Slot) {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
-        let (axes, taps) = (&sizes.axes, sizes.taps());
-        let plain = [Axis::plain(axes[0].out), Axis::plain(axes[1].out)];
+        let taps = sizes.taps();
         let channels = block * self.size..((block + 1) * self.size).min(sizes.groups);
         let part = self.call.launch.part;
         // SAFETY: channels are one block's each, the slot's buffers have the sizes of `space`, and
@@ -315,16 +314,47 @@ impl WeightGrad<'_> {
             if part.is_none_or(|part| part.examples.start == 0) {
                 acc.write_bytes(0, channels.len() * taps * micro.lanes);
             }
-            let in_place = self.call.kernel.in_place.as_ref();
-            if let Some(in_place) = in_place {
-                let operands = [&self.image, &self.gradient];
-                in_place.add_weight_gradient(micro, operands, self.images, channels.clone(), acc);
+            match &self.call.kernel.in_place {
+                Some(in_place) => in_place.add_weight_gradient(
+                    micro,
+                    [&self.image, &self.gradient],
+                    self.images,
+                    channels.clone(),
+                    acc,
+                ),
+                None => self.add_tiles(channels.clone(), slot, acc),
             }
-            let parts = match in_place {
-                Some(_) => 0,
-                None => self.parts.count(),
-            };
-            for part in (0..parts).map(|part| self.parts.get(part)) {
+            if part.is_some_and(|part| !part.last) {
+                return;
+            }
+            for weight in 0..channels.len() * taps {
+                let lanes = std::slice::from_raw_parts(acc.add(weight * micro.lanes), micro.lanes);
+                *slot.left.add(weight) = lanes.iter().sum();
+            }
+            self.code.block(
+                &[channels.start, 0, 0, 0],
+                0,
+                channels.len(),
+                taps,
+                slot.left.cast(),
+                taps,
+                slot.scratch,
+            );
+        }
+    }
+
+    /// Adds the products of all parts to the sums of the weights of some channels, vectors at `acc`,
+    /// from tiles of both operands.
+    ///
+    /// # Safety
+    /// As for [`WeightGrad::block`]; the sums are the caller's.
+    unsafe fn add_tiles(&self, channels: Range<usize>, slot: &Slot, acc: *mut f32) {
+        let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
+        let (axes, taps) = (&sizes.axes, sizes.taps());
+        let plain = [Axis::plain(axes[0].out), Axis::plain(axes[1].out)];
+        // SAFETY: the slot's buffers have the sizes of `space`, and the operands these channels.
+        unsafe {
+            for part in (0..self.parts.count()).map(|part| self.parts.get(part)) {
                 let [shape, other] = [axes, &plain].map(|axes| {
                     Shape::new(axes, channels.len(), part.rows.len(), part.columns.len())
                 });
@@ -369,22 +399,6 @@ impl WeightGrad<'_> {
                     });
                 }
             }
-            if part.is_some_and(|part| !part.last) {
-                return;
-            }
-            for weight in 0..channels.len() * taps {
-                let lanes = std::slice::from_raw_parts(acc.add(weight * micro.lanes), micro.lanes);
-                *slot.left.add(weight) = lanes.iter().sum();
-            }
-            self.code.block(
-                &[channels.start, 0, 0, 0],
-                0,
-                channels.len(),
-                taps,
-                slot.left.cast(),
-                taps,
-                slot.scratch,
-            );
         }
     }
 }

@@ -8,8 +8,9 @@ use super::simd::Simd;
 
 /// Rows, or channels, in flight at a time.
 const ROWS: usize = 4;
-/// Kernel elements whose sums are kept in registers, and fewer of those that are left.
+/// Kernel elements whose sums are kept in registers.
 const TAPS: usize = 9;
+/// The same where fewer are left.
 const FEW_TAPS: usize = 3;
 
 /// One channel of some images: output row (i, r), `columns` long, at `result + i·result_image +
@@ -104,33 +105,24 @@ unsafe fn sums<S: Simd, const R: usize>(
     }
 }
 
-/// Kernel elements whose sums are kept in registers, where so many are left.
-fn at_once(left: usize) -> usize {
-    match left {
-        TAPS.. => TAPS,
-        FEW_TAPS.. => FEW_TAPS,
-        _ => 1,
-    }
-}
-
 #[inline(always)]
 pub(super) unsafe fn correlate<S: Simd>(planes: &Planes) {
     // SAFETY: as for `convolve`.
     unsafe {
         let mut tap = 0;
         while tap < planes.taps {
-            match planes.taps - tap {
+            tap = match planes.taps - tap {
                 TAPS.. => taps_of::<S, TAPS>(planes, tap),
                 FEW_TAPS.. => taps_of::<S, FEW_TAPS>(planes, tap),
                 _ => taps_of::<S, 1>(planes, tap),
-            }
-            tap += at_once(planes.taps - tap);
+            };
         }
     }
 }
 
+/// The sums of some kernel elements, and the element after them.
 #[inline(always)]
-unsafe fn taps_of<S: Simd, const T: usize>(planes: &Planes, tap: usize) {
+unsafe fn taps_of<S: Simd, const T: usize>(planes: &Planes, tap: usize) -> usize {
     // SAFETY: as for `convolve`; lanes past the end of a row are zeros on both sides.
     unsafe {
         let at = |t: usize| planes.weights.add((tap + t) * S::LANES);
@@ -162,6 +154,7 @@ unsafe fn taps_of<S: Simd, const T: usize>(planes: &Planes, tap: usize) {
             S::store(at(t), sum);
         }
     }
+    tap + T
 }
 
 /// Channels of some images, whose planes are read where they are: element p of the result's plane
@@ -300,24 +293,24 @@ pub(super) unsafe fn correlate_whole<S: Simd>(planes: &WholePlanes) {
         let mut tap = 0;
         while tap < taps {
             // SAFETY: as for `convolve_whole`.
-            unsafe {
+            tap = unsafe {
                 match taps - tap {
                     TAPS.. => taps_of_channel::<S, TAPS>(planes, channel, tap),
                     FEW_TAPS.. => taps_of_channel::<S, FEW_TAPS>(planes, channel, tap),
                     _ => taps_of_channel::<S, 1>(planes, channel, tap),
                 }
-            }
-            tap += at_once(taps - tap);
+            };
         }
     }
 }
 
+/// The sums of some kernel elements of a channel, and the element after them.
 #[inline(always)]
 unsafe fn taps_of_channel<S: Simd, const T: usize>(
     planes: &WholePlanes,
     channel: usize,
     tap: usize,
-) {
+) -> usize {
     let taps = planes.offsets.len();
     let offsets: [isize; T] = std::array::from_fn(|t| planes.offsets[tap + t] as isize);
     // SAFETY: as for `convolve_whole`; lanes past the end of a plane are not read.
@@ -350,4 +343,5 @@ unsafe fn taps_of_channel<S: Simd, const T: usize>(
             S::store(at(t), sum);
         }
     }
+    tap + T
 }
