@@ -85,7 +85,7 @@ class Graph:
         inner = self.add("Relu", self.linear(x, WIDTH, 2 * WIDTH))
         return self.norm(self.add("Add", x, self.linear(inner, 2 * WIDTH, WIDTH)))
 
-    def model(self, inputs, outputs, opset=17):
+    def model(self, inputs, outputs, opset=17, domains=()):
         self.nodes += [
             helper.make_node("Identity", [made], [name]) for name, made in outputs.items()
         ]
@@ -96,7 +96,7 @@ class Graph:
             [helper.make_empty_tensor_value_info(name) for name in outputs],
             self.weights,
         )
-        opsets = [helper.make_opsetid("", opset)]
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -533,26 +533,31 @@ def record(target, model, runs):
                 (data / f"{kind}_{at}.pb").write_bytes(tensor.SerializeToString())
 
 
-def main():
+def write(scripts, fill):
+    """Calls `fill` with the folder that the only argument names, unless it is of these scripts."""
     into = pathlib.Path(sys.argv[1])
-    version = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+    version = hashlib.sha256(b"".join(pathlib.Path(s).read_bytes() for s in scripts)).hexdigest()
     done = into / "done"
     if done.is_file() and done.read_text() == version:
         return
     # Made aside, so that two processes do not disturb each other.
     aside = into.with_name(f"{into.name}.{os.getpid()}")
-    for name, model in REFUSED.items():
-        (aside / name).mkdir(parents=True)
-        onnx.save(model, aside / name / "model.onnx")
-    for name, (model, feed) in MODELS.items():
-        rng = np.random.default_rng(9)
-        record(aside / name, model, [feed(rng, *lengths) for lengths in LENGTHS])
-    for name, (model, feed) in LONG.items():
-        record(aside / name, model, [feed(np.random.default_rng(9))])
+    fill(aside)
     (aside / "done").write_text(version)
     shutil.rmtree(into, ignore_errors=True)
     aside.rename(into)
 
 
+def fill(into):
+    for name, model in REFUSED.items():
+        (into / name).mkdir(parents=True)
+        onnx.save(model, into / name / "model.onnx")
+    for name, (model, feed) in MODELS.items():
+        rng = np.random.default_rng(9)
+        record(into / name, model, [feed(rng, *lengths) for lengths in LENGTHS])
+    for name, (model, feed) in LONG.items():
+        record(into / name, model, [feed(np.random.default_rng(9))])
+
+
 if __name__ == "__main__":
-    main()
+    write([__file__], fill)

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
+use prost::bytes::Bytes;
 use slabwise::DType;
 use slabwise::data::HostArray;
 
@@ -109,47 +110,8 @@ impl Array {
     /// # Errors
     /// An element type that the importer does not know, and a number of bytes or elements that is
     /// not that of the shape.
-    pub fn of_proto(
-        tensor: &TensorProto,
-        external: &dyn Fn(&TensorProto) -> Result<Vec<u8>, String>,
-    ) -> Result<Array, String> {
-        let element = Element::of(tensor.data_type)
-            .map_err(|name| format!("tensor \"{}\" holds {name}", tensor.name))?;
-        let shape = lengths(&tensor.dims)
-            .ok_or_else(|| format!("tensor \"{}\" has shape {:?}", tensor.name, tensor.dims))?;
-        let elements = check_elements(tensor, element, &shape)?;
-        let outside;
-        let raw = match (&tensor.raw_data, tensor.data_location) {
-            (_, 1) => {
-                outside = external(tensor)?;
-                Some(&outside)
-            }
-            (raw, _) => raw.as_ref().filter(|raw| !raw.is_empty() || elements == 0),
-        };
-        let wrong = |has: usize, of: &str| {
-            format!(
-                "tensor \"{}\" of {element} {shape:?} has {has} {of}",
-                tensor.name
-            )
-        };
-        let data = match raw {
-            Some(raw) => {
-                if raw.len() != elements * element.bytes() {
-                    return Err(wrong(raw.len(), "bytes"));
-                }
-                of_bytes(element, raw)
-            }
-            None => of_fields(element, tensor),
-        };
-        let array = Array {
-            element,
-            shape: shape.clone(),
-            data,
-        };
-        match array.len() == elements {
-            true => Ok(array),
-            false => Err(wrong(array.len(), "elements")),
-        }
+    pub fn of_proto(tensor: &TensorProto, external: &External<'_>) -> Result<Array, String> {
+        Stored::of_proto(tensor, external).map(Stored::into_array)
     }
 
     /// The array as the runtime holds it.
@@ -252,6 +214,167 @@ impl Array {
     }
 }
 
+/// Reads the bytes of a tensor that lie in another file.
+pub type External<'a> = dyn Fn(&TensorProto) -> Result<Bytes, String> + 'a;
+
+/// An array of a file, whose bytes become numbers of 64 bits only where an operator asks for them.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// The elements in row-major order, each of [`Element::bytes`] bytes, little-endian.
+    Bytes {
+        /// The element type.
+        element: Element,
+        /// The lengths of the axes.
+        shape: Vec<usize>,
+        /// A part of the file that the model was read from, or a file beside it.
+        bytes: Bytes,
+    },
+    /// Elements that the file holds as numbers, or that were computed.
+    Array(Array),
+}
+
+impl Stored {
+    /// The array that a message of a file describes, as [`Array::of_proto`].
+    pub fn of_proto(tensor: &TensorProto, external: &External<'_>) -> Result<Stored, String> {
+        let element = Element::of(tensor.data_type)
+            .map_err(|name| format!("tensor \"{}\" holds {name}", tensor.name))?;
+        let shape = lengths(&tensor.dims)
+            .ok_or_else(|| format!("tensor \"{}\" has shape {:?}", tensor.name, tensor.dims))?;
+        let elements = check_elements(tensor, element, &shape)?;
+        let raw = match (&tensor.raw_data, tensor.data_location) {
+            (_, 1) => Some(external(tensor)?),
+            (raw, _) => raw.clone().filter(|raw| !raw.is_empty() || elements == 0),
+        };
+        let wrong = |has: usize, of: &str| {
+            format!(
+                "tensor \"{}\" of {element} {shape:?} has {has} {of}",
+                tensor.name
+            )
+        };
+        if let Some(bytes) = raw {
+            return match bytes.len() == elements * element.bytes() {
+                true => Ok(Stored::Bytes {
+                    element,
+                    shape,
+                    bytes,
+                }),
+                false => Err(wrong(bytes.len(), "bytes")),
+            };
+        }
+        let array = Array {
+            element,
+            data: of_fields(element, tensor),
+            shape: shape.clone(),
+        };
+        match array.len() == elements {
+            true => Ok(Stored::Array(array)),
+            false => Err(wrong(array.len(), "elements")),
+        }
+    }
+
+    /// The element type.
+    pub fn element(&self) -> Element {
+        match self {
+            Stored::Bytes { element, .. } => *element,
+            Stored::Array(array) => array.element,
+        }
+    }
+
+    /// The lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Stored::Bytes { shape, .. } => shape,
+            Stored::Array(array) => &array.shape,
+        }
+    }
+
+    /// The array with its elements as numbers of 64 bits.
+    pub fn into_array(self) -> Array {
+        match self {
+            Stored::Bytes {
+                element,
+                shape,
+                bytes,
+            } => Array {
+                element,
+                shape,
+                data: of_bytes(element, &bytes),
+            },
+            Stored::Array(array) => array,
+        }
+    }
+
+    /// The elements of an array of int8 plus 128; `None` if it is of another type.
+    pub fn offset_bytes(&self) -> Option<Vec<u8>> {
+        match self {
+            Stored::Bytes {
+                element: Element::I8,
+                bytes,
+                ..
+            } => Some(bytes.iter().map(|&v| v ^ 0x80).collect()),
+            Stored::Array(array) if array.element == Element::I8 => {
+                let values = array.as_ints().ok()?.iter();
+                Some(values.map(|&v| (v + 128) as u8).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// The array as the runtime holds it.
+    ///
+    /// # Errors
+    /// A number that does not fit 32 bits.
+    pub fn to_host(&self) -> Result<HostArray, String> {
+        let made = |e: ndarray::ShapeError| e.to_string();
+        let Stored::Bytes {
+            element,
+            shape,
+            bytes,
+        } = self
+        else {
+            return self.clone().into_array().to_host();
+        };
+        let shape = IxDyn(shape);
+        macro_rules! held {
+            ($kind:ident, $type:ty) => {
+                HostArray::$kind(
+                    ArrayD::from_shape_vec(shape, read(bytes, <$type>::from_le_bytes))
+                        .map_err(made)?,
+                )
+            };
+        }
+        Ok(match element {
+            Element::F32 => held!(F32, f32),
+            Element::F16 => held!(F16, f16),
+            Element::BF16 => held!(BF16, bf16),
+            Element::I32 => held!(I32, i32),
+            Element::U8 => held!(U8, u8),
+            _ => return self.clone().into_array().to_host(),
+        })
+    }
+
+    /// The elements of a float array as f32, which are those of a parameter.
+    ///
+    /// # Errors
+    /// A number that f32 does not hold.
+    pub fn to_f32(&self) -> Result<ArrayD<f32>, String> {
+        match self.to_host()? {
+            HostArray::F32(array) => Ok(array),
+            host => Ok(host.to_f32()),
+        }
+    }
+}
+
+/// The numbers in these bytes.
+fn read<T, const N: usize>(bytes: &[u8], one: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&bytes| one(bytes))
+        .collect()
+}
+
 /// The number of elements of a tensor of this shape, none of which is read.
 ///
 /// # Errors
@@ -267,7 +390,7 @@ pub fn check_elements(
         .ok_or_else(|| {
             format!("tensor \"{name}\" has the shape {shape:?}: no memory holds so many elements")
         })?;
-    let raw = tensor.raw_data.as_ref().map_or(0, Vec::len);
+    let raw = tensor.raw_data.as_ref().map_or(0, Bytes::len);
     let fields = [
         tensor.float_data.len(),
         tensor.double_data.len(),
@@ -318,31 +441,25 @@ pub fn round(v: f64, to: Element) -> f64 {
 }
 
 fn of_bytes(element: Element, raw: &[u8]) -> Data {
-    macro_rules! read {
-        ($type:ty, $kind:ident, $to:ty, $each:expr) => {{
-            let (chunks, _) = raw.as_chunks::<{ size_of::<$type>() }>();
-            Data::$kind(
-                chunks
-                    .iter()
-                    .map(|&c| $each(<$type>::from_le_bytes(c)) as $to)
-                    .collect(),
-            )
-        }};
+    macro_rules! numbers {
+        ($kind:ident, $type:ty, $each:expr) => {
+            Data::$kind(read(raw, |bytes| $each(<$type>::from_le_bytes(bytes))))
+        };
     }
     match element {
-        Element::F32 => read!(f32, Float, f64, |v| v),
-        Element::F64 => read!(f64, Float, f64, |v| v),
-        Element::F16 => read!(u16, Float, f64, |v| f16::from_bits(v).to_f64()),
-        Element::BF16 => read!(u16, Float, f64, |v| bf16::from_bits(v).to_f64()),
-        Element::U8 => read!(u8, Int, i64, |v| v),
-        Element::Bool => read!(u8, Int, i64, |v| u8::from(v != 0)),
-        Element::I8 => read!(i8, Int, i64, |v| v),
-        Element::U16 => read!(u16, Int, i64, |v| v),
-        Element::I16 => read!(i16, Int, i64, |v| v),
-        Element::I32 => read!(i32, Int, i64, |v| v),
-        Element::U32 => read!(u32, Int, i64, |v| v),
-        Element::I64 => read!(i64, Int, i64, |v| v),
-        Element::U64 => read!(u64, Int, i64, |v: u64| v.min(i64::MAX as u64)),
+        Element::F32 => numbers!(Float, f32, f64::from),
+        Element::F64 => numbers!(Float, f64, f64::from),
+        Element::F16 => numbers!(Float, f16, f16::to_f64),
+        Element::BF16 => numbers!(Float, bf16, bf16::to_f64),
+        Element::U8 => numbers!(Int, u8, i64::from),
+        Element::Bool => numbers!(Int, u8, |v| i64::from(v != 0)),
+        Element::I8 => numbers!(Int, i8, i64::from),
+        Element::U16 => numbers!(Int, u16, i64::from),
+        Element::I16 => numbers!(Int, i16, i64::from),
+        Element::I32 => numbers!(Int, i32, i64::from),
+        Element::U32 => numbers!(Int, u32, i64::from),
+        Element::I64 => numbers!(Int, i64, i64::from),
+        Element::U64 => numbers!(Int, u64, |v: u64| v.min(i64::MAX as u64) as i64),
     }
 }
 
@@ -376,7 +493,7 @@ mod tests {
             name: "w".into(),
             data_type: 1,
             dims,
-            raw_data: Some(vec![0; raw]),
+            raw_data: Some(vec![0; raw].into()),
             ..TensorProto::default()
         };
         let of = |tensor: &TensorProto| {

@@ -28,6 +28,16 @@ pub struct Call<'c, 't> {
 }
 
 impl<'t> Call<'_, 't> {
+    /// A call with the same attributes, of floats, for one result.
+    pub fn of<const N: usize>(&self, inputs: [Tensor<'t>; N]) -> Self {
+        let inputs = inputs.map(|x| Some(Value::tensor(Element::F32, x)));
+        Call {
+            outputs: 1,
+            inputs: inputs.into(),
+            ..*self
+        }
+    }
+
     /// The number of inputs, absent ones at the end left out.
     pub fn len(&self) -> usize {
         self.inputs.len()
@@ -110,8 +120,8 @@ impl<'t> Call<'_, 't> {
     pub fn dims(&self, at: usize) -> Result<Vec<Size>, String> {
         let value = self.required(at)?;
         let fixed = |shape: &[usize]| shape.iter().map(|&n| Size::fixed(n as i64)).collect();
-        Ok(match (value.known(), value.lengths()) {
-            (Some((_, array)), _) => fixed(&array.shape),
+        Ok(match (value.known_shape(), value.lengths()) {
+            (Some(shape), _) => fixed(shape),
             (None, Some(lengths)) => fixed(&lengths.shape),
             (None, None) => sizes(value.traced(self.trace)?),
         })
@@ -156,8 +166,8 @@ impl<'t> Call<'_, 't> {
     /// The lengths of an input, all of which must be fixed.
     pub fn shape(&self, at: usize) -> Result<Vec<usize>, String> {
         let value = self.required(at)?;
-        match value.known() {
-            Some((_, array)) => Ok(array.shape.clone()),
+        match value.known_shape() {
+            Some(shape) => Ok(shape.to_vec()),
             None => lengths(value.traced(self.trace)?),
         }
     }
@@ -293,6 +303,15 @@ pub fn sizes(x: Tensor<'_>) -> Vec<Size> {
     (0..x.rank()).map(length).collect()
 }
 
+/// The length of an axis, which a run may decide.
+pub fn size(x: Tensor<'_>, axis: usize) -> Result<Size, String> {
+    sizes(x).get(axis).copied().ok_or_else(|| no_axis(x, axis))
+}
+
+fn no_axis(x: Tensor<'_>, axis: usize) -> String {
+    format!("it reads axis {axis} of a tensor of {} axes", x.rank())
+}
+
 /// Sizes as the lengths of a shape.
 pub fn shape_of(sizes: &[Size]) -> slabwise::Shape {
     let dims: Vec<Dim> = sizes.iter().map(|&size| dim(size)).collect();
@@ -330,7 +349,7 @@ pub fn lengths(x: Tensor<'_>) -> Result<Vec<usize>, String> {
 pub fn length(x: Tensor<'_>, axis: usize) -> Result<usize, String> {
     x.len(axis).ok_or_else(|| match axis < x.rank() {
         true => format!("the length of axis {axis} is bounded, and must be fixed here"),
-        false => format!("it reads axis {axis} of a tensor of {} axes", x.rank()),
+        false => no_axis(x, axis),
     })
 }
 

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path};
 
 use prost::Message;
+use prost::bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::proto::{ModelProto, TensorProto};
@@ -34,11 +35,11 @@ pub fn bytes(path: &Path) -> Result<Vec<u8>> {
 
 /// The message in a file.
 pub fn message<M: Message + Default>(path: &Path) -> Result<M> {
-    decode(path, &bytes(path)?)
+    decode(path, bytes(path)?.into())
 }
 
 /// The message in these bytes, of the file of this path.
-pub fn decode<M: Message + Default>(path: &Path, bytes: &[u8]) -> Result<M> {
+pub fn decode<M: Message + Default>(path: &Path, bytes: Bytes) -> Result<M> {
     M::decode(bytes).map_err(|error| Error::File {
         path: path.into(),
         message: format!("is no protocol buffer of this kind, or damaged: {error}"),
@@ -62,7 +63,7 @@ pub fn model(path: &Path) -> Result<ModelProto> {
 /// # Errors
 /// A path that leads out of the folder, a file that cannot be read, and a length that is not the
 /// tensor's.
-pub fn external(folder: Option<&Path>, tensor: &TensorProto) -> Result<Vec<u8>, String> {
+pub fn external(folder: Option<&Path>, tensor: &TensorProto) -> Result<Bytes, String> {
     let name = &tensor.name;
     let entry = |key: &str| {
         let found = tensor.external_data.iter().find(|entry| entry.key == key);
@@ -110,5 +111,5 @@ pub fn external(folder: Option<&Path>, tensor: &TensorProto) -> Result<Vec<u8>, 
     file.seek(SeekFrom::Start(offset)).map_err(io)?;
     let mut bytes = Vec::new();
     file.take(length).read_to_end(&mut bytes).map_err(io)?;
-    Ok(bytes)
+    Ok(bytes.into())
 }

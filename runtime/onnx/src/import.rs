@@ -164,7 +164,10 @@ impl<'m, 't> Import<'m, 't> {
             ("", "Scan") => return self.scan(&call, names, depth).map(Some),
             _ => {}
         }
-        let known = self.known(&call);
+        let known = match domain(&node.domain) {
+            "" => self.known(&call),
+            _ => None,
+        };
         if let Some((Known::Constant, arrays)) = known {
             return Ok(Some(arrays.into_iter().map(Value::constant).collect()));
         }
@@ -236,7 +239,7 @@ impl<'m, 't> Import<'m, 't> {
             _ => call.inputs.len(),
         };
         for value in call.inputs.iter().take(read).flatten() {
-            most = most.max(value.known()?.0);
+            most = most.max(value.why_known()?);
         }
         if most == Known::Parameter {
             return None;
@@ -327,8 +330,8 @@ impl<'m, 't> Import<'m, 't> {
         };
         for tensor in &graph.initializer {
             let external = |_: &_| Err("an inner graph's tensor lies in another file".into());
-            let array = crate::array::Array::of_proto(tensor, &external)?;
-            inner.insert(tensor.name.clone(), Some(Value::constant(array)));
+            let stored = crate::array::Stored::of_proto(tensor, &external)?;
+            inner.insert(tensor.name.clone(), Some(Value::stored(stored)));
         }
         for (name, value) in given {
             inner.insert(name, Some(value));
@@ -359,7 +362,7 @@ impl<'m, 't> Import<'m, 't> {
 /// evaluated.
 fn unknown_of(call: &Call<'_, '_>, node: &NodeProto) -> Option<Rc<Unknown>> {
     let inputs = || call.inputs.iter().flatten();
-    let is_known = |v: &Value<'_>| v.known().is_some() || v.lengths().is_some();
+    let is_known = |v: &Value<'_>| v.why_known().is_some() || v.lengths().is_some();
     let reasons = || inputs().filter_map(Value::reason);
     if let Some(by_lengths) = reasons().find(|why| why.by_lengths) {
         return Some(by_lengths.clone());

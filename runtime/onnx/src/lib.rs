@@ -7,10 +7,19 @@
 //! Nodes that cannot be expressed are refused together, each by name, operator and reason.
 //!
 //! # Domains
-//! Operators are those of the default domain, `ai.onnx`, up to opset [`NEWEST_OPSET`]; of the domain
-//! `com.microsoft`, `Gelu` and `FastGelu` alone. Functions that the model defines may be of any
-//! domain. Operators of other domains are refused, as those of `ai.onnx.ml` (trees, encoders and
-//! other classical models) are.
+//! Operators are those of the default domain, `ai.onnx`, up to opset [`NEWEST_OPSET`], and of
+//! `com.microsoft` those that onnxruntime's optimizers, quantizers and model builders write:
+//! - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`, `RotaryEmbedding`;
+//! - `SkipLayerNormalization`, `SkipSimplifiedLayerNormalization`, `EmbedLayerNormalization`;
+//! - `BiasGelu`, `FastGelu`, `Gelu`, `QuickGelu`, `FusedConv`, `FusedGemm`, `FusedMatMul`,
+//!   `TransposeMatMul`;
+//! - `MatMulNBits` and `GatherBlockQuantized` of 2, 4 and 8 bits, whose weights stay packed;
+//! - `DynamicQuantizeMatMul`, `MatMulIntegerToFloat`, `QGemm`, `QLinearAdd`, `QLinearMul`,
+//!   `QLinearAveragePool`, `QLinearGlobalAveragePool`, `QLinearConcat`, `QLinearLeakyRelu`,
+//!   `QLinearSigmoid`, `QLinearSoftmax`, `QuantizeLinear`, `DequantizeLinear`.
+//!
+//! Functions that the model defines may be of any domain. Operators of other domains are refused,
+//! such as those of `ai.onnx.ml` (trees, encoders and other classical models).
 //!
 //! # Open lengths
 //! A dimension that [`OnnxModel::with_dim`] bounds has any length up to that bound in a run. Shapes
@@ -30,8 +39,8 @@
 //! error. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
 //!
 //! # How to add an operator
-//! A function in the file of its family under `ops/`, from a `Call` to its results,
-//! and a row in that file's table. Operators whose results are known when their inputs are, and
+//! A function in the file of its family under `ops/` (`ops/contributed/` for `com.microsoft`), from a
+//! `Call` to its results, and a row in that file's table. Operators whose results are known when their inputs are, and
 //! which shapes are computed with, have a row in `fold.rs` too.
 #![forbid(unsafe_code)]
 

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use prost::bytes::Bytes;
 use slabwise::shape::Dim;
 use slabwise::{DType, Init, Scope, Session, Shape, Tensor, Trace};
 
-use crate::array::{Array, count, lengths};
+use crate::array::{Array, Stored, count, lengths};
 use crate::element::Element;
 use crate::error::{Error, Refusal, Result};
 use crate::file;
@@ -91,7 +92,7 @@ impl OnnxModel {
     /// Bytes that are no model, or damaged.
     pub fn of_bytes(bytes: &[u8]) -> Result<OnnxModel> {
         let path = Path::new("the model");
-        let proto = file::decode(path, bytes)?;
+        let proto = file::decode(path, Bytes::copy_from_slice(bytes))?;
         OnnxModel::of_proto(proto, None).map_err(|message| Error::File {
             path: path.into(),
             message,
@@ -411,19 +412,14 @@ impl OnnxModel {
             if !is_parameter(tensor) || !known.contains(&name) {
                 continue;
             }
-            let array = self.array(tensor).map_err(Error::Input)?;
-            let host = Array {
-                element: Element::F32,
-                ..array
-            };
-            let host = host.to_host().map_err(Error::Input)?;
-            session.set_value(&name, &host.to_f32())?;
+            let stored = self.stored(tensor).map_err(Error::Input)?;
+            session.set_value(&name, &stored.to_f32().map_err(Error::Input)?)?;
         }
         Ok(())
     }
 
-    fn array(&self, tensor: &TensorProto) -> Result<Array, String> {
-        Array::of_proto(tensor, &|t| file::external(self.folder.as_deref(), t))
+    fn stored(&self, tensor: &TensorProto) -> Result<Stored, String> {
+        Stored::of_proto(tensor, &|t| file::external(self.folder.as_deref(), t))
     }
 
     fn initializer<'t>(
@@ -434,7 +430,7 @@ impl OnnxModel {
         statistics: &HashSet<&str>,
     ) -> Result<Value<'t>, String> {
         if !is_parameter(tensor) {
-            return self.array(tensor).map(Value::constant);
+            return self.stored(tensor).map(Value::stored);
         }
         let shape = lengths(&tensor.dims).ok_or("its shape has a negative length")?;
         let element = Element::of(tensor.data_type)?;
@@ -452,7 +448,10 @@ impl OnnxModel {
         }
         // Small ones may be options of an operator, such as scales of a resize.
         match count(&shape).is_some_and(|n| n <= SMALL) {
-            true => Ok(Value::both(read, Known::Parameter, self.array(tensor)?)),
+            true => {
+                let initial = self.stored(tensor)?.into_array();
+                Ok(Value::both(read, Known::Parameter, initial))
+            }
             false => Ok(Value::tensor(element, read)),
         }
     }

@@ -2,6 +2,7 @@
 //! Unknown fields are passed over.
 
 use prost::Message;
+use prost::bytes::Bytes;
 
 /// A model file.
 #[derive(Clone, PartialEq, Message)]
@@ -148,8 +149,9 @@ pub struct TensorProto {
     pub int64_data: Vec<i64>,
     #[prost(string, tag = "8")]
     pub name: String,
-    #[prost(bytes = "vec", optional, tag = "9")]
-    pub raw_data: Option<Vec<u8>>,
+    /// A part of the file's bytes, not a copy.
+    #[prost(bytes = "bytes", optional, tag = "9")]
+    pub raw_data: Option<Bytes>,
     #[prost(double, repeated, tag = "10")]
     pub double_data: Vec<f64>,
     #[prost(uint64, repeated, tag = "11")]

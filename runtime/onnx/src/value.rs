@@ -7,7 +7,7 @@ use ndarray::{ArrayD, IxDyn};
 use slabwise::data::HostArray;
 use slabwise::{DType, Tensor, Trace};
 
-use crate::array::Array;
+use crate::array::{Array, Stored};
 use crate::element::Element;
 use crate::lengths::Lengths;
 
@@ -36,7 +36,9 @@ pub struct Unknown {
 
 struct Inner<'t> {
     element: Element,
-    known: Option<(Known, Rc<Array>)>,
+    known: Option<(Known, Stored)>,
+    /// The numbers of an array that is known as bytes, once an operator has asked for them.
+    numbers: OnceCell<Array>,
     lengths: Option<Rc<Lengths>>,
     unknown: Option<Rc<Unknown>>,
     sequence: Option<Vec<Value<'t>>>,
@@ -50,6 +52,7 @@ impl<'t> Inner<'t> {
         Inner {
             element,
             known: None,
+            numbers: OnceCell::new(),
             lengths: None,
             unknown: None,
             sequence: None,
@@ -93,7 +96,7 @@ impl<'t> Value<'t> {
 
     /// A tensor computed from constants and lengths, which is not known for this reason.
     pub fn unknown(self, trace: &'t Trace, reason: &Rc<Unknown>) -> Result<Value<'t>, String> {
-        if self.sequence().is_some() || self.known().is_some() {
+        if self.sequence().is_some() || self.why_known().is_some() {
             return Ok(self);
         }
         Ok(Value(Rc::new(Inner {
@@ -117,9 +120,14 @@ impl<'t> Value<'t> {
 
     /// An array, which is a tensor only where an operator asks for one.
     pub fn constant(array: Array) -> Value<'t> {
-        let element = array.element;
+        Value::stored(Stored::Array(array))
+    }
+
+    /// An array of a file, as [`Value::constant`].
+    pub fn stored(stored: Stored) -> Value<'t> {
+        let element = stored.element();
         Value(Rc::new(Inner {
-            known: Some((Known::Constant, Rc::new(array))),
+            known: Some((Known::Constant, stored)),
             ..Inner::new(element)
         }))
     }
@@ -128,7 +136,7 @@ impl<'t> Value<'t> {
     pub fn both(tensor: Tensor<'t>, known: Known, array: Array) -> Value<'t> {
         let element = array.element;
         Value(Rc::new(Inner {
-            known: Some((known, Rc::new(array))),
+            known: Some((known, Stored::Array(array))),
             tensor: OnceCell::from(tensor),
             ..Inner::new(element)
         }))
@@ -155,10 +163,25 @@ impl<'t> Value<'t> {
 
     /// The known array, and the reason why it is known.
     pub fn known(&self) -> Option<(Known, &Array)> {
-        self.0
-            .known
-            .as_ref()
-            .map(|(known, array)| (*known, &**array))
+        let (known, stored) = self.0.known.as_ref()?;
+        let array = match stored {
+            Stored::Array(array) => array,
+            stored => {
+                let numbers = || stored.clone().into_array();
+                self.0.numbers.get_or_init(numbers)
+            }
+        };
+        Some((*known, array))
+    }
+
+    /// The reason why its elements are known, if they are.
+    pub fn why_known(&self) -> Option<Known> {
+        self.0.known.as_ref().map(|(known, _)| *known)
+    }
+
+    /// The shape of the known array.
+    pub fn known_shape(&self) -> Option<&[usize]> {
+        self.0.known.as_ref().map(|(_, stored)| stored.shape())
     }
 
     /// The lengths of a run that it is computed from.
@@ -180,8 +203,10 @@ impl<'t> Value<'t> {
             return Ok(*tensor);
         }
         let tensor = match (&self.0.known, &self.0.lengths) {
-            (Some((_, array)), _) if array.element == Element::I8 => signed_bytes(trace, array)?,
-            (Some((_, array)), _) => trace.constant(&array.to_host()?),
+            (Some((_, stored)), _) => match stored.offset_bytes() {
+                Some(bytes) => signed_bytes(trace, stored.shape(), bytes)?,
+                None => trace.constant(&stored.to_host()?),
+            },
             (None, Some(lengths)) => lengths.traced(trace),
             (None, None) => {
                 return Err("a sequence is no tensor; concatenate it into one".into());
@@ -193,8 +218,11 @@ impl<'t> Value<'t> {
 
 /// A constant of int8, which the runtime does not have: bytes from 0 on, less 128. As i32 it would
 /// take four times the memory.
-fn signed_bytes<'t>(trace: &'t Trace, array: &Array) -> Result<Tensor<'t>, String> {
-    let bytes = array.as_ints()?.iter().map(|&v| (v + 128) as u8).collect();
-    let bytes = ArrayD::from_shape_vec(IxDyn(&array.shape), bytes).map_err(|e| e.to_string())?;
+fn signed_bytes<'t>(
+    trace: &'t Trace,
+    shape: &[usize],
+    bytes: Vec<u8>,
+) -> Result<Tensor<'t>, String> {
+    let bytes = ArrayD::from_shape_vec(IxDyn(shape), bytes).map_err(|e| e.to_string())?;
     Ok(trace.constant(&HostArray::U8(bytes)).cast(DType::I32) - 128)
 }

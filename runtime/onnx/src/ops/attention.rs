@@ -26,7 +26,7 @@ fn heads(call: &Call<'_, '_>, name: &str, length: usize) -> Result<usize, String
 }
 
 /// `[batch, positions, heads · width]` as `[batch, heads, positions, width]`.
-fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t>, String> {
+pub fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t>, String> {
     let &[batch, positions, _] = &sizes(x)[..] else {
         return Err(format!("{} axes where 3 are needed", x.rank()));
     };
@@ -38,7 +38,7 @@ fn split<'t>(call: &Call<'_, 't>, x: Tensor<'t>, name: &str) -> Result<Tensor<'t
 }
 
 /// The inverse of [`split`].
-fn united(x: Tensor<'_>) -> Result<Tensor<'_>, String> {
+pub fn united(x: Tensor<'_>) -> Result<Tensor<'_>, String> {
     if x.rank() != 4 {
         return Err(format!("{} axes where 4 are needed", x.rank()));
     }
@@ -225,6 +225,19 @@ fn whole<'t>(
     Ok((shares.matmul(v), shown))
 }
 
+/// The rows of a table at these places: their axes, and the columns of the table.
+pub fn rows_of<'t>(table: Tensor<'t>, places: Tensor<'t>) -> Result<Tensor<'t>, String> {
+    if table.rank() != 2 {
+        return Err(format!(
+            "a table of {} axes where 2 are needed",
+            table.rank()
+        ));
+    }
+    let to = [&sizes(places)[..], &sizes(table)[1..]].concat();
+    let rows = table.index_select(0, places.reshape([-1i64]));
+    Ok(rows.reshape(shape_of(&to)))
+}
+
 fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let flat = x.rank() == 3;
@@ -234,19 +247,8 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let (mut cos, mut sin) = (call.float(1)?, call.float(2)?);
     if call.value(3).is_some() {
-        let shape = call.dims(3)?;
-        let places = call.x(3)?.cast(DType::I32).reshape([-1i64]);
-        let rows = |table: Tensor<'t>| -> Result<Tensor<'t>, String> {
-            if table.rank() != 2 {
-                return Err(format!(
-                    "a table of {} axes where 2 are needed",
-                    table.rank()
-                ));
-            }
-            let to = [&shape[..], &sizes(table)[1..]].concat();
-            Ok(table.index_select(0, places).reshape(shape_of(&to)))
-        };
-        (cos, sin) = (rows(cos)?, rows(sin)?);
+        let places = call.x(3)?.cast(DType::I32);
+        (cos, sin) = (rows_of(cos, places)?, rows_of(sin, places)?);
     }
     if x.rank() != 4 {
         return Err(format!("an input of {} axes", x.rank()));

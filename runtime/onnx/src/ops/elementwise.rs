@@ -80,19 +80,6 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Xor", |c| logic(c, |a, b| a.xor(b))),
 ];
 
-/// Operators of onnxruntime's own domain that common exporters write.
-pub const CONTRIBUTED: &[(&str, Run)] = &[
-    ("Gelu", |c| float(c, Tensor::gelu)),
-    ("FastGelu", |c| {
-        let x = c.float(0)?;
-        let x = match c.optional_float(1)? {
-            Some(bias) => x + bias,
-            None => x,
-        };
-        c.same(x.gelu_tanh())
-    }),
-];
-
 /// An input as the type in which it is computed: f32, i32 or truth values.
 pub fn lane<'t>(call: &Call<'_, 't>, at: usize) -> Result<Tensor<'t>, String> {
     let x = call.x(at)?;

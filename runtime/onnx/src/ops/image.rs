@@ -91,7 +91,7 @@ fn volumes<'t>(
     call.same(shaped(columns, &[c, depth, oh, ow]))
 }
 
-fn average_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn average_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     call.same(match x.rank() {
         3 => x.avg_pool1d_with(pool_options(call)?),

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod contributed;
 mod elementwise;
 mod image;
 mod index;
@@ -50,7 +51,7 @@ const TABLES: &[&[(&str, Run)]] = &[
 pub fn find(domain: &str, name: &str) -> Option<Run> {
     let rows = match domain {
         "" => TABLES,
-        "com.microsoft" => &[elementwise::CONTRIBUTED],
+        "com.microsoft" => contributed::TABLES,
         _ => return None,
     };
     let mut rows = rows.iter().copied().flatten();

@@ -47,13 +47,9 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let axes = c.sizes("axes")?.unwrap_or_else(|| vec![0, 2, 3]);
         c.same(c.float(0)?.mean_variance_norm(&axes[..]))
     }),
-    ("RMSNormalization", |c| {
-        let x = c.float(0)?;
-        let axes: Vec<usize> = (c.axis("axis", -1)?..x.rank()).collect();
-        let mean = (x * x).mean_keep(&axes[..]);
-        let normal = x / (mean + c.f("epsilon", 1e-5)).sqrt();
-        c.same(normal * c.float(1)?)
-    }),
+    ("RMSNormalization", rms),
+    // A name that onnxruntime had given it in the default domain before there was an operator.
+    ("SimplifiedLayerNormalization", rms),
 ];
 
 /// Scale and bias of the channels, axis 1.
@@ -116,6 +112,17 @@ fn group<'t>(call: &Call<'_, 't>) -> Results<'t> {
         Some(scale),
         Some(bias),
     ))
+}
+
+fn rms<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let x = call.float(0)?;
+    let axes: Vec<usize> = (call.axis("axis", -1)?..x.rank()).collect();
+    let root = ((x * x).mean_keep(&axes[..]) + call.f("epsilon", 1e-5)).sqrt();
+    let mut all = call.same(x / root * call.float(1)?)?;
+    if call.outputs > 1 {
+        all.push(Value::tensor(Element::F32, root.recip()));
+    }
+    Ok(all)
 }
 
 fn layer<'t>(call: &Call<'_, 't>) -> Results<'t> {

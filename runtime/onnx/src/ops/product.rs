@@ -54,7 +54,7 @@ fn int_matmul<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.same(wide.sum_over(wide.rank().saturating_sub(2)))
 }
 
-fn gemm<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn gemm<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (mut a, mut b) = (call.float(0)?, call.float(1)?);
     if call.flag("transA") {
         a = a.t();

@@ -8,7 +8,6 @@ use super::elementwise::lane;
 use super::product::{along_channels, conv, product};
 use crate::call::{Call, Results, resolve, result, to_f32};
 use crate::element::Element;
-use crate::value::Value;
 
 pub const OPERATORS: &[(&str, Run)] = &[
     ("ConvInteger", |c| {
@@ -57,7 +56,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
 const EXACT: usize = (1 << 24) / (255 * 255);
 
 /// A number for each index of an axis, as a tensor of `rank` axes; or one for all.
-fn spread(v: Tensor<'_>, axis: usize, rank: usize) -> Result<Tensor<'_>, String> {
+pub fn spread(v: Tensor<'_>, axis: usize, rank: usize) -> Result<Tensor<'_>, String> {
     match v.rank() {
         0 => Ok(v),
         1 if v.len(0) == Some(1) => Ok(v.squeeze(0)),
@@ -68,7 +67,7 @@ fn spread(v: Tensor<'_>, axis: usize, rank: usize) -> Result<Tensor<'_>, String>
 }
 
 /// An input of integers less its zero point, as floats.
-fn shifted<'t>(
+pub fn shifted<'t>(
     call: &Call<'_, 't>,
     at: usize,
     zero: usize,
@@ -84,7 +83,7 @@ fn shifted<'t>(
 }
 
 /// An exact product of floats that are small integers.
-fn int_product<'t>(a: Tensor<'t>, b: Tensor<'t>) -> Result<Tensor<'t>, String> {
+pub fn int_product<'t>(a: Tensor<'t>, b: Tensor<'t>) -> Result<Tensor<'t>, String> {
     let depth = a.len(a.rank().saturating_sub(1));
     let depth = depth.ok_or("its contracted axis is not fixed")?;
     let axis = [a.rank().saturating_sub(1), b.rank().saturating_sub(2)];
@@ -120,17 +119,7 @@ fn int_conv<'t>(call: &Call<'_, 't>, x: Tensor<'t>, w: Tensor<'t>) -> Result<Ten
             true => (x, w),
             false => (x.slice(1, part.clone()), w.slice(1, part)),
         };
-        let inputs = [x, w].map(|x| Some(Value::tensor(Element::F32, x)));
-        let inner = Call {
-            trace: call.trace,
-            operator: call.operator,
-            opset: call.opset,
-            outputs: 1,
-            narrow: call.narrow,
-            inputs: inputs.into(),
-            attributes: call.attributes,
-        };
-        let part = conv(&inner)?;
+        let part = conv(&call.of([x, w]))?;
         let part = part[0].traced(call.trace)?.cast(DType::I32);
         sums = Some(sums.map_or(part, |sums| sums + part));
     }
@@ -138,7 +127,7 @@ fn int_conv<'t>(call: &Call<'_, 't>, x: Tensor<'t>, w: Tensor<'t>) -> Result<Ten
 }
 
 /// The nearest integer of a quantized type.
-fn saturated<'t>(x: Tensor<'t>, to: Element) -> Result<Tensor<'t>, String> {
+pub fn saturated<'t>(x: Tensor<'t>, to: Element) -> Result<Tensor<'t>, String> {
     let (low, high) = match to {
         Element::U8 | Element::I8 | Element::U16 | Element::I16 => to.range(),
         other => return Err(format!("quantization to {other}")),
@@ -170,7 +159,7 @@ fn scales<'t>(call: &Call<'_, 't>, v: Tensor<'t>, rank: usize) -> Result<Tensor<
     }
 }
 
-fn dequantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn dequantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let element = match call.int("output_dtype", 0) {
         0 => call.element(1)?,
         number => Element::of(i32::try_from(number).unwrap_or(0))?,
@@ -184,7 +173,7 @@ fn dequantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.typed(element, to_f32(x) * scale)
 }
 
-fn quantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn quantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let element = match (call.value(2), call.int("output_dtype", 0)) {
         (Some(zero), _) => zero.element(),
         (None, 0) => Element::U8,
@@ -199,7 +188,7 @@ fn quantize<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.typed(element, saturated(y, element)?)
 }
 
-fn dynamic<'t>(call: &Call<'_, 't>) -> Results<'t> {
+pub fn dynamic<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
     let (low, high) = (x.min().minimum(0.0), x.max().maximum(0.0));
     // Zeros alone have no range: onnxruntime scales them by 1.

@@ -8,8 +8,8 @@ const TIME: (&str, Dim) = ("time", Dim::bounded("time", 100));
 #[test]
 fn an_unknown_operator_has_no_hint() {
     let fused = NodeProto {
-        domain: "com.microsoft".into(),
-        ..node("FusedConv", &["x"], &["y"])
+        domain: "com.example".into(),
+        ..node("Fused", &["x"], &["y"])
     };
     let error = failure(graph(&["batch", "4"], vec![fused]), 17, &[BATCH]);
     assert!(error.ends_with("this operator is not known"), "{error}");

@@ -1,0 +1,276 @@
+//! Operators of models that onnxruntime has quantized: weights of a few bits in blocks, and
+//! arithmetic between quantized tensors.
+
+use slabwise::shape::Size;
+use slabwise::{DType, Tensor};
+
+use super::super::image::average_pool;
+use super::super::product::product;
+use super::super::quantized::{
+    dequantize, dynamic, int_product, quantize, saturated, shifted, spread,
+};
+use super::Run;
+use crate::call::{Call, Results, length, resolve, result, shape_of, size, sizes, to_f32};
+use crate::element::Element;
+
+pub const OPERATORS: &[(&str, Run)] = &[
+    ("DequantizeLinear", dequantize),
+    ("DynamicQuantizeMatMul", |c| {
+        let made = dynamic(c)?;
+        let [a, scale, zero] = &made[..] else {
+            return Err("a quantized input is needed".into());
+        };
+        let [a, scale, zero] = [a, scale, zero].map(|value| value.traced(c.trace));
+        let a = to_f32(a?.cast(DType::I32) - zero?.cast(DType::I32));
+        let b = columns(c, 1, 3)?;
+        scaled(c, int_product(a, b)?, scale?, 2, 4)
+    }),
+    ("GatherBlockQuantized", gather),
+    ("MatMulIntegerToFloat", |c| {
+        let a = shifted(c, 0, 4, Some(c.rank(0)?.saturating_sub(2)))?;
+        let b = columns(c, 1, 5)?;
+        let rows = spread(c.float(2)?, c.rank(0)?.saturating_sub(1), c.rank(0)?)?;
+        scaled(c, int_product(a, b)?, rows, 3, 6)
+    }),
+    ("MatMulNBits", few_bits),
+    ("QGemm", |c| {
+        let mut a = shifted(c, 0, 2, None)?;
+        let mut b = shifted(c, 3, 5, Some(usize::from(!c.flag("transB"))))?;
+        if c.flag("transA") {
+            a = a.t();
+        }
+        if c.flag("transB") {
+            b = b.t();
+        }
+        let mut sums = int_product(a, b)?;
+        if let Some(bias) = c.optional(6)? {
+            sums = sums + bias;
+        }
+        let scale = c.float(1)? * c.float(4)? * c.f("alpha", 1.0);
+        let y = to_f32(sums) * scale;
+        match c.value(7) {
+            Some(_) => requantized(c, y, 7),
+            None => c.typed(Element::F32, y),
+        }
+    }),
+    ("QLinearAdd", |c| {
+        requantized(c, real(c, 0)? + real(c, 3)?, 6)
+    }),
+    ("QLinearAveragePool", |c| {
+        if c.flag("channels_last") {
+            return Err("channels_last".into());
+        }
+        let pooled = average_pool(&c.of([real(c, 0)?]))?;
+        let [y] = &pooled[..] else {
+            return Err("a pooling of one result is needed".into());
+        };
+        // onnxruntime rounds the mean with the zero point added, which decides between two numbers
+        // that are equally near.
+        let mut y = y.traced(c.trace)? / c.float(3)?;
+        if c.value(4).is_some() {
+            y = y + to_f32(c.x(4)?.cast(DType::I32));
+        }
+        let to = c.element(0)?;
+        c.typed(to, saturated(y.round(), to)?)
+    }),
+    ("QLinearConcat", |c| {
+        let parts = (2..c.len()).step_by(3).map(|at| real(c, at));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let rank = parts.first().map_or(0, |x| x.rank());
+        let axis = resolve(c.int("axis", 0), rank)?;
+        let y = c.trace.concat(&parts, axis);
+        requantized_as(c, y, 0, c.element(1)?)
+    }),
+    ("QLinearGlobalAveragePool", |c| {
+        let x = real(c, 0)?;
+        let axes: Vec<usize> = match c.flag("channels_last") {
+            true => (1..x.rank().saturating_sub(1)).collect(),
+            false => (2..x.rank()).collect(),
+        };
+        requantized(c, x.mean_keep(&axes[..]), 3)
+    }),
+    ("QLinearLeakyRelu", |c| {
+        let y = real(c, 0)?.leaky_relu(c.f("alpha", 0.01));
+        requantized(c, y, 3)
+    }),
+    ("QLinearMul", |c| {
+        requantized(c, real(c, 0)? * real(c, 3)?, 6)
+    }),
+    ("QLinearSigmoid", |c| {
+        requantized(c, real(c, 0)?.sigmoid(), 3)
+    }),
+    ("QLinearSoftmax", |c| {
+        let x = real(c, 0)?;
+        let axis = resolve(c.int("axis", -1), x.rank())?;
+        let y = match c.int("opset", 13) >= 13 {
+            true => x.softmax(axis),
+            false => {
+                let to = shape_of(&sizes(x));
+                x.flatten(axis).softmax(axis).reshape(to)
+            }
+        };
+        requantized(c, y, 3)
+    }),
+    ("QuantizeLinear", quantize),
+];
+
+/// A quantized input as floats, by the scale and the zero point that follow it.
+fn real<'t>(call: &Call<'_, 't>, at: usize) -> Result<Tensor<'t>, String> {
+    let x = shifted(call, at, at + 2, None)?;
+    Ok(x * spread(call.float(at + 1)?, 0, x.rank())?)
+}
+
+/// Floats as the quantized type of the first input, by the scale and the zero point at `scale`.
+fn requantized<'t>(call: &Call<'_, 't>, y: Tensor<'t>, scale: usize) -> Results<'t> {
+    requantized_as(call, y, scale, call.element(0)?)
+}
+
+fn requantized_as<'t>(
+    call: &Call<'_, 't>,
+    y: Tensor<'t>,
+    scale: usize,
+    to: Element,
+) -> Results<'t> {
+    let mut y = (y / spread(call.float(scale)?, 0, y.rank())?).round();
+    if call.value(scale + 1).is_some() {
+        let zero = to_f32(call.x(scale + 1)?.cast(DType::I32));
+        y = y + spread(zero, 0, y.rank())?;
+    }
+    call.typed(to, saturated(y, to)?)
+}
+
+/// The right operand of a product less its zero points, one for all or for each column.
+fn columns<'t>(call: &Call<'_, 't>, at: usize, zero: usize) -> Result<Tensor<'t>, String> {
+    shifted(call, at, zero, Some(call.rank(at)?.saturating_sub(1)))
+}
+
+/// Sums of products of integers as floats, by the scale of the left operand and that of the right
+/// one at `right`, with the bias at `bias` added.
+fn scaled<'t>(
+    call: &Call<'_, 't>,
+    sums: Tensor<'t>,
+    left: Tensor<'t>,
+    right: usize,
+    bias: usize,
+) -> Results<'t> {
+    let last = sums.rank().saturating_sub(1);
+    let right = spread(call.float(right)?, last, sums.rank())?;
+    let y = to_f32(sums) * (left * right);
+    let y = call.optional_float(bias)?.map_or(y, |bias| y + bias);
+    call.typed(Element::F32, y)
+}
+
+/// The bits of each number in bytes that hold several.
+fn bits(call: &Call<'_, '_>) -> Result<usize, String> {
+    match call.int("bits", 4) {
+        2 => Ok(2),
+        4 => Ok(4),
+        8 => Ok(8),
+        n => Err(format!("numbers of {n} bits")),
+    }
+}
+
+/// Bytes that hold several numbers of `bits` bits along the last axis, the first in the lowest
+/// bits, as integers.
+fn unpacked<'t>(call: &Call<'_, 't>, bytes: Tensor<'t>, bits: usize) -> Tensor<'t> {
+    let bytes = bytes.cast(DType::I32);
+    if bits == 8 {
+        return bytes;
+    }
+    let mask = ((1 << bits) - 1) as f32;
+    let parts = (0..8).step_by(bits).map(|low| match low {
+        0 => bytes.bit_and(mask),
+        low => bytes.shift_right(low as f32).bit_and(mask),
+    });
+    let parts: Vec<Tensor<'t>> = parts.collect();
+    let last = bytes.rank();
+    call.trace
+        .stack(&parts, last)
+        .flatten(last.saturating_sub(1))
+}
+
+/// Numbers `[rows, blocks, numbers]` by the scales `[rows, blocks]` and the zero points at `zero`:
+/// packed as bytes along the blocks, as floats, or in their absence half of the range.
+fn of_blocks<'t>(
+    call: &Call<'_, 't>,
+    numbers: Tensor<'t>,
+    scales: Tensor<'t>,
+    zeros: Option<Tensor<'t>>,
+    bits: usize,
+) -> Tensor<'t> {
+    let blocks = scales.dim(1);
+    let middle = (1 << (bits - 1)) as f32;
+    let shifted = match zeros {
+        None => to_f32(numbers - middle),
+        Some(zeros) if zeros.dtype() == DType::U8 => {
+            let zeros = unpacked(call, zeros, bits).narrow(1, 0, blocks);
+            to_f32(numbers - zeros.unsqueeze(2))
+        }
+        Some(zeros) => to_f32(numbers) - to_f32(zeros).unsqueeze(2),
+    };
+    shifted * scales.unsqueeze(2)
+}
+
+/// A product with weights `[columns, blocks, bytes of a block]`, transposed.
+fn few_bits<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    if call.int("weight_prepacked", 0) != 0 {
+        return Err("its weights are in the layout of a device".into());
+    }
+    if call.value(4).is_some() {
+        return Err("its input 4, g_idx, is not expressed".into());
+    }
+    let number = |name: &str| {
+        let n = call.int(name, 0);
+        let found = usize::try_from(n).ok().filter(|&n| n > 0);
+        found.ok_or_else(|| format!("{name} is {n}"))
+    };
+    let (k, n, block) = (number("K")?, number("N")?, number("block_size")?);
+    let bits = bits(call)?;
+    let blocks = k.div_ceil(block);
+    let bytes = call.x(1)?;
+    let numbers = unpacked(call, bytes.reshape((n, blocks, -1i64)), bits);
+    if length(numbers, 2)? != block {
+        return Err(format!(
+            "{bytes:?} for blocks of {block} numbers of {bits} bits"
+        ));
+    }
+    let rows = |x: Tensor<'t>| x.reshape((n, -1i64));
+    let scales = rows(call.float(2)?);
+    let zeros = call.optional(3)?.map(rows);
+    let weights = of_blocks(call, numbers, scales, zeros, bits).flatten(1);
+    let y = product(call.float(0)?, weights.slice(1, 0..k).t());
+    let y = call.optional_float(5)?.map_or(y, |bias| y + bias);
+    call.same(y)
+}
+
+/// Rows of a table whose numbers are in blocks along the last axis.
+fn gather<'t>(call: &Call<'_, 't>) -> Results<'t> {
+    let table = call.x(0)?;
+    if call.element(0)? != Element::U8 {
+        return Err(format!("a table of {}", call.element(0)?));
+    }
+    let last = resolve(call.int("quantize_axis", 1), 2)?;
+    if table.rank() != 2 || call.int("gather_axis", 0) != 0 || last != 1 {
+        return Err("only rows of a matrix with blocks in its rows are expressed".into());
+    }
+    let bits = bits(call)?;
+    let block = call.int("block_size", 128);
+    let block = usize::try_from(block).map_err(|_| format!("a block_size of {block}"))?;
+    let shape = call.dims(1)?;
+    let index = super::super::index::positive(call, call.x(1)?, size(table, 0)?)?;
+    let index = index.reshape([-1i64]);
+    let rows = |x: Tensor<'t>| x.index_select(0, index);
+    let numbers = unpacked(call, rows(table), bits);
+    let scales = rows(call.float(2)?);
+    let (width, blocks) = (length(numbers, 1)?, length(scales, 1)?);
+    if block.checked_mul(blocks) != Some(width) {
+        return Err(format!(
+            "{blocks} scales for {width} numbers in blocks of {block}"
+        ));
+    }
+    let numbers = numbers.reshape((numbers.dim(0), blocks, block));
+    let zeros = call.optional(3)?.map(rows);
+    let y = of_blocks(call, numbers, scales, zeros, bits);
+    let to = [&shape[..], &[Size::fixed(width as i64)]].concat();
+    Ok(vec![result(call.element(2)?, y.reshape(shape_of(&to)))])
+}
