@@ -4,8 +4,8 @@ use slabwise::prelude::*;
 use slabwise_compiler::backend::{HalfProducts, Target};
 use slabwise_compiler::ir::Program;
 use slabwise_compiler::passes::{
-    EpilogueSums, Expand, Fuse, Pass, Pipeline, Simplify, SumInEpilogues, fuse, legalize, lower,
-    simplify,
+    EpilogueSums, Expand, Fuse, Pass, Pipeline, Simplify, SumInEpilogues, fuse, has_same_products,
+    legalize, lower, simplify,
 };
 use slabwise_cuda::Description;
 use slabwise_planner::TaskId;
@@ -50,5 +50,33 @@ fn sums_in_another_kernel_are_other_bits() {
     ] {
         let found = passes.same_bits(before, after, &target);
         assert_eq!(found.expect("the same values"), same);
+    }
+}
+
+/// A product of few rows has another kernel without the sums of its epilogue, with which the clone
+/// that recomputes it would have other bits; one of many rows has the same.
+#[test]
+fn a_product_without_sums_may_have_another_kernel() {
+    let target = Target::described(Description::nearest(90).target());
+    for (rows, same) in [(4, false), (512, true)] {
+        let trace = Trace::inference();
+        let a = trace.input("a", F32, (rows, 512));
+        let product = a.matmul(trace.input("b", F32, (512, 640)));
+        let graph = trace.finish(&[product, product.sum_over([0])]);
+        let graph = graph.expect("a graph");
+        let expand = Expand {
+            has_attention: &|_, _| false,
+            has_epilogue_sums: true,
+        };
+        let graph = simplify(&expand.expand(&graph), &Simplify::default());
+        let graph = legalize(&graph, HalfProducts::OfOneType);
+        let own = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
+        let pass = SumInEpilogues::on(&target, EpilogueSums::All).expect("a GPU");
+        let joined = pass.run(&own).expect("sums");
+        let bounds = joined.graph.symbols.bounds();
+        let [alone, with_sums] = [&own, &joined].map(|program| &program.kernels[0].spec);
+        assert_eq!((alone.reduced, with_sums.reduced), (0, 1));
+        let found = has_same_products(&target, with_sums, alone, &bounds);
+        assert_eq!(found, same, "{rows} rows");
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::gpu::Gpu;
-use common::layouts::{contiguous, layout, repeating, sizes};
+use common::layouts::{layout, repeating, sizes};
 use common::{Case, Choices, NO_FAULT, available, check, emulate};
 use slabwise_cuda::emulator::Order;
 use slabwise_cuda::lower;
@@ -175,16 +175,24 @@ fn long_lists_are_added_in_pieces() {
         return;
     }
     let mut choices = Choices::new(12);
-    // Groups, indices, positions, neighbours; a share of the indices that name position 2.
-    for (groups, many, places, width, common) in [
-        (1, 1000, 5, 8, 2),
-        (1, 700, 9, 3, 1),
-        (2, 400, 300, 4, 3),
-        (1, 193, 1, 2, 1),
-        (1, 640, 4, 16, 4),
+    // Groups, indices, positions, neighbours; a share of the indices that name position 2; elements
+    // from row to row of the values and of the result.
+    for (groups, many, places, width, common, [value_row, result_row]) in [
+        (1, 1000, 5, 8, 2, [8, 8]),
+        (1, 700, 9, 3, 1, [3, 3]),
+        (2, 400, 300, 4, 3, [4, 4]),
+        (1, 193, 1, 2, 1, [2, 2]),
+        (1, 640, 4, 16, 4, [16, 16]),
+        // Vectors of values and of results, but not of the sums of pieces, whose rows are close.
+        (1, 300, 40, 66, 2, [132, 72]),
     ] {
         let of = [groups, many, width];
         let result = [groups, places, width];
+        let rows = |count: i64, row: i64| Operand {
+            dtype: DType::F32,
+            offset: Size::ZERO,
+            strides: sizes(&[count * row, row, 1]),
+        };
         let index = Operand {
             dtype: DType::I32,
             offset: Size::ZERO,
@@ -194,14 +202,14 @@ fn long_lists_are_added_in_pieces() {
             axis: 1,
             reduce: ReduceOp::Sum,
             space: sizes(&of),
-            value: contiguous(DType::F32, &of),
+            value: rows(many, value_row),
             index,
         });
         let spec = Spec {
             body,
             dims: sizes(&result),
             reduced: 0,
-            operands: vec![contiguous(DType::F32, &result)],
+            operands: vec![rows(places, result_row)],
             indices: vec![],
             code: vec![Inst::Acc],
             stores: vec![Store {
@@ -221,7 +229,7 @@ fn long_lists_are_added_in_pieces() {
             let bytes = case.args[0][4 * at..].first_chunk().expect("4 bytes");
             f32::from_le_bytes(*bytes)
         };
-        let (many, width) = (many as usize, width as usize);
+        let [many, width, value_row] = [many, width, value_row].map(|n| n as usize);
         let mut expected = Vec::new();
         for (group, place) in (0..groups as usize).flat_map(|g| (0..places).map(move |p| (g, p))) {
             let list: Vec<usize> = (group * many..(group + 1) * many)
@@ -229,7 +237,7 @@ fn long_lists_are_added_in_pieces() {
                 .collect();
             for column in 0..width {
                 let sum = |piece: &[usize]| {
-                    let add = |sum: f32, &s: &usize| sum + value(s * width + column);
+                    let add = |sum: f32, &s: &usize| sum + value(s * value_row + column);
                     piece.iter().fold(0.0, add)
                 };
                 expected.push(list.chunks(64).map(sum).fold(0.0f32, |a, b| a + b));
@@ -250,10 +258,14 @@ fn long_lists_are_added_in_pieces() {
             }
             for (what, run) in runs {
                 let (got, _) = run.unwrap_or_else(|e| panic!("{}: {e}", case.name));
-                let got: Vec<f32> = got[2]
-                    .chunks(4)
-                    .map(|b| f32::from_le_bytes(*b.first_chunk().expect("4 bytes")))
-                    .collect();
+                let of_row = |row: &[u8]| -> Vec<f32> {
+                    let numbers = row.chunks(4).take(width);
+                    numbers
+                        .map(|b| f32::from_le_bytes(*b.first_chunk().expect("4 bytes")))
+                        .collect()
+                };
+                let rows = got[2].chunks(4 * result_row as usize);
+                let got: Vec<f32> = rows.flat_map(of_row).collect();
                 assert_eq!(got, expected, "{} {what}", case.name);
             }
         }

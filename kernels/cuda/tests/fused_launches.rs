@@ -13,7 +13,7 @@ use common::{
 use slabwise_cuda::emulator::Order;
 use slabwise_cuda::lower_fused;
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::size::Env;
+use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{ReduceOp, Spec};
 
 /// w −= rate · m for m = 0.9 m + g, in place.
@@ -136,6 +136,49 @@ fn parameter_updates_are_fused_horizontally() {
                     .expect("runs")
                     .0,
             );
+        }
+    }
+}
+
+/// Loops over rows of different bounds that one block keeps in shared memory: x less the largest
+/// element of its row.
+#[test]
+fn a_launch_has_the_shared_memory_of_its_longest_rows() {
+    let rows = |symbol: u8| {
+        let length = Size::symbol(Symbol(symbol));
+        let mut b = Builder::new(&[400, 1], 1);
+        let x = b.load(&[1, 1]);
+        let square = b.op(ScalarOp::Mul, &[x, x]);
+        let most = b.reduce(ReduceOp::Max, square);
+        let y = b.op(ScalarOp::Sub, &[square, most]);
+        let out = b.operand(&[1, 1]);
+        b.store(y, out);
+        b.spec.dims[1] = length;
+        for operand in &mut b.spec.operands {
+            operand.strides[0] = length;
+        }
+        b.spec
+    };
+    let specs = [rows(0), rows(1)];
+    let mut bounds = Env::default();
+    (bounds.0[0], bounds.0[1]) = (18_000, 24_000);
+    let alone = |spec: &Spec| {
+        let lowered = slabwise_cuda::lower(spec, &bounds, &TARGET).expect("source");
+        let launches = lowered.launches(&bounds);
+        launches
+            .iter()
+            .map(|l| l.shared_bytes)
+            .max()
+            .expect("a launch")
+    };
+    let needed: Vec<u32> = specs.iter().map(alone).collect();
+    assert!(0 < needed[0] && needed[0] < needed[1], "{needed:?}");
+    for order in [[0, 1], [1, 0]] {
+        let all = order.map(|at: usize| &specs[at]);
+        let groups = lower_fused(&all, &bounds, &TARGET).expect("source");
+        assert_eq!(groups.len(), 1, "one function");
+        for launch in groups[0].lowered.launches(&bounds) {
+            assert_eq!(launch.shared_bytes, needed[1]);
         }
     }
 }

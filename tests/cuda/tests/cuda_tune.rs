@@ -652,3 +652,22 @@ fn the_command_line_lists_the_library_of_each_kernel() {
         "{error}"
     );
 }
+
+/// The loop of a scan is one kernel, made of the kernels that are ranked first, so that no time of
+/// another one is of use.
+#[test]
+fn products_of_scans_are_not_timed() {
+    let Some(driver) = installed(1_000) else {
+        return;
+    };
+    driver.forget_picks();
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 8, 16));
+    let h = trace.input("h", F32, (8, 16));
+    let w = trace.input("w", F32, (16, 16));
+    let ([last], []) = trace.scan([h], [x], |[h], [x]| ([(x + h.matmul(w)).tanh()], []));
+    let products = driver.get("products");
+    let program = session().compile(&trace, [last]).expect("it compiles");
+    assert_eq!(driver.get("products"), products);
+    assert!(program.libraries().iter().all(Option::is_none));
+}

@@ -117,12 +117,13 @@ fn dispatch(members: &[Member], env: &Env) -> Dispatch {
         .map(|member| (member.shared.blocks)(env))
         .max()
         .unwrap_or(0);
+    let shared_bytes = members.iter().map(|member| member.shared.shared_bytes);
     let grid = [blocks, members.len() as u32, 1];
     Dispatch {
         function: 0,
         grid,
         block: [first.threads, 1, 1],
-        shared_bytes: first.shared_bytes,
+        shared_bytes: shared_bytes.max().unwrap_or(0),
         words,
     }
 }

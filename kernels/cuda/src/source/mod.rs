@@ -44,9 +44,9 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) struct SharedLoop {
     pub function: Function,
     pub params: Params,
-    /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
-    /// function.
+    /// Threads of a block, equal for all specs of the function.
     pub threads: u32,
+    /// Bytes of a block's dynamic shared memory, which may follow from the bounds of this spec.
     pub shared_bytes: u32,
     /// The number of blocks of a run.
     pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,

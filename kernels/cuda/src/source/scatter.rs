@@ -241,9 +241,10 @@ impl Anchor for Lists<'_> {
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
         let last = space.dims.len() - 1;
         let invariant = |access: usize| space.accesses[access].1[last].is(0);
-        let aligned = self.scatter.value.strides[self.scatter.axis]
-            .checked_div(4)
-            .is_some();
+        let steps = [self.scatter.value.strides[self.scatter.axis]];
+        let slots = self.pieces.map(|(_, _, stride)| stride);
+        let mut steps = steps.into_iter().chain(slots);
+        let aligned = steps.all(|stride| stride.checked_div(4).is_some());
         let pieces = self.pieces.map(|(_, access, _)| (access, 4));
         (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned).then(|| {
             let moved = [(self.accesses.value, 4)];

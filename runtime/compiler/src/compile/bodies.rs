@@ -84,18 +84,21 @@ impl Bodies<'_> {
         refuse_absurd_sizes(&graph)?;
         let passes = Pipeline::new(name, self.verifies, self.dump)?;
         passes.start(&graph)?;
-        let graph = simplified(&graph, self.options, self.target, &passes)?;
+        // The loop is lowered as one kernel, from the kernels of its calls that are ranked first. A
+        // timed choice of others would have the workspaces of these planned.
+        let target = &self.target.clone().timed_from(None);
+        let graph = simplified(&graph, self.options, target, &passes)?;
         let graph = self.plan(name, graph)?;
         let front = Front {
             graph: &graph,
             options: self.options,
-            target: self.target,
+            target,
             passes: &passes,
             kernels: self.kernels,
         };
         let program = front.run(FrontOptions::default(), |_, _| {})?;
         let prepare = Prepare {
-            target: self.target,
+            target,
             guard: 0,
             kernels: self.kernels,
         };

@@ -57,6 +57,6 @@ pub use remat::{REMAT_MIN_ELEMENTS, Rematerialize, rematerialize};
 pub use round_gradients::{RoundGradients, round_gradients};
 pub use share_reads::ShareReads;
 pub use simplify::{Simplify, simplify};
-pub use sums::has_same_sums;
+pub use sums::{has_same_products, has_same_sums};
 pub use validate::{Mismatch, validate, validate_values};
 pub(crate) use workspaces::GrowWorkspaces;

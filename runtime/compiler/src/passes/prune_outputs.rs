@@ -2,12 +2,12 @@
 //! need, so that it writes the same bits with less work.
 //!
 //! Values computed per element do not depend on the rest of a kernel. Neither do sums, as long as
-//! they are split into the same parts; [`prune_outputs`] gives up where that is not certain
-//! (`super::sums`).
+//! they are split into the same parts, and products, as long as the device has the same kernel for
+//! them; [`prune_outputs`] gives up where that is not certain (`super::sums`).
 
 use slabwise_kernels::spec::{Body, Inst, Spec, Store, ValueId as InstId};
 
-use super::sums::has_same_sums;
+use super::sums::{has_same_products, has_same_sums};
 use crate::backend::Target;
 use crate::ir::{KernelCall, Program, Recompute};
 
@@ -40,11 +40,14 @@ pub(super) fn prune_outputs(
     if points_only {
         fewer.spec.reduced = 0;
     }
-    let alike = || {
-        let bounds = program.graph.symbols.bounds();
-        has_same_sums(target, spec, &fewer.spec, &bounds)
+    let bounds = program.graph.symbols.bounds();
+    let is_product = matches!(spec.body, Body::Matmul(_) | Body::Conv2d(_));
+    let same_bits = match (points_only, is_product) {
+        _ if spec.reduced == 0 => true,
+        (true, false) => true,
+        (true, true) => has_same_products(target, spec, &fewer.spec, &bounds),
+        (false, _) => has_same_sums(target, spec, &fewer.spec, &bounds),
     };
-    let same_bits = spec.reduced == 0 || points_only || alike();
     same_bits.then_some(fewer)
 }
 

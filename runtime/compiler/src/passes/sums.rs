@@ -16,6 +16,15 @@ pub fn has_same_sums(target: &Target, a: &Spec, b: &Spec, bounds: &Env) -> bool 
         .unwrap_or_else(|| alike_by_rule(a, b))
 }
 
+/// Whether the values of a product at its points are certain to have the same bits in two kernels
+/// that differ in their epilogues. A GPU's ranking of kernels depends on the sums of an epilogue.
+pub fn has_same_products(target: &Target, a: &Spec, b: &Spec, bounds: &Env) -> bool {
+    match target {
+        Target::Cpu(_) => true,
+        Target::Cuda(_) => target.cycles_saved(a, b, bounds).is_some(),
+    }
+}
+
 /// Whether sums are certain to be split into the same parts. Their split follows from the passes
 /// over the elements, and from the strides of the operands that vary over the elements.
 fn alike_by_rule(a: &Spec, b: &Spec) -> bool {
