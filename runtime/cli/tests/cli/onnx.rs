@@ -156,6 +156,29 @@ fn outputs_are_written_as_arrays() {
     assert!(array.starts_with(b"\x93NUMPY") && array.len() >= 6 * 3 * 4);
 }
 
+/// Several runs give the same outputs as one.
+#[test]
+fn a_model_is_run_as_often_as_asked() {
+    let files = Files::new();
+    let of = |runs: u32| {
+        let out = files.path(&format!("out{runs}"));
+        let options = format!(
+            "--dim N=6 --random-inputs 1 --runs {runs} -o {}",
+            out.display()
+        );
+        let report = json(&files.command("run", &options));
+        assert_eq!(report["runs"], runs);
+        assert!(report["run_s"].as_f64().is_some_and(|s| s > 0.0));
+        fs::read(Path::new(&out).join("y.npy")).expect("written")
+    };
+    assert_eq!(of(1), of(4));
+    let none = failure(
+        &files.command("run", "--dim N=6 --random-inputs 1 --runs 0"),
+        2,
+    );
+    contains(&none, &["--runs"]);
+}
+
 #[test]
 fn arrays_that_do_not_fit_are_refused() {
     let files = Files::new();
