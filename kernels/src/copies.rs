@@ -108,7 +108,7 @@ impl Shared {
     }
 
     /// # Safety
-    /// As [`Job::run`].
+    /// See [`Job::run`].
     unsafe fn perform(&self, job: Job) {
         // SAFETY: required of the caller.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { job.run() }));
@@ -289,7 +289,7 @@ impl Memory {
     /// Waits until nothing is in flight any more.
     ///
     /// # Panics
-    /// As [`Memory::wait_for`].
+    /// See [`Memory::wait_for`].
     pub fn wait_for_all(&mut self) {
         if let Some(copies) = &mut self.copies
             && let Some(last) = copies.flights.last()

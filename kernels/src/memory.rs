@@ -332,7 +332,7 @@ impl Memory {
     /// The region as elements.
     ///
     /// # Panics
-    /// As [`Memory::bytes`], and if it is not aligned to whole elements.
+    /// Those of [`Memory::bytes`], and if it is not aligned to whole elements.
     pub fn elements<T: Element>(&self, region: &Region) -> &[T] {
         // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by
         // `align_to`.
@@ -348,7 +348,7 @@ impl Memory {
     /// The region as elements, to write.
     ///
     /// # Panics
-    /// As [`Memory::bytes_mut`], and if it is not aligned to whole elements.
+    /// Those of [`Memory::bytes_mut`], and if it is not aligned to whole elements.
     pub fn elements_mut<T: Element>(&mut self, region: &Region) -> &mut [T] {
         // SAFETY: as for `elements`; `self` is borrowed exclusively.
         let (head, elements, tail) = unsafe { self.bytes_mut(region).align_to_mut::<T>() };

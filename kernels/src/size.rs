@@ -1,9 +1,9 @@
 //! Sizes known up to a few symbols.
 //!
-//! Of a dimension such as a batch only the bound is known when a program is compiled. Everything
-//! derived from it (a flattened row count, a stride, an offset) is a [`Size`]: `scale · s₁ · s₂ ·
-//! s₃ + offset` over symbols whose values an [`Env`] supplies at launch. Evaluating one costs a few
-//! multiplications and no memory.
+//! When a program is compiled, only the bound of a dimension such as the batch is known. Everything
+//! derived from it (a flattened row count, a stride, an offset) is a [`Size`]:
+//! `scale · s₁ · s₂ · s₃ + offset` over symbols whose values an [`Env`] supplies at launch.
+//! Evaluating one costs a few multiplications and no memory.
 
 use std::fmt;
 

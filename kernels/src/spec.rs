@@ -5,7 +5,7 @@
 //! anchor is surrounded by a straight-line program, `code`: loads of further operands, scalar
 //! operations, reductions, and the values to store. Fusion moves more of the graph into one
 //! kernel's code: an elementwise chain, softmax with its three passes over a row, a bias and an
-//! activation behind a convolution, a whole optimizer update behind a weight gradient.
+//! activation after a convolution, a whole optimizer update after a weight gradient.
 
 pub mod analysis;
 mod attention;
@@ -360,7 +360,7 @@ pub struct SliceAssign {
     pub result: Operand,
 }
 
-/// What a [`Scan`] computes from the elements up to each one.
+/// The prefix reduction of a [`Scan`], over the elements up to each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScanOp {
     /// Their sum (f32 or i32).
@@ -379,15 +379,15 @@ pub enum ScanOp {
 /// See [`Body::Scan`]. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scan {
-    /// What is computed.
+    /// The reduction.
     pub op: ScanOp,
-    /// Each result is of the elements before its own; not of positions.
+    /// Each result excludes its own element; not for reductions that give positions.
     pub exclusive: bool,
     /// From the last element to the first.
     pub reverse: bool,
     /// The elements, strides over `dims`.
     pub source: Operand,
-    /// Of a linear recurrence the factors, strides over `dims`, of the type of the elements.
+    /// The factors of a linear recurrence, strides over `dims`, of the type of the elements.
     pub factor: Option<Operand>,
     /// The result, strides over `dims`.
     pub result: Operand,

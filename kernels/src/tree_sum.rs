@@ -1,4 +1,4 @@
-//! Sums of rows that lie where different ranks have them.
+//! Sums of rows in the memory of different ranks.
 
 use std::ptr;
 

@@ -47,7 +47,7 @@ const FAILURES: usize = 3;
 /// the sum are tried until the slab comes close below the budget.
 ///
 /// # Errors
-/// As [`plan`].
+/// See [`plan`].
 pub fn plan_within(
     dag: &Dag,
     baseline: Plan,
@@ -150,7 +150,7 @@ const QUICK_DIVISOR: u64 = 16;
 /// only if packing decides it.
 ///
 /// # Errors
-/// As [`plan`].
+/// See [`plan`].
 pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanError> {
     let quick = plan(
         dag,

@@ -85,9 +85,9 @@ pub struct Task {
 pub struct Rerun {
     /// The buffers that it reads, a subset of those that its task reads.
     pub reads: Vec<BufferId>,
-    /// As [`Task::workspace`].
+    /// Like [`Task::workspace`].
     pub workspace: u64,
-    /// As [`Task::cost`].
+    /// Like [`Task::cost`].
     pub cost: u64,
 }
 

@@ -13,8 +13,8 @@ use crate::data::{HostArray, format};
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
-/// A value that stays on the device until it is dropped by the session or donated. Handles are
-/// small; copies of a handle name the same value.
+/// A value that stays on the device until it is [freed](crate::Session::free) or donated, or the
+/// session is dropped. Handles are small; copies of a handle name the same value.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     pub(crate) session: u64,
@@ -240,7 +240,7 @@ impl Output<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Output::bytes`].
+    /// See [`Output::bytes`].
     pub fn to_host(&self) -> Result<HostArray> {
         Ok(match self.dtype {
             DType::F32 => HostArray::F32(self.array()?),

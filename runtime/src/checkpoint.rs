@@ -96,10 +96,10 @@ impl Session {
         self.load_with(path, &LoadOptions::default()).map(drop)
     }
 
-    /// As [`Session::load`], from a file that has been read already.
+    /// Like [`Session::load`], from a file that has been read already.
     ///
     /// # Errors
-    /// As [`Session::load`].
+    /// See [`Session::load`].
     pub fn load_file(&mut self, file: &File) -> Result<()> {
         self.load_file_with(file, &LoadOptions::default()).map(drop)
     }
@@ -108,7 +108,7 @@ impl Session {
     /// weights start anew from the weights read. No program need have been compiled.
     ///
     /// # Errors
-    /// As [`Session::load`], for the weights.
+    /// Those of [`Session::load`], for the weights.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.load_with(path, &LoadOptions::weights()).map(drop)
     }
@@ -130,10 +130,10 @@ impl Session {
         self.load_file_with(&File::open(path)?, options)
     }
 
-    /// As [`Session::load_with`], from a file that has been read already.
+    /// Like [`Session::load_with`], from a file that has been read already.
     ///
     /// # Errors
-    /// As [`Session::load_with`].
+    /// See [`Session::load_with`].
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
         let part = self.world.part();
         // From here on the declared weights and states of models exist, compiled or not.

@@ -1,7 +1,7 @@
 //! The inputs of a run: host arrays, slices, and buffers that stay on the device.
 //!
-//! Programs compute with 32-bit integers and floats. Arrays of `i64`, as indices and labels often
-//! are, are narrowed to i32, and arrays of `f64` to the nearest f32; a value out of range is an
+//! Programs compute with 32-bit integers and floats. Arrays of `i64`, a common type of indices and
+//! labels, are narrowed to i32, and arrays of `f64` to the nearest f32; a value out of range is an
 //! error that names the input, the element and the value, before anything runs.
 
 use std::fmt;
@@ -36,9 +36,9 @@ pub enum Source<'a> {
         /// value.
         copy: &'a dyn Fn(&mut [u8]),
     },
-    /// Read where it is.
+    /// Read in place.
     Resident(&'a Buffer),
-    /// Read where it is, and then an output's.
+    /// Read in place, and then reused for an output.
     Donated(&'a Donated),
 }
 
@@ -333,9 +333,9 @@ impl Feed for [&dyn Input] {
 impl Trace {
     /// An array of the host as part of the program, in the array's shape; a slice or a `Vec` has
     /// one axis. f32, i32, u8, halves and truth values keep their type, i64 becomes i32 (a number
-    /// outside of its range is a mistake) and f64 becomes f32. For tables that are no weights, such
-    /// as frequencies or masks. The session holds the bytes once for all programs with equal ones,
-    /// and no file has them.
+    /// outside of its range is a mistake) and f64 becomes f32. Use it for tables that are not
+    /// weights, such as frequencies or masks. The session holds the bytes once for all programs
+    /// with equal constants; checkpoints do not contain them.
     ///
     /// ```
     /// # use slabwise::prelude::*;

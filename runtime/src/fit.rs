@@ -101,9 +101,9 @@ impl Epoch {
 /// Which of two validations is the better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// The lower, as of a loss.
+    /// Lower values are better, such as for a loss.
     Lower,
-    /// The higher, as of an accuracy.
+    /// Higher values are better, such as for an accuracy.
     Higher,
 }
 
@@ -277,7 +277,7 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// ```
     ///
     /// # Errors
-    /// As [`Fit::run`], and the first of a batch.
+    /// Those of [`Fit::run`], and the first of a batch.
     pub fn run_loader<D, B>(self, session: &mut Session, loader: &Loader<D, B>) -> Result<Fitted>
     where
         D: Dataset + 'static,
@@ -289,7 +289,7 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// [`Fit::run`] on batches that may fail.
     ///
     /// # Errors
-    /// As [`Fit::run`], and the first of a batch.
+    /// Those of [`Fit::run`], and the first of a batch.
     pub fn try_run<B, F, E>(
         mut self,
         session: &mut Session,

@@ -35,7 +35,7 @@ struct Registry {
     /// The number of declarations, including repeated ones of a name.
     declarations: u64,
     mistakes: Vec<Mistake>,
-    /// How the steps of their session are spread over ranks.
+    /// How the steps of their session are distributed over ranks.
     spread: Option<Spread>,
 }
 
@@ -73,8 +73,8 @@ impl Params {
         }
     }
 
-    /// The same with parameters that are [stored in](Scope::stored_in) this type unless their place
-    /// says otherwise.
+    /// The same with parameters that are [stored in](Scope::stored_in) this type unless their scope
+    /// sets another type.
     #[must_use]
     pub fn stored_in(self, dtype: DType) -> Self {
         Params { dtype, ..self }
@@ -119,7 +119,7 @@ impl Params {
         self.registry().mistakes.clone()
     }
 
-    /// How the steps of their session are spread over ranks, if they are.
+    /// How the steps of their session are distributed over ranks, if they are.
     pub(crate) fn spread(&self) -> Option<Spread> {
         self.registry().spread
     }
@@ -144,8 +144,8 @@ impl fmt::Debug for Params {
     }
 }
 
-/// A place in the tree of names. `&scope / "name"` is the place below; the path, joined with dots,
-/// is the prefix of the parameters' names, which are their keys in a weight file.
+/// A place in the tree of names. `&scope / "name"` is a child scope; the path, joined with dots, is
+/// the prefix of the parameters' names, which are their keys in a weight file.
 #[derive(Clone, Debug)]
 pub struct Scope {
     params: Params,
@@ -168,8 +168,8 @@ impl Scope {
         }
     }
 
-    /// The same place, where parameters may be declared again by a second layer of one program that
-    /// shares them with the first.
+    /// The same scope, in which a second layer of one program may declare the parameters again, to
+    /// share them with the first.
     ///
     /// ```
     /// # use slabwise::{nn::Embedding, prelude::*};
@@ -186,11 +186,11 @@ impl Scope {
         }
     }
 
-    /// The same place, where parameters are stored in this type, f16 or bf16, in half the bytes of
-    /// f32. A trace reads them as f32, exactly, so that a model is written as usual; an update
+    /// The same scope, in which parameters are stored in this type, f16 or bf16, in half the bytes
+    /// of f32. A trace reads them as f32, exactly, so that a model is written as usual; an update
     /// computes in f32 and rounds the new weight to the nearest number of the type.
-    /// [`Optimizer::master_weights`](crate::optim::Optimizer::master_weights) keeps what that loses.
-    /// Statistics stay in f32.
+    /// [`Optimizer::master_weights`](crate::optim::Optimizer::master_weights) keeps the rounding
+    /// error. Statistics stay in f32.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -209,20 +209,20 @@ impl Scope {
         }
     }
 
-    /// Declares a parameter here, of type f32 unless the place [stores another](Scope::stored_in).
+    /// Declares a parameter, of type f32 unless the scope [stores another](Scope::stored_in).
     /// Declaring it again with the same type and shape, for another program, gives the same
     /// parameter: weights are shared by name. Another type or shape under the same name, an empty
     /// name, a control character in one, and a negative or bounded length are mistakes that
-    /// `compile` returns; and so are two declarations of one name that one program reads, as of two
-    /// layers in one place, unless the place of one is [shared](Scope::shared). A layer that is
+    /// `compile` returns; and so are two declarations of one name that one program reads, such as
+    /// two layers in one scope, unless the scope of one is [shared](Scope::shared). A layer that is
     /// applied twice is declared once.
     #[track_caller]
     pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         self.declare(name, shape.into(), init, true)
     }
 
-    /// Declares an f32 value that belongs to the model as a parameter does, but is not changed by
-    /// gradients: a running statistic, which layers replace through
+    /// Declares a buffer of the model, an f32 value like a parameter, but not changed by gradients:
+    /// a running statistic, which layers replace through
     /// [`Trace::statistic`](crate::Trace::statistic).
     #[track_caller]
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
@@ -287,7 +287,7 @@ impl Scope {
         }
     }
 
-    /// Takes a declaration back.
+    /// Removes a declaration.
     pub(crate) fn retract(&self, param: &Param) {
         self.params.registry().remove(param.name());
     }
@@ -400,7 +400,7 @@ struct Declaration {
     number: u64,
     /// Whether another declaration of its name may be used in the same program.
     shared: bool,
-    /// Whether a mistake of it was recorded: errors that follow from it are not reported again.
+    /// Whether a mistake in it was recorded: errors that follow from it are not reported again.
     faulty: bool,
 }
 

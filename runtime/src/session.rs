@@ -1,4 +1,4 @@
-//! Sessions: weights, one slab, and the programs that share them.
+//! Sessions: weights, one slab, and the programs that share both.
 
 mod any;
 mod checks;
@@ -111,7 +111,7 @@ impl Session {
         })
     }
 
-    /// Sets the most memory that weights, state and slab may take. A program that needs more
+    /// Sets the maximum number of bytes for weights, state and slab. A program that needs more
     /// recomputes some of its values instead of keeping them, with the same results. If that does
     /// not suffice, compiling it is an error.
     #[must_use]
@@ -136,8 +136,8 @@ impl Session {
         self
     }
 
-    /// Writes the program after each pass of its compilation into a folder of its own inside of
-    /// this one, instead of where `SLABWISE_DUMP` says.
+    /// Writes each program after each compiler pass into a subfolder of this folder, instead of the
+    /// folder that `SLABWISE_DUMP` names.
     #[must_use]
     pub fn with_dump(mut self, folder: impl Into<PathBuf>) -> Self {
         self.dump = Some(DumpOptions::all(folder));
@@ -191,8 +191,8 @@ impl Session {
     ///
     /// # Errors
     /// All mistakes of the model together, or the part of it that cannot be planned; and if
-    /// weights, state or slab are larger than the memory that the host has free now, swap and the
-    /// limit of its control group counted. Linux would promise that memory, and end the process
+    /// weights, state or slab are larger than the host's free memory, including swap and within the
+    /// limit of its control group, because Linux would overcommit that memory and end the process
     /// later.
     #[track_caller]
     pub fn compile<const N: usize>(
@@ -228,7 +228,7 @@ impl Session {
     /// nor slab, so that a program larger than this machine can be planned.
     ///
     /// # Errors
-    /// As [`Session::compile`].
+    /// See [`Session::compile`].
     #[track_caller]
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         self.plan_any(trace, &outputs)
@@ -288,7 +288,7 @@ impl Session {
     /// weights and slab.
     ///
     /// # Errors
-    /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the
+    /// If the graph does not have `N` outputs, a tensor is larger than any machine's memory, or the
     /// budget does not suffice.
     pub fn compile_graph<const N: usize>(
         &mut self,
@@ -483,8 +483,8 @@ impl Session {
             .map(|()| regions)
     }
 
-    /// Makes donated inputs the outputs that they were declared for: the same bytes, under a new
-    /// generation of the handle.
+    /// Turns donated inputs into the outputs that they were declared for: the same bytes, under a
+    /// new generation of the handle.
     pub(crate) fn give_donated<const N: usize>(
         &mut self,
         inner: &Compiled,

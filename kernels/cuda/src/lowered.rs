@@ -51,7 +51,8 @@ pub struct Lowered {
     /// The number of counters that a launch needs, for all sizes up to the bounds; see
     /// [`Word::Counters`](crate::Word::Counters).
     pub counters: usize,
-    /// Whether its launches may run in any order or concurrently: none touches what another writes.
+    /// Whether its launches may run in any order or concurrently: none accesses memory that another
+    /// one writes.
     pub side_by_side: bool,
     /// The computation by a library that precedes the launches.
     pub(crate) by_library: Option<Box<dyn LibraryCall>>,

@@ -257,7 +257,7 @@ pub fn compile(program: &Program, headers: Option<&PrecompiledHeaders>) -> Resul
 /// The PTX that the compiler generates before assembling, for reading.
 ///
 /// # Errors
-/// As [`compile`].
+/// See [`compile`].
 pub fn ptx(program: &Program) -> Result<String, Error> {
     compiled(program, None)?.ptx().map(text)
 }

@@ -29,7 +29,7 @@ impl Device {
     /// Seconds from the first timestamp to each, by the device's clock. Waits for the last.
     ///
     /// # Errors
-    /// As [`Device::mark`].
+    /// See [`Device::mark`].
     pub fn marks(&self) -> Result<Vec<f64>, DriverError> {
         self.ready()?;
         self.noting(self.marks.seconds())

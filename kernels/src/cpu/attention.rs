@@ -55,7 +55,7 @@ pub(crate) struct Attention {
     shared: Shared,
 }
 
-/// What attention and its gradient have in common.
+/// The fields that attention and its gradient share.
 struct Shared {
     micro: &'static Micro,
     routines: Routines,
@@ -72,9 +72,9 @@ struct Shared {
 struct Sizes {
     queries: usize,
     keys: usize,
-    /// Of queries and keys.
+    /// The width of queries and keys.
     width: usize,
-    /// Of values.
+    /// The width of values.
     columns: usize,
 }
 
@@ -87,7 +87,7 @@ impl Sizes {
     }
 }
 
-/// Takes parts of a worker's memory, one behind the other; without memory it counts them.
+/// Takes parts of a worker's memory, one after the other; without memory it counts them.
 struct Parts {
     at: *mut u8,
     bytes: usize,
@@ -393,7 +393,7 @@ impl Panels {
     /// each column. `right` is that of the first row.
     ///
     /// # Safety
-    /// As [`Panels::rows`].
+    /// See [`Panels::rows`].
     unsafe fn columns(&self, rows: Matrix, range: Range<usize>, right: *const f32, to: *mut f32) {
         let height = self.micro.mr;
         let block = (BLOCK / rows.width.max(1)).clamp(1, KC);
@@ -435,7 +435,7 @@ impl Panels {
     }
 
     /// Packs rows as the lanes of a panel: a vector for each element of a row; zeros in the lanes
-    /// behind the last row.
+    /// after the last row.
     ///
     /// # Safety
     /// The rows may be read, and a vector for each of their elements written.
@@ -472,7 +472,7 @@ impl Panels {
     /// elements.
     ///
     /// # Safety
-    /// As [`Panels::pack`], and the rows may be written.
+    /// As for [`Panels::pack`], and the rows may be written.
     unsafe fn unpack(&self, from: *const f32, rows: &Rows, range: Range<usize>, by: *mut f32) {
         let panel = Source {
             at: from,

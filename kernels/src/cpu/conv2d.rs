@@ -377,7 +377,7 @@ impl Call<'_> {
     }
 }
 
-/// As [`source`], of an argument that holds one slice of a batch, with images counted through the
+/// Like [`source`], of an argument that holds one slice of a batch, with images counted through the
 /// whole batch.
 fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
     let source = source(operand, call.launch.args[argument], call.launch.env);

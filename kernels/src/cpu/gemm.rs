@@ -132,8 +132,8 @@ const SAME_SET: i64 = 1 << 10;
 const SWAPPED_BLOCKS: usize = 4;
 /// Most columns of such a block.
 const SWAPPED_COLUMNS: usize = 512;
-/// Most elements of a block of columns of the right operand that stays packed; twice as many if that
-/// is what the fewest columns take.
+/// Most elements of a block of columns of the right operand that stays packed; twice as many if the
+/// fewest columns need that.
 const RIGHT: usize = 64 << 10;
 /// Most columns of a product of several blocks of rows for which its left operand is not worth
 /// packing. A single block of rows is packed by every worker.

@@ -138,7 +138,7 @@ impl Kernel {
         Kernel::within(spec, bound, config, u64::MAX)
     }
 
-    /// As [`Kernel::new`], with a workspace of at most `workspace` bytes, or the smallest one if
+    /// Like [`Kernel::new`], with a workspace of at most `workspace` bytes, or the smallest one if
     /// that is larger. A smaller workspace holds smaller packed panels and sums, which takes longer
     /// and changes no bit.
     pub fn within(
@@ -348,7 +348,7 @@ impl Kernel {
     /// The transport's.
     ///
     /// # Panics
-    /// As [`Kernel::run`], or if the kernel is no collective, or its groups do not divide the
+    /// Those of [`Kernel::run`], or if the kernel is no collective, or its groups do not divide the
     /// ranks.
     pub fn start_exchange(
         &self,
@@ -384,8 +384,8 @@ impl Kernel {
     /// argument; its results without a batch axis are written by the last slice only.
     ///
     /// # Panics
-    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice ends at the
-    /// wrong place.
+    /// Those of [`Kernel::run`], or if the kernel was not prepared for slices or a slice ends at
+    /// the wrong place.
     pub fn run_slice(
         &self,
         memory: &mut Memory,

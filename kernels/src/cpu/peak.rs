@@ -14,7 +14,7 @@ const ROUNDS: usize = 1 << 15;
 /// The time for which each measurement is repeated; the fastest run counts.
 const PATIENCE: Duration = Duration::from_millis(80);
 
-/// What a team of threads reaches together on this machine.
+/// The peak arithmetic and memory rates of a team of threads, measured on this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
     /// Threads of the team.

@@ -189,7 +189,7 @@ pub(super) struct BlockCode {
 }
 
 impl BlockCode {
-    /// Prepares the epilogue of `spec` behind blocks of `largest` points at most.
+    /// Prepares the epilogue of `spec` after blocks of `largest` points at most.
     pub fn new(
         spec: &Spec,
         bound: &Env,

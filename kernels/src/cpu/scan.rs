@@ -167,7 +167,7 @@ impl Walk {
     /// Stores the last position whose element is `beyond` the best before it.
     ///
     /// # Safety
-    /// As [`Walk::run`].
+    /// See [`Walk::run`].
     unsafe fn run_positions(&self, dtype: DType, beyond: impl Fn(f64, f64) -> bool) {
         let number = |bits: u32| match dtype.lane() {
             Lane::F32 => f64::from(f32::from_bits(bits)),

@@ -117,7 +117,7 @@ impl Sums {
     /// The same by a function of bits, from the reduction of nothing on.
     ///
     /// # Safety
-    /// As [`Sums::reduce_by`].
+    /// See [`Sums::reduce_by`].
     #[inline(always)]
     unsafe fn reduce(
         &self,

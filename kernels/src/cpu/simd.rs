@@ -34,7 +34,7 @@ pub(crate) fn entry<R: Routine>(isa: Isa) -> Entry<R::Args> {
 }
 
 /// # Safety
-/// As [`Routine::run`].
+/// See [`Routine::run`].
 unsafe fn portable<R: Routine>(args: &R::Args) {
     // SAFETY: the caller's promise.
     unsafe { R::run::<Plain>(args) }
@@ -46,7 +46,7 @@ mod x86 {
     use crate::math::Fused;
 
     /// # Safety
-    /// As [`Routine::run`], on a CPU with AVX2 and FMA.
+    /// As for [`Routine::run`], on a CPU with AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn avx2<R: Routine>(args: &R::Args) {
         // SAFETY: the caller's promise.
@@ -54,7 +54,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`Routine::run`], on a CPU with AVX-512 F, BW, DQ and VL.
+    /// As for [`Routine::run`], on a CPU with AVX-512 F, BW, DQ and VL.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     pub(super) unsafe fn avx512<R: Routine>(args: &R::Args) {
         // SAFETY: the caller's promise.

@@ -43,7 +43,7 @@ impl SliceAssign {
     }
 
     /// # Safety
-    /// As [`SliceAssign::run`], of elements of this size.
+    /// As for [`SliceAssign::run`], of elements of this size.
     unsafe fn write<T: Copy>(&self, spec: &Spec, launch: &Launch) {
         let Body::SliceAssign(assign) = &spec.body else {
             unreachable!("checked by new")

@@ -5,9 +5,10 @@
 //! integers serves every type and both directions. No two keys are equal, so that their order is the
 //! same however a row is divided.
 //!
-//! Of a few, only these are put in order: a key is kept if it is below a limit, and whenever the
-//! room for keys is full, the first ones are selected and the limit falls. The room is a constant
-//! factor larger than the result, so that the time is linear even if every key is below the limit.
+//! If only a few first keys are wanted, only these are sorted: a key is kept if it is below a
+//! limit, and whenever the buffer of keys is full, the first ones are selected and the limit falls.
+//! The buffer is a constant factor larger than the result, so that the time is linear even if every
+//! key is below the limit.
 //!
 //! Threads share rows, or each row if there are fewer rows than threads: each sorts a part of it,
 //! then each merges a range of the result.

@@ -1,17 +1,17 @@
-//! A team of threads that shares the chunks of one kernel.
+//! A fork-join thread pool ("team"), whose threads share the chunks of one kernel.
 //!
 //! Fork-join over numbered chunks, and nothing else: no queues, no futures, no allocation. A step
 //! of a small model is about a millisecond with tens of parallel regions in it, so handing one out
 //! must cost about a microsecond; idle threads spin for a few tens of microseconds, which covers
 //! the time between two kernels of a step, and then sleep.
 //!
-//! Each thread has a range of the chunks of its own, which is the same part of every region: what
-//! it has read and written in one kernel lies in its caches when the next one does (affinity
+//! Each thread has its own range of the chunks, which is the same part of every region, so that
+//! bytes that it has accessed in one kernel are in its caches for the next one (affinity
 //! scheduling, Markatos and LeBlanc 1994). It takes chunks from the front of its range, and when
-//! that is empty from the end of others' ranges, so that no thread waits for threads that are slower
-//! or have not woken up. It takes a fixed part of the chunks that are left in a range, which are
-//! neighbours. A thread that is still looking through others' ranges when the next region starts
-//! takes no chunk of that region there, because it is to start with its own range.
+//! that is empty from the end of others' ranges, so that no thread waits for threads that are
+//! slower or have not woken up. It takes a fixed part of the chunks that are left in a range, which
+//! are neighbours. A thread that is still looking through others' ranges when the next region
+//! starts takes no chunk of that region there, because it is to start with its own range.
 //!
 //! One atomic word holds a range and the number of its region. Taking chunks is a compare-and-swap
 //! on both at once, so that a thread that reads the word late cannot take a chunk of a later region

@@ -159,7 +159,7 @@ fn kept<'a, T>(list: &'a [T], marked: &'a [bool]) -> impl Iterator<Item = &'a T>
         .map(|(element, _)| element)
 }
 
-/// Moves operand `k` of `code` behind the others, which keep their order.
+/// Moves operand `k` of `code` after the others, which keep their order.
 pub fn move_operand_last(spec: &mut Spec, k: u16) {
     let last = spec.operands.len() as u16 - 1;
     let moved = spec.operands.remove(usize::from(k));
@@ -193,7 +193,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Of the values of a valid spec.
+    /// The levels of the values of a valid spec.
     pub fn new(spec: &Spec) -> Levels {
         let mut level: Vec<usize> = Vec::with_capacity(spec.code.len());
         for inst in &spec.code {

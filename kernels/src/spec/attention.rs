@@ -16,7 +16,7 @@ pub struct Scores {
     pub scale: f32,
     /// Scores s are limited to ±cap, as cap·tanh(s/cap).
     pub soft_cap: Option<f32>,
-    /// A query sees no key behind its own position.
+    /// A query sees no key after its own position.
     pub causal: bool,
     /// A query sees only keys fewer than so many positions away.
     pub window: Option<u32>,

@@ -122,7 +122,7 @@ pub enum SpecError {
     /// A scan of a scalar, with factors where there are none, or of exclusive positions.
     #[error("invalid kernel: a scan by {op:?} over {axes} axes")]
     Scan {
-        /// What is computed.
+        /// The reduction.
         op: ScanOp,
         /// The number of axes.
         axes: usize,

@@ -18,8 +18,8 @@ pub struct Iterate {
     pub arguments: Vec<Argument>,
     /// The calls of a step.
     pub calls: Vec<Call>,
-    /// Pairs of arguments that may be one: a step reads what it needs of the first before it writes
-    /// the second at the same place.
+    /// Pairs of arguments that may share memory: a step reads each element of the first before it
+    /// writes the second at the same place.
     pub in_place: Vec<(u16, u16)>,
     /// Bytes of the workspace: values of a step, carries and the workspaces of calls.
     pub scratch: u64,
@@ -75,8 +75,8 @@ pub enum Place {
         /// Whether it is the part after.
         later: bool,
     },
-    /// A carry as a step finds it: `first` in the first step, else what the step before has
-    /// written.
+    /// A carry at the start of a step: `first` in the first step, else the value that the previous
+    /// step has written.
     Found {
         /// The argument that it begins as.
         first: u16,

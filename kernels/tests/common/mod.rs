@@ -75,7 +75,8 @@ pub fn run(
     run_within(u64::MAX, team.threads(), spec, bound, env, isa, team, args)
 }
 
-/// As [`run`], prepared for so many threads, with a workspace of at most `most` bytes, if possible.
+/// Like [`run`], prepared for so many threads, with a workspace of at most `most` bytes, if
+/// possible.
 #[allow(clippy::too_many_arguments)] // they differ between calls
 fn run_within(
     most: u64,

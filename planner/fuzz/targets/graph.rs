@@ -1,5 +1,5 @@
-//! Any bytes: what is read as a graph of the format `remat-graph-v1` is sound, can be ordered, and
-//! keeps its numbers.
+//! Any bytes: a graph that is read from them in the format `remat-graph-v1` is sound, can be
+//! ordered, and keeps its numbers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -28,11 +28,11 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_with(path, &mut |file| file.write_all(bytes))
 }
 
-/// As [`replace`], with content that `write` produces piece by piece, so that it need not be in
+/// Like [`replace`], with content that `write` produces piece by piece, so that it need not be in
 /// memory at once. If `write` fails, a regular file at `path` is unchanged.
 ///
 /// # Errors
-/// As [`replace`], and those of `write`.
+/// Those of [`replace`], and those of `write`.
 pub fn replace_with(
     path: &Path,
     write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,

@@ -76,7 +76,7 @@ const TARGETS: usize = 4;
 /// recompute are offloaded first, and the cheap ones are left to recomputation.
 ///
 /// # Errors
-/// As [`plan`]; [`PlanError::Link`] if the time to copy a byte is negative or not finite.
+/// Those of [`plan`]; [`PlanError::Link`] if the time to copy a byte is negative or not finite.
 pub fn plan_with_link(
     dag: &Dag,
     baseline: Plan,

@@ -2,11 +2,11 @@
 //!
 //! The dag must do the work of the original dag: each task runs once on the same buffers, each
 //! collective starts once and ends once, and each task depends on the ends of all it depended on.
-//! Of the plan, three properties are verified from offsets and steps alone, whatever the lifetimes
-//! say. Between the start and the end of a collective, no task writes bytes of its sources, because
-//! they are read meanwhile; none reads or writes bytes of its destinations; and collectives start in
-//! one order and end in the same, because ranks that have different orders wait for each other for
-//! ever.
+//! Three properties of the plan are verified from offsets and steps alone, independent of its
+//! lifetimes. Between the start and the end of a collective, no task writes bytes of its sources,
+//! because they are read meanwhile; none reads or writes bytes of its destinations; and collectives
+//! start in one order and end in the same, because ranks that have different orders wait for each
+//! other for ever.
 
 use super::Checked;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, TaskId};

@@ -51,7 +51,7 @@ const TARGETS: usize = 4;
 /// Deterministic, so that all ranks start and end their collectives in one order.
 ///
 /// # Errors
-/// As [`plan`].
+/// See [`plan`].
 pub fn plan_overlapped(
     dag: &Dag,
     once: &Plan,

@@ -103,7 +103,7 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
 /// If packing adds gaps, the search is repeated for a smaller peak.
 ///
 /// # Errors
-/// As [`remat`].
+/// See [`remat`].
 pub fn remat_in_slab(
     graph: &RematGraph,
     options: &RematOptions,

@@ -259,7 +259,7 @@ pub enum Stop {
     Lost {
         /// The rank.
         rank: usize,
-        /// What happened to it.
+        /// How it was lost.
         why: String,
     },
     /// Ranks started different movements.

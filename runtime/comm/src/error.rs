@@ -22,7 +22,7 @@ pub enum Error {
         collective: u64,
         /// The collective's name.
         name: String,
-        /// What happened to the rank.
+        /// How the rank was lost.
         why: String,
     },
     /// Ranks do not agree on a value that must be the same on all.

@@ -26,7 +26,7 @@ const SPIN: Duration = Duration::from_micros(20);
 /// The longest sleep between two looks at the fate of others.
 const NAP: Duration = Duration::from_millis(20);
 
-/// What happened to a rank that did not arrive, in words.
+/// A message about a rank that did not arrive.
 pub(crate) fn not_arrived(step: u64, waited: Duration) -> String {
     let seconds = waited.as_secs_f64();
     format!("has not arrived after {seconds:.1} s (it is at step {step})")

@@ -278,10 +278,10 @@ impl World {
         unsafe { self.start_in(self.all(), name, movement, source, destination) }
     }
 
-    /// As [`World::start`], between the ranks of each group.
+    /// Like [`World::start`], between the ranks of each group.
     ///
     /// # Errors
-    /// As [`World::start`], or if groups of so many ranks do not divide the world.
+    /// Those of [`World::start`], or if groups of so many ranks do not divide the world.
     ///
     /// # Safety
     /// As for [`World::start`].
@@ -494,7 +494,7 @@ impl World {
     /// Runs a movement between the ranks of each group.
     ///
     /// # Errors
-    /// As [`World::start_in`], or if a rank is lost.
+    /// Those of [`World::start_in`], or if a rank is lost.
     pub fn run_in(
         &self,
         group: Group,

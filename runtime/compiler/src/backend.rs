@@ -2,8 +2,8 @@
 //!
 //! A back end has two halves. [`Target`] is the device at compile time: it prepares
 //! kernels and answers which [`Capabilities`] the passes may rely on. [`Backend`] is the device at
-//! run time: its memory, and the kernels that are launched on it. The memory of the CPU is at hand;
-//! that of another device is reached by copies, so `map_read` and
+//! run time: its memory, and the kernels that are launched on it. The memory of the CPU is directly
+//! accessible; that of another device is reached by copies, so `map_read` and
 //! [`map_write`](Backend::map_write) give access to a region as host memory wherever it lies.
 //!
 //! Without the feature `cuda` the module `cuda` is a dummy whose types have no values, so nothing

@@ -40,7 +40,7 @@ pub use self::options::{CompileOptions, Measures, Tuning};
 #[cfg(feature = "cuda")]
 pub use self::recorded::{RecordedKernel, recorded_kernels};
 
-/// The size of the guard kept behind each buffer when memory is checked.
+/// The size of the guard kept after each buffer when memory is checked.
 const GUARD: u64 = 64;
 
 /// The device that a program is compiled for, and the memory that there is for it.
@@ -107,7 +107,8 @@ pub fn compile(
     }
 }
 
-/// Of two errors the one of the program that comes closer to its budget, if both are of that kind.
+/// The error of the program that is closer to its budget if both are budget errors, else the
+/// second.
 fn closer(first: Error, second: Error) -> Error {
     match (&first, &second) {
         (Error::Budget { needed: a, .. }, Error::Budget { needed: b, .. }) if a < b => first,

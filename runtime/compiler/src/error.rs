@@ -62,9 +62,9 @@ pub enum Error {
         budget: Bytes,
         /// The bytes that the best plan found needs.
         needed: Bytes,
-        /// Of that, weights and state.
+        /// The part of it for weights and state.
         persistent: Bytes,
-        /// Of that, the slab.
+        /// The part of it for the slab.
         slab: Bytes,
         /// The lower bound of every plan, whichever values it recomputes.
         floor: Bytes,

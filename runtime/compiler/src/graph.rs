@@ -100,7 +100,7 @@ pub struct Graph {
     pub inputs: Vec<InputInfo>,
     /// The variables that [`Op::Variable`] and [`Op::Assign`] refer to.
     pub variables: Vec<VariableInfo>,
-    /// Of the variables, the counters of training steps.
+    /// The variables that count training steps.
     pub counters: Vec<Counter>,
     /// The bodies of scans that [`Op::Iterate`] refers to.
     pub bodies: Vec<Arc<Body>>,

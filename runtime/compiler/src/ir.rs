@@ -1,6 +1,6 @@
 //! The late IR: a program as calls of kernels over values.
 //!
-//! Lowering makes a [`Program`] of a graph, and every pass behind it rewrites that: a call of a
+//! Lowering makes a [`Program`] of a graph, and every pass after it rewrites that: a call of a
 //! kernel names the [values](Value) that it reads and writes, and a value knows where its data
 //! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited;
 //! the planner's answers are applied by [`Program::repeated`], [`Program::offloaded`] and
@@ -109,7 +109,7 @@ pub struct Value {
     pub dtype: DType,
     /// Its shape.
     pub dims: Dims,
-    /// Elements behind each row, which runs along the last axis, that no kernel touches.
+    /// Elements after each row, which runs along the last axis, that no kernel touches.
     pub row_padding: i64,
     /// Whether it is stored with its channels, which are axis 1 of 4, innermost.
     pub channels_last: bool,
@@ -266,7 +266,7 @@ pub struct Program {
     pub transfer_steps: Vec<TransferStep>,
     /// How kernels run on micro-batches, if some do.
     pub micro_batches: Option<MicroBatches>,
-    /// Bytes behind every planned value that no kernel may touch; 0 but for memory checks.
+    /// Bytes after every planned value that no kernel may touch; 0 but for memory checks.
     pub guard: u64,
 }
 

@@ -200,7 +200,7 @@ impl Plan {
         &self.details.data_dependent
     }
 
-    /// The number of images of the program's own that are stored with their channels innermost.
+    /// The number of images internal to the program that are stored with their channels innermost.
     pub fn channels_last(&self) -> usize {
         self.details.channels_last
     }
@@ -384,7 +384,7 @@ impl Plan {
         self.details.persistent.staging = 0;
     }
 
-    /// A stage behind the plan has ended.
+    /// A stage after the plan has ended.
     #[doc(hidden)]
     pub fn stage_ended(&mut self, name: &'static str) {
         self.details.clock.ended(name, self.kernels());

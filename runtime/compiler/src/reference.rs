@@ -226,7 +226,7 @@ pub fn evaluate_rank(
     let mut loops: FxHashMap<NodeId, Vec<Array>> = FxHashMap::default();
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
-    // Lengths that a node finds are known behind it; the others are now.
+    // Lengths that a node finds are known after it; the others are now.
     let needs = |env: &Env, found: Option<Symbol>| {
         let known = |n: &&Needed| {
             found.map_or(!graph.symbols.any_data_dependent(&[n.length]), |s| {

@@ -208,7 +208,7 @@ impl Module for MaskedLm {
     }
 }
 
-/// Norms stand behind the additions.
+/// Norms stand after the additions.
 struct Block {
     attention: SelfAttention,
     norm1: LayerNorm,

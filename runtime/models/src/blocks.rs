@@ -154,7 +154,7 @@ impl Module for Larger {
     }
 }
 
-/// Joins an axis and the one behind it.
+/// Joins an axis and the one after it.
 trait FlattenPair {
     fn flatten_pair(self, axis: usize) -> Self;
 }

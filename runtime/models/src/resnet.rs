@@ -10,7 +10,7 @@ pub struct ResNet {
     /// A 7×7 convolution of stride 2 and max pooling before the blocks (for photographs) instead of
     /// a 3×3 convolution.
     pub large_stem: bool,
-    /// Blocks of 1×1, 3×3 and 1×1 convolutions with four times the width behind them, instead of
+    /// Blocks of 1×1, 3×3 and 1×1 convolutions with four times the width after them, instead of
     /// two 3×3 ones.
     pub bottleneck: bool,
     /// Blocks in each stage. Every stage but the first halves the image and doubles the width.

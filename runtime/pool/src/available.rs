@@ -20,7 +20,7 @@ pub fn available() -> Option<u64> {
     Some(group.map_or(machine, |group| group.min(machine)))
 }
 
-/// Of the text of `/proc/meminfo`: available memory and free swap.
+/// Available memory and free swap, bytes, from the text of `/proc/meminfo`.
 fn of_machine(text: &str) -> Option<u64> {
     let kib = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;

@@ -47,7 +47,7 @@ struct Progress {
 #[derive(Debug, Default)]
 struct Arena {
     mapped: u64,
-    /// Of a range: the size of a page, and which pages have memory.
+    /// The page size of an address range, and which pages have memory.
     pages: Option<(u64, Vec<bool>)>,
     bytes: Vec<u8>,
 }

@@ -323,12 +323,12 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::note`], of memory that goes to or comes from the driver.
+    /// Like [`Heap::note`], of memory that goes to or comes from the driver.
     pub fn note_segment(&mut self, action: Action, region: Region) {
         self.note_at(action, region, &Block::default());
     }
 
-    /// As [`Heap::note`], of blocks that move: one, or those inside a page.
+    /// Like [`Heap::note`], of blocks that move: one, or those inside a page.
     pub fn note_move(&mut self, m: &Move) {
         if self.event_log.is_none() {
             return;
@@ -359,7 +359,7 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::note`], for a place other than the block's.
+    /// Like [`Heap::note`], for a place other than the block's.
     pub fn note_at(&mut self, action: Action, region: Region, block: &Block) {
         let Statistics {
             bytes_in_use,

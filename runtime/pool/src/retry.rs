@@ -1,5 +1,5 @@
-//! The retry policy of a request: the steps tried one after the other, until there is memory or a
-//! reason for its lack.
+//! The retry policy of a request: steps that are tried one after the other until there is memory or
+//! the request fails with a reason.
 //!
 //! The retry policy is a state machine without input or output: it reads the table under the pool's
 //! lock and returns the next driver call; the pool makes the call without the lock and reports its
@@ -16,7 +16,7 @@ use super::heap::{Engine, Heap};
 use super::policy::chain::{Effort, Return};
 use super::source::{MemoryInfo, Range, Refused, Stream};
 
-/// A request for memory on its way through the retry steps.
+/// A request for memory while it goes through the retry steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Request {
     pub stream: Stream,
     pub tag: u32,
     pub step: RetryStep,
-    /// Whether memory at hand did not suffice.
+    /// Whether free memory did not suffice.
     pub missed: bool,
     /// The driver's last report of free memory; only queried where a reserve is kept.
     pub info: Option<MemoryInfo>,

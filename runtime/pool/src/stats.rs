@@ -26,7 +26,7 @@ pub struct Statistics {
     pub num_allocs: u64,
     /// Blocks given back.
     pub num_frees: u64,
-    /// Requests that memory at hand could serve.
+    /// Requests that free memory could serve.
     pub cache_hits: u64,
     /// Requests that needed more.
     pub cache_misses: u64,
@@ -64,7 +64,7 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// Of free blocks with these sizes.
+    /// The fragmentation of free blocks with these sizes.
     pub fn of(sizes: impl Iterator<Item = u64>) -> Fragmentation {
         let (mut sum, mut largest, mut squares) = (0u64, 0, 0.0);
         for bytes in sizes {

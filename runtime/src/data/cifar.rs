@@ -53,7 +53,7 @@ impl Cifar10 {
     ///
     /// # Errors
     ///
-    /// As [`Cifar10::load`].
+    /// See [`Cifar10::load`].
     pub fn of_bytes(bytes: &[u8]) -> Result<Split, DataError> {
         let (path, mut split) = (Path::new("the data"), Default::default());
         append(path, &records(path, bytes)?, &mut split)?;
@@ -62,7 +62,7 @@ impl Cifar10 {
     }
 }
 
-/// The images of several files, one behind the other.
+/// The images of several files, one after the other.
 fn load(folder: &Path, paths: &[PathBuf]) -> Result<Split, DataError> {
     let mut split = Default::default();
     for path in paths {

@@ -50,11 +50,11 @@ impl Idx {
         )
     }
 
-    /// As [`Idx::read`], from a file's contents.
+    /// Like [`Idx::read`], from a file's contents.
     ///
     /// # Errors
     ///
-    /// As [`Idx::read`].
+    /// See [`Idx::read`].
     pub fn of_bytes(bytes: &[u8], rank: usize) -> Result<Idx, DataError> {
         read_from(Path::new("the data"), bytes, rank)
     }

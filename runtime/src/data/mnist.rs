@@ -31,11 +31,11 @@ impl Mnist {
         Mnist::load_classes(folder, CLASSES)
     }
 
-    /// As [`Mnist::load`], of a data set with so many classes, such as the 47 or 62 of EMNIST.
+    /// Like [`Mnist::load`], of a data set with so many classes, such as the 47 or 62 of EMNIST.
     ///
     /// # Errors
     ///
-    /// As [`Mnist::load`]; labels are below `classes`.
+    /// Those of [`Mnist::load`]; labels are below `classes`.
     pub fn load_classes(folder: impl AsRef<Path>, classes: usize) -> Result<Mnist, DataError> {
         let folder = folder.as_ref();
         let train = load_split(

@@ -69,7 +69,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<HostArray, DataError> {
 /// The array of a file's content.
 ///
 /// # Errors
-/// As [`read`].
+/// See [`read`].
 pub fn of_bytes(bytes: &[u8]) -> Result<HostArray, DataError> {
     read_from(Path::new("the data"), bytes, Some(bytes.len() as u64))
 }
@@ -103,8 +103,8 @@ pub fn write(path: impl AsRef<Path>, array: &HostArray) -> Result<(), DataError>
 /// Reads all arrays of an `.npz` file, in its order, with their names (without `.npy`).
 ///
 /// # Errors
-/// As [`read`], with the name of the array; and if the file is no zip archive, is damaged (each
-/// array has a checksum), is encrypted, or has two arrays of one name.
+/// Those of [`read`], with the name of the array; and if the file is no zip archive, is damaged
+/// (each array has a checksum), is encrypted, or has two arrays of one name.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, HostArray)>, DataError> {
     let path = path.as_ref();
     let file = File::open(path).map_err(|source| io_error(path, source))?;
@@ -119,7 +119,7 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, HostArray)>, Data
 /// The arrays of an `.npz` file's content, with their names.
 ///
 /// # Errors
-/// As [`read_npz`].
+/// See [`read_npz`].
 pub fn of_npz_bytes(bytes: &[u8]) -> Result<Vec<(String, HostArray)>, DataError> {
     let archive = ZipArchive::from_slice(bytes).map(ZipSliceArchive::into_reader_archive);
     arrays(Path::new("the data"), archive, bytes.len() as u64)

@@ -20,8 +20,8 @@ const DEPTH_MAX: usize = 1 << 16;
 /// ```
 ///
 /// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still
-/// being made by then. A panic of the thread goes on in [`next`](Iterator::next), after the items
-/// made before it. If the system cannot start a thread, `next` makes the items.
+/// being made by then. A panic of the thread is propagated by [`next`](Iterator::next), after the
+/// items made before it. If the system cannot start a thread, `next` makes the items.
 pub struct Prefetched<T> {
     /// The source, if no thread has it.
     source: Option<Box<dyn Iterator<Item = T> + Send>>,

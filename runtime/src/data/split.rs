@@ -213,7 +213,7 @@ impl Batches {
         FlatBatches(self)
     }
 
-    /// Of the same batches the [rows](World::share) of this rank of a world alone.
+    /// The same batches, reduced to the [rows](World::share) of this rank of a world.
     pub fn share(mut self, world: &World) -> Batches {
         self.share = world.own_grains();
         self
@@ -285,7 +285,7 @@ impl ExactSizeIterator for Batches {}
 pub struct FlatBatches(Batches);
 
 impl FlatBatches {
-    /// As [`Batches::prefetch`].
+    /// Like [`Batches::prefetch`].
     ///
     /// # Panics
     ///

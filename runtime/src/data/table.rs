@@ -48,10 +48,10 @@ impl Table {
         Table::parse(path, file, b',')
     }
 
-    /// As [`Table::read`], with another byte between fields, such as `b'\t'` or `b';'`.
+    /// Like [`Table::read`], with another byte between fields, such as `b'\t'` or `b';'`.
     ///
     /// # Errors
-    /// As [`Table::read`].
+    /// See [`Table::read`].
     pub fn read_separated(path: impl AsRef<Path>, separator: u8) -> Result<Table, DataError> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|source| DataError::Io {
@@ -64,7 +64,7 @@ impl Table {
     /// The table of a file's content.
     ///
     /// # Errors
-    /// As [`Table::read`].
+    /// See [`Table::read`].
     pub fn of_text(text: &str) -> Result<Table, DataError> {
         Table::parse(Path::new("the data"), text.as_bytes(), b',')
     }

@@ -46,7 +46,7 @@ impl Text {
     /// their order.
     ///
     /// # Errors
-    /// As [`Text::bytes_of`], and if the file is not UTF-8.
+    /// Those of [`Text::bytes_of`], and if the file is not UTF-8.
     pub fn chars_of(path: impl AsRef<Path>, length: usize) -> Result<Text, DataError> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(|source| io(path, source))?;

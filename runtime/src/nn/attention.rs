@@ -11,7 +11,7 @@ use crate::tensor::{AttentionOptions, Mask, Rope, Tensor};
 /// ([`cross`](MultiHeadAttention::cross)).
 ///
 /// Its parameters are `in_proj_weight` `[3·width, width]`, `in_proj_bias` `[3·width]` (query, key
-/// and value, one behind the other), `out_proj.weight` `[width, width]` and `out_proj.bias`
+/// and value, one after the other), `out_proj.weight` `[width, width]` and `out_proj.bias`
 /// `[width]`. If keys or values are made from sequences of another width, `q_proj_weight` `[width,
 /// width]`, `k_proj_weight` `[width, of keys]` and `v_proj_weight` `[width, of values]` are in the
 /// place of `in_proj_weight`.

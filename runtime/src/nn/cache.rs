@@ -176,7 +176,7 @@ impl<'t> KvCache<'t> {
         });
     }
 
-    /// Writes keys and values `[batch, heads, new positions, width]` behind those so far, and gives
+    /// Writes keys and values `[batch, heads, new positions, width]` after those so far, and gives
     /// all `[batch, heads, capacity, width]`, of the cache's type; positions not yet written are
     /// zeros or old values. A run that exceeds the capacity fails before it has changed anything.
     #[track_caller]

@@ -113,7 +113,7 @@ impl Weights {
         let h = state.map(|state| state.h);
         if cell == Cell::Gru {
             let [r, z, n] = thirds(now);
-            // Of the state, if there is one or a bias.
+            // The contribution of the state, if there is a state or a bias.
             let product = h.map(|h| h.matmul(weight));
             let of_state = match (product, bias) {
                 (Some(product), Some(bias)) => Some(product + bias),
@@ -180,7 +180,7 @@ struct Shape {
     bias: bool,
     /// The longest sequence whose steps are unrolled.
     unrolled_max: usize,
-    /// Of a scan, as for [`Scan::checkpoint_every`].
+    /// The option of a scan, see [`Scan::checkpoint_every`].
     checkpoint_every: Option<usize>,
 }
 
@@ -381,7 +381,7 @@ impl Network {
         (0..count).map(|i| all.slice(0, i..=i).squeeze(0)).collect()
     }
 
-    /// The parts of last states, one behind the other. Of no steps they are the initial ones, or
+    /// The parts of last states, one after the other. Of no steps they are the initial ones, or
     /// zeros.
     #[track_caller]
     fn together<'t>(

@@ -145,9 +145,9 @@ pub trait Optimizer {
     }
 
     /// The same with the states of weights, such as Adam's averages, stored in this type, f16 or
-    /// bf16, in half the bytes of f32. A step computes with them in f32 and rounds what it keeps. A
-    /// slow average then stands still: one that moves by less than 2⁻⁹ of itself in a step, as
-    /// Adam's v with its usual β₂ = 0.999, rounds back to what it was in bf16.
+    /// bf16, in half the bytes of f32. A step computes with them in f32 and rounds the new states.
+    /// In bf16 a slow average then stagnates: if a step changes it by less than 2⁻⁹ of itself, as
+    /// for Adam's v with its usual β₂ = 0.999, it is rounded back to its old value.
     ///
     /// ```
     /// # use slabwise::{optim::{AdamW, Optimizer}, prelude::*};
@@ -161,12 +161,12 @@ pub trait Optimizer {
         StatesIn { inner: self, dtype }
     }
 
-    /// The same with masters in f32 of the weights that are [stored in
-    /// halves](crate::Scope::stored_in): for each, the state `remainder.<weight>` holds what
-    /// rounding took from it in the last step, so that weight + remainder is the weight in f32, and
-    /// steps that are smaller than a half can tell add up. Together they take 6 bytes an element;
-    /// 4 with [`states_in`](Optimizer::states_in) after it, where the remainder is rounded too
-    /// (Kahan 1965).
+    /// The same with f32 master weights for the weights that are [stored in
+    /// halves](crate::Scope::stored_in): for each, the state `remainder.<weight>` holds the
+    /// rounding error of the last step, so that weight + remainder is the weight in f32, and
+    /// updates below the resolution of the half type accumulate. Together they take 6 bytes an
+    /// element; 4 with [`states_in`](Optimizer::states_in) after it, where the remainder is rounded
+    /// too (Kahan 1965).
     ///
     /// ```
     /// # use slabwise::{nn::Linear, optim::{Optimizer, Sgd}, prelude::*};
@@ -222,7 +222,7 @@ pub struct Weight<'t> {
     shard: Option<Shard>,
     /// The type that its states are stored in.
     states: DType,
-    /// What rounding took from it in the step before, if that is kept.
+    /// The rounding error of the previous step, if it is kept.
     remainder: Option<State<'t>>,
 }
 
@@ -351,7 +351,7 @@ impl<'t> Weight<'t> {
     pub fn set(&self, value: Tensor<'t>) {
         let (trace, at) = (self.value.trace(), Location::caller());
         let stored = trace.info(self.variable).dtype;
-        // Ranks exchange what is stored.
+        // Ranks exchange the stored type.
         let value = if stored.is_half() {
             let rounded = value.cast(stored);
             if let Some(remainder) = self.remainder {

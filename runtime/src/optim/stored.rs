@@ -1,4 +1,4 @@
-//! How weights and states are stored: states in halves, and what rounding takes from weights.
+//! How weights and states are stored: states in halves, and the rounding errors of weights.
 
 use slabwise_kernels::dtype::DType;
 
@@ -12,7 +12,7 @@ pub struct StatesIn<O> {
     pub(super) dtype: DType,
 }
 
-/// An optimizer that keeps what rounding takes from weights; see [`Optimizer::master_weights`].
+/// An optimizer that keeps the rounding errors of weights; see [`Optimizer::master_weights`].
 #[derive(Clone, Debug)]
 pub struct MasterWeights<O>(pub(super) O);
 

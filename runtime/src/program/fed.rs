@@ -278,7 +278,7 @@ impl Compiled {
                 }
                 continue;
             }
-            // What follows from several lengths is checked when all are known.
+            // A length that depends on several others is checked when all are known.
             let Some(symbol) = self.solvable(dim) else {
                 continue;
             };

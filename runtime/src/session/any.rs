@@ -48,7 +48,7 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// As [`Session::compile`].
+    /// See [`Session::compile`].
     #[track_caller]
     pub fn compile_any(&mut self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<AnyProgram> {
         Ok(AnyProgram {
@@ -60,7 +60,7 @@ impl Session {
     /// Plans a trace as [`Session::plan`] does, for a number of outputs that is known at run time.
     ///
     /// # Errors
-    /// As [`Session::plan`].
+    /// See [`Session::plan`].
     #[track_caller]
     pub fn plan_any(&self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Plan> {
         let started = Instant::now();
@@ -73,7 +73,7 @@ impl Session {
     /// [`Session::compile_any`].
     ///
     /// # Errors
-    /// As [`Session::run`].
+    /// See [`Session::run`].
     pub fn run_any(&mut self, program: &AnyProgram, feed: impl Feed) -> Result<Vec<Output<'_>>> {
         let (inner, env, slab) = self.run_planned(&program.program, &feed)?;
         let inner = &*inner;

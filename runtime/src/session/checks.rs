@@ -1,7 +1,7 @@
 //! Memory checks: dead bytes of the slab hold NaN, and no kernel may write them.
 //!
 //! With [`CompileOptions::check_memory`](crate::CompileOptions::check_memory) every buffer has a
-//! guard behind it. Bytes that belong to no live buffer (guards among them) hold `0xFF`, which is
+//! guard after it. Bytes that belong to no live buffer (guards among them) hold `0xFF`, which is
 //! NaN in every float type. After each kernel the bytes outside of the live buffers must still hold
 //! it; then the buffers that ended are filled again. A kernel that reads a buffer that has ended
 //! computes with NaN; one that writes outside of its buffers is named.

@@ -45,8 +45,8 @@ impl Session {
     /// bit-equal to [`Session::run`].
     ///
     /// # Errors
-    /// As [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`], with an
-    /// OOM report. The session stays usable.
+    /// Those of [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`],
+    /// with an OOM report. The session stays usable.
     pub fn run_dynamic<const N: usize>(
         &mut self,
         program: &Program<N>,

@@ -145,7 +145,7 @@ impl Session {
     /// passed, and when; see [`Plan::html`](crate::Plan::html).
     ///
     /// # Errors
-    /// As [`Session::run`].
+    /// See [`Session::run`].
     pub fn record<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<Run> {
         self.execution.recording = Some(Recording {
             run: Run::default(),

@@ -175,7 +175,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the slab large enough for a program. Other ranks may read what it sends in place.
+    /// Makes the slab large enough for a program. Other ranks may read sent values in place.
     pub fn grow_slab(&mut self, inner: &Compiled, world: &World) -> Result<()> {
         let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {

@@ -111,8 +111,8 @@ impl Session {
     /// run. Call it with the same batches until then.
     ///
     /// # Errors
-    /// As [`Session::run`]. The error of a batch is returned when it is its turn, and the next call
-    /// continues with the batch after it.
+    /// Those of [`Session::run`]. The error of a batch is returned when it is its turn, and the
+    /// next call continues with the batch after it.
     pub fn run_ahead<const N: usize, F>(
         &mut self,
         program: &Program<N>,
@@ -172,7 +172,7 @@ impl Session {
     /// Runs a program on the batch that was [prefetched](Session::prefetch) first.
     ///
     /// # Errors
-    /// As [`Session::run`], and if no batch was prefetched.
+    /// Those of [`Session::run`], and if no batch was prefetched.
     pub fn run_prefetched<const N: usize>(
         &mut self,
         program: &Program<N>,

@@ -279,10 +279,10 @@ impl Drop for Profiles {
 
 impl Session {
     /// Runs a program `steps` times and returns the fastest time of each of its kernels. With
-    /// `SLABWISE_PROFILE=1` a session prints the same of all its programs when it is dropped.
+    /// `SLABWISE_PROFILE=1` a session prints this profile for all its programs when it is dropped.
     ///
     /// # Errors
-    /// As [`Session::run`].
+    /// See [`Session::run`].
     pub fn profile<const N: usize>(
         &mut self,
         program: &Program<N>,

@@ -1,11 +1,12 @@
-//! Sessions of a world: the ranks agree on a program when it is compiled, and meet in each run.
+//! Sessions of a world: the ranks agree on a program when it is compiled, and synchronize in each
+//! run.
 //!
-//! The compilation of a program that exchanges bytes meets twice, when the program is known and when
-//! it can run, so that an error of one rank is one of all.
+//! When a program that exchanges bytes is compiled, the ranks synchronize twice, when the program
+//! is known and when it can run, so that an error of one rank becomes an error of all.
 //!
-//! A run meets once, before its first collective. All checks of data come before that, and no
-//! weight is written before the sums of all ranks are there, so a fault on one rank ends the run on
-//! every rank and changes nothing on any.
+//! In a run they synchronize once, before its first collective. All checks of data come before
+//! that, and no weight is written before the sums of all ranks are there, so a fault on one rank
+//! ends the run on every rank and changes nothing on any.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -41,14 +42,14 @@ impl Session {
     /// [`Trace::minimize`](crate::Trace::minimize) then takes the step of the whole batch: each
     /// rank's loss counts by its number of examples, which is the length of the first input, and
     /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part. The
-    /// random numbers of a training step differ between ranks; those of a [key](crate::Trace::key) of
-    /// the program's own and of an inference trace are the same.
+    /// random numbers of a training step differ between ranks; those of a user's
+    /// [key](crate::Trace::key) and of an inference trace are the same.
     ///
     /// On a [mesh](crate::Mesh) the ranks along its data axis share the batch, and the others have
-    /// the same rows: the step is that of a world of the data axis' size, to the bit if it has the
+    /// the same rows: the step is that of a world of the data axis's size, bit-exact if it has the
     /// same [grains](World::with_grains) and exchanges nothing along other axes. If it does, a
-    /// weight's gradient is the mean of those along these axes, each of the sum of what the ranks
-    /// along it compute; the loss must be the same along them.
+    /// weight's gradient is the mean of the gradients of the ranks along these axes, each taken of
+    /// the sum of the losses of these ranks; the loss must be the same along them.
     ///
     /// ```
     /// # use slabwise::prelude::*;

@@ -59,7 +59,7 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// As [`Session::run`], and if there is no memory for the buffers.
+    /// Those of [`Session::run`], and if there is no memory for the buffers.
     pub fn run_resident<const N: usize>(
         &mut self,
         program: &Program<N>,

@@ -11,7 +11,7 @@ use super::elementwise::broadcast_shape;
 use crate::graph::Graph;
 use crate::ops::{self, GraphBuilder, NodeId, Op};
 
-/// Which positions of a sequence attend to which.
+/// The mask of attention: which keys each query sees.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'t> {
     /// All to all.
@@ -24,20 +24,20 @@ pub enum Mask<'t> {
     Added(Tensor<'t>),
 }
 
-/// How much of the scores of attention is in memory at once.
+/// The part of the attention scores that is in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tiles {
-    /// On the CPU, of a few queries at a time in one kernel, which leaves out keys that no query of
-    /// these sees; the backward pass computes them again (Dao et al., "FlashAttention", 2022). The
-    /// gradient of a mask is computed from all scores. Where there is no such kernel, on other
-    /// devices: tiles of 128 queries where there are 512 or more of them, else all at once.
+    /// On the CPU, the scores of a few queries at a time, in one kernel, which skips keys that none
+    /// of these queries sees; the backward pass recomputes them (Dao et al., "FlashAttention",
+    /// 2022). The gradient of a mask is computed from all scores. On devices without such a kernel:
+    /// tiles of 128 queries where there are 512 or more of them, else all scores at once.
     #[default]
     Auto,
     /// All scores `[batch…, queries, keys]`, saved for the backward pass.
     Whole,
-    /// Those of this many queries at a time, and in inference with `causal` only of the keys
-    /// visible to them; the backward pass recomputes them, tile by tile. This is a matter of the
-    /// plan: each tile has kernels of its own.
+    /// The scores of this many queries at a time, and in inference with `causal` only for the keys
+    /// visible to them; the backward pass recomputes them, tile by tile. Each tile has separate
+    /// kernels in the plan.
     Queries(usize),
 }
 
@@ -109,7 +109,7 @@ impl<'t> AttentionOptions<'t> {
         AttentionOptions::default()
     }
 
-    /// With a mask, on top of the other conditions.
+    /// With a mask, in addition to the other conditions.
     pub fn mask(mut self, mask: Mask<'t>) -> Self {
         self.mask = mask;
         self
@@ -121,13 +121,13 @@ impl<'t> AttentionOptions<'t> {
         self
     }
 
-    /// The first query is at position `keys`, because so many keys precede the first new one.
+    /// The first query is at position `keys`: that many keys precede the first new one.
     pub fn past(mut self, keys: usize) -> Self {
         self.past = keys;
         self
     }
 
-    /// [`past`](AttentionOptions::past) as a number of the run: an i32 scalar, or one that
+    /// [`past`](AttentionOptions::past) as an input of each run: an i32 scalar, or one that
     /// broadcasts to `[batch…, queries, keys]`.
     pub fn past_of_run(mut self, keys: Tensor<'t>) -> Self {
         self.past_of_run = Some(keys);
@@ -140,7 +140,7 @@ impl<'t> AttentionOptions<'t> {
         self
     }
 
-    /// With this factor of the scores instead of 1/√width.
+    /// With scores scaled by this factor instead of 1/√width.
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
@@ -204,8 +204,9 @@ impl<'t> Tensor<'t> {
     /// keys 0 to i.
     ///
     /// Scores are `queries × keys` numbers, which is large for long sequences: [`Tiles::Auto`]
-    /// decides how much of that is in memory at once; [`attention_in`](Tensor::attention_in) leaves
-    /// the choice to the caller. For other options see [`attention_with`](Tensor::attention_with).
+    /// decides how many of them are in memory at once; [`attention_in`](Tensor::attention_in)
+    /// leaves the choice to the caller. For other options see
+    /// [`attention_with`](Tensor::attention_with).
     #[track_caller]
     pub fn attention(
         self,
@@ -217,8 +218,8 @@ impl<'t> Tensor<'t> {
         self.attention_in(Tiles::Auto, keys, values, causal, mask)
     }
 
-    /// [`attention`](Tensor::attention) in tiles of the caller's choice; the results differ in
-    /// rounding alone.
+    /// [`attention`](Tensor::attention) in tiles of the caller's choice; results differ only in
+    /// rounding.
     #[track_caller]
     pub fn attention_in(
         self,
@@ -234,15 +235,15 @@ impl<'t> Tensor<'t> {
 
     /// [`attention`](Tensor::attention) with other [options](AttentionOptions).
     ///
-    /// Of queries `[batch…, heads, queries, width]`, the keys and values may have fewer heads that
-    /// divide them: each is then shared by neighbouring heads of the queries, without a copy
-    /// (grouped-query attention, Ainslie et al. 2023; with one head multi-query attention, Shazeer
-    /// 2019).
+    /// For queries `[batch…, heads, queries, width]`, the keys and values may have a smaller number
+    /// of heads that divides `heads`: neighbouring heads of the queries then share one of them,
+    /// without a copy (grouped-query attention, Ainslie et al. 2023; with one head multi-query
+    /// attention, Shazeer 2019).
     ///
-    /// Keys and values of f16 or bf16 are read as they are. On the CPU all is computed in f32; by
-    /// products, queries and weights are rounded to their type, and sums and results are f32. With
-    /// a [precision](crate::Trace::with_precision) of halves, queries, keys, values and results are
-    /// rounded to it.
+    /// Keys and values of f16 or bf16 are read without conversion. The CPU's kernel computes
+    /// everything in f32. Where attention is computed by products, these round queries and weights
+    /// to that type; sums and results are f32. With a [precision](crate::Trace::with_precision) of
+    /// halves, queries, keys, values and results are rounded to it.
     #[track_caller]
     pub fn attention_with(
         self,
@@ -584,7 +585,7 @@ impl<'t> Tensor<'t> {
         like(weights, values).matmul(values) / weights.sum_keep(last)
     }
 
-    /// Attention of a sequence to itself, by several heads: queries, keys and values side by side
+    /// Multi-head self-attention: queries, keys and values side by side
     /// `[batch…, length, 3·width]`, each with its heads side by side, → `[batch…, length, width]`.
     #[track_caller]
     pub fn self_attention(self, heads: usize, causal: bool, mask: Mask<'t>) -> Tensor<'t> {

@@ -9,9 +9,9 @@ use super::Tensor;
 use crate::ops::GraphBuilder;
 
 impl<'t> Tensor<'t> {
-    /// Of `[n, channels, …]`, in a training trace, zeroes each channel of each example with
-    /// probability `p` and scales the others by 1/(1 − p) (Tompson et al. 2015); otherwise the
-    /// identity.
+    /// Channel dropout: in a training trace, zeroes each channel of each example of
+    /// `[n, channels, …]` with probability `p` and scales the others by 1/(1 − p) (Tompson et al.
+    /// 2015); otherwise the identity.
     #[track_caller]
     pub fn dropout_channels(self, p: f32) -> Tensor<'t> {
         self.drop_whole("dropout_channels", p, 2)
@@ -61,7 +61,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Drops what the first `axes` axes number.
+    /// Drops whole slices: one decision for each index along the first `axes` axes.
     #[track_caller]
     fn drop_whole(self, what: &str, p: f32, axes: usize) -> Tensor<'t> {
         let at = Location::caller();

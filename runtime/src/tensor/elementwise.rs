@@ -104,8 +104,8 @@ macro_rules! binary {
 }
 
 unary! {
-    /// x itself, as a constant to [`Trace::gradients`](crate::Trace::gradients): no gradient flows
-    /// back through it.
+    /// x, detached: [`Trace::gradients`](crate::Trace::gradients) treats it as a constant, and no
+    /// gradient flows through it.
     detach Detach;
     /// |x|; its slope is [`Tensor::sign`]: 0 at 0, NaN at NaN.
     abs Abs;
@@ -119,7 +119,7 @@ unary! {
     expm1 Expm1;
     /// The natural logarithm.
     ln Ln;
-    /// The logarithm to base 2: exact of powers of 2.
+    /// The logarithm to base 2, exact for powers of 2.
     log2 Log2;
     /// The logarithm to base 10.
     log10 Log10;
@@ -174,20 +174,20 @@ binary! {
     /// The angle in −π..=π radians of the point whose vertical coordinate is this tensor and whose
     /// horizontal one is the operand; the signs of zeros count. Its slopes at the origin are 0.
     atan2 Atan2;
-    /// The remainder of a division that truncates, with the sign of x, as `%` of Rust and C; of
-    /// integers by 0 it is 0, of floats NaN. With the sign of the divisor: [`Tensor::remainder`].
+    /// The remainder of a division that truncates, with the sign of x, like `%` of Rust and C. A
+    /// divisor of 0 gives 0 for integers and NaN for floats. For the sign of the divisor see
+    /// [`Tensor::remainder`].
     fmod Fmod;
     /// The bits that are set in both of two integers.
     bit_and BitAnd;
     /// The bits that are set in any of two integers.
     bit_or BitOr;
-    /// The bits that are set in one of two integers.
+    /// The bits that are set in exactly one of two integers.
     bit_xor BitXor;
-    /// An integer's bits moved up by so many places: times 2ʸ, which wraps; 0 for y outside of
-    /// 0..32.
+    /// An integer's bits shifted left by y places: times 2ʸ, which wraps; 0 for y outside of 0..32.
     shift_left ShiftLeft;
-    /// An integer's bits moved down by so many places: divided by 2ʸ, rounding down; for y outside
-    /// of 0..32 as by 31 places.
+    /// An integer's bits shifted right by y places, arithmetically: divided by 2ʸ, rounded down;
+    /// for y outside of 0..32 the same as for 31.
     shift_right ShiftRight;
     /// The smaller of two; NaN if either is. Equal numbers get half the gradient each; if one is
     /// NaN, both get all of it.
@@ -234,8 +234,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// x, but at least `low` and at most `high`; NaN stays NaN. The gradient is that of x strictly
-    /// between the bounds and of NaN, and 0 elsewhere, at the bounds too.
+    /// x, limited to `low..=high`; NaN stays NaN. The gradient passes through strictly between the
+    /// bounds and for NaN; it is 0 elsewhere, at the bounds too.
     #[track_caller]
     pub fn clamp(self, low: f32, high: f32) -> Tensor<'t> {
         let at = Location::caller();
@@ -251,15 +251,15 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This value, or another near it, as a constant: for numbers on which results depend by rounding
-    /// alone.
+    /// This value, or another near it, as a constant: for numbers that affect results only by
+    /// rounding.
     #[track_caller]
     pub(super) fn near(self) -> Tensor<'t> {
         self.elementwise(ScalarOp::Near, &[])
     }
 
     /// This value, with the additional derivative `slope` with respect to `x`. For a detached value
-    /// it is the only derivative: for formulas whose own derivative would be NaN or inexact
+    /// it is the only derivative. Use it for formulas whose own derivative would be NaN or inexact
     /// somewhere. The slope can be differentiated in turn.
     #[track_caller]
     pub(super) fn with_slope(self, x: Tensor<'t>, slope: Tensor<'t>) -> Tensor<'t> {

@@ -1,4 +1,4 @@
-//! Functions composed of rows of the scalar table: each fuses into one kernel with its neighbours.
+//! Functions composed of elementwise operations: each fuses into one kernel with its neighbours.
 
 use std::f32::consts::{FRAC_2_SQRT_PI, LN_2};
 use std::panic::Location;
@@ -10,14 +10,14 @@ use super::{Operand, Tensor, checked};
 use crate::ops::{GraphBuilder, Op};
 
 impl<'t> Tensor<'t> {
-    /// The angle of tangent x, in −π/2..=π/2 radians.
+    /// The arc tangent, in −π/2..=π/2 radians.
     #[doc(alias = "arctan")]
     #[track_caller]
     pub fn atan(self) -> Tensor<'t> {
         self.atan2(1.0)
     }
 
-    /// The angle of sine x, in −π/2..=π/2 radians; NaN beyond ±1. Its slope at ±1 is ∞.
+    /// The arc sine, in −π/2..=π/2 radians; NaN beyond ±1. Its slope at ±1 is ∞.
     #[doc(alias = "arcsin")]
     #[track_caller]
     pub fn asin(self) -> Tensor<'t> {
@@ -26,7 +26,7 @@ impl<'t> Tensor<'t> {
         value.detach().with_slope(self, square.rsqrt())
     }
 
-    /// The angle of cosine x, in 0..=π radians; NaN beyond ±1. Its slope at ±1 is −∞.
+    /// The arc cosine, in 0..=π radians; NaN beyond ±1. Its slope at ±1 is −∞.
     #[doc(alias = "arccos")]
     #[track_caller]
     pub fn acos(self) -> Tensor<'t> {
@@ -35,7 +35,7 @@ impl<'t> Tensor<'t> {
         value.detach().with_slope(self, -square.rsqrt())
     }
 
-    /// The number of hyperbolic sine x.
+    /// The inverse hyperbolic sine.
     #[doc(alias = "arcsinh")]
     #[track_caller]
     pub fn asinh(self) -> Tensor<'t> {
@@ -49,7 +49,7 @@ impl<'t> Tensor<'t> {
             .with_slope(self, (self * self + 1.0).rsqrt())
     }
 
-    /// The number ≥ 0 of hyperbolic cosine x; NaN below 1. Its slope at 1 is ∞.
+    /// The inverse hyperbolic cosine, ≥ 0; NaN below 1. Its slope at 1 is ∞.
     #[doc(alias = "arccosh")]
     #[track_caller]
     pub fn acosh(self) -> Tensor<'t> {
@@ -61,7 +61,7 @@ impl<'t> Tensor<'t> {
             .with_slope(self, less.rsqrt() * (self + 1.0).rsqrt())
     }
 
-    /// The number of hyperbolic tangent x: ±∞ at ±1, NaN beyond.
+    /// The inverse hyperbolic tangent: ±∞ at ±1, NaN beyond.
     #[doc(alias = "arctanh")]
     #[track_caller]
     pub fn atanh(self) -> Tensor<'t> {
@@ -78,15 +78,15 @@ impl<'t> Tensor<'t> {
         self.lt(0.0).select(self.ceil(), self.floor())
     }
 
-    /// x − [`trunc`](Tensor::trunc) x: the part behind the point, with the sign of x.
+    /// x − [`trunc`](Tensor::trunc) x: the part after the point, with the sign of x.
     #[doc(alias = "frac")]
     #[track_caller]
     pub fn fract(self) -> Tensor<'t> {
         self - self.trunc()
     }
 
-    /// The remainder x − y·⌊x/y⌋ of a division that rounds down, with the sign of y, as `%` of
-    /// Python; of integers by 0 it is 0. With the sign of x: [`Tensor::fmod`].
+    /// The remainder x − y·⌊x/y⌋ of a division that rounds down, with the sign of y, like `%` of
+    /// Python; 0 for integers divided by 0. For the sign of x see [`Tensor::fmod`].
     #[doc(alias = "mod")]
     #[track_caller]
     pub fn remainder(self, rhs: impl Operand<'t>) -> Tensor<'t> {
@@ -95,14 +95,14 @@ impl<'t> Tensor<'t> {
         rest.is_opposite(y).select(rest + y, rest)
     }
 
-    /// Whether a remainder that truncates has another sign than its divisor.
+    /// Whether a truncated remainder and its divisor have different signs.
     #[track_caller]
     fn is_opposite(self, divisor: Tensor<'t>) -> Tensor<'t> {
         let signs = self.lt(0).xor(divisor.lt(0));
         signs.and(self.not_equal(0))
     }
 
-    /// ⌊x/y⌋, as `//` of Python; of integers by 0 it is 0. Integers divided by `/` truncate
+    /// ⌊x/y⌋, like `//` of Python; 0 for integers divided by 0. Integers divided by `/` truncate
     /// instead. No gradient flows through it.
     #[doc(alias = "floor_divide")]
     #[track_caller]
@@ -158,8 +158,8 @@ impl<'t> Tensor<'t> {
         }
     }
 
-    /// x, with numbers instead of NaN, ∞ and −∞; no gradient flows through those. PyTorch's
-    /// defaults are 0, [`f32::MAX`] and [`f32::MIN`].
+    /// x, with given numbers in place of NaN, ∞ and −∞; no gradient flows through those elements.
+    /// PyTorch's defaults are 0, [`f32::MAX`] and [`f32::MIN`].
     #[track_caller]
     pub fn nan_to_num(self, nan: f32, infinity: f32, minus_infinity: f32) -> Tensor<'t> {
         let x = self.equal(f32::INFINITY).select(infinity, self);
@@ -167,9 +167,9 @@ impl<'t> Tensor<'t> {
         self.is_nan().select(nan, x)
     }
 
-    /// x, but at least `low` and then at most `high`, element by element; NaN if one of them is.
-    /// Where two are equal, each gets half the gradient, as of [`Tensor::maximum`]. For bounds that
-    /// are numbers: [`Tensor::clamp`].
+    /// min(max(x, `low`), `high`), element by element; NaN if one of the three is NaN. Where two
+    /// are equal, each gets half the gradient, as for [`Tensor::maximum`]. For constant bounds see
+    /// [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_between(self, low: impl Operand<'t>, high: impl Operand<'t>) -> Tensor<'t> {
         self.maximum(low).minimum(high)
@@ -256,8 +256,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The number whose [`erf`](Tensor::erf) is x: ±∞ at ±1, NaN beyond. Its relative error is at
-    /// most 6·10⁻⁷ (Giles, "Approximating the erfinv function", 2012).
+    /// The inverse of [`erf`](Tensor::erf): ±∞ at ±1, NaN beyond. Its relative error is at most
+    /// 6·10⁻⁷ (Giles, "Approximating the erfinv function", 2012).
     #[track_caller]
     pub fn erfinv(self) -> Tensor<'t> {
         const NEAR: [f32; 9] = [
@@ -305,7 +305,7 @@ impl<'t> Tensor<'t> {
         value.detach().with_slope(self, slope)
     }
 
-    /// √x, whose slope at 0 is 0 instead of ∞: for lengths and deviations.
+    /// √x with a slope of 0 instead of ∞ at 0: for norms and standard deviations.
     #[track_caller]
     pub(super) fn sqrt_or_flat(self) -> Tensor<'t> {
         let zero = self.equal(0.0);

@@ -242,7 +242,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The slices that rows of coordinates name: `index` is `[b…, …, k]`, coordinates along the k
-    /// axes behind the first `batch`, which both tensors have; the result is `[b…, …]` followed by
+    /// axes after the first `batch`, which both tensors have; the result is `[b…, …]` followed by
     /// the other axes. (GatherND of ONNX.)
     #[track_caller]
     pub fn gather_nd(self, index: Tensor<'t>, batch: usize) -> Tensor<'t> {

@@ -217,7 +217,7 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// Two tensors one behind the other along an axis, whose lengths do not add up to one size: both are
+/// Two tensors one after the other along an axis, whose lengths do not add up to one size: both are
 /// padded to the length of the whole, and each element chosen by its place.
 fn append(g: &mut Graph, a: NodeId, b: NodeId, axis: usize) -> Result<NodeId, String> {
     let (mut dims, other, dtype) = (g.dims(a).clone(), g.dims(b).clone(), g.dtype(a));

@@ -40,7 +40,7 @@ pub enum Reduction {
 }
 
 impl<'t> Tensor<'t> {
-    /// The losses of single elements as one; `what` is the loss.
+    /// The reduction of the losses of single elements; `what` is the name of the loss.
     #[track_caller]
     fn reduced(self, what: &str, reduction: Reduction) -> Tensor<'t> {
         match reduction {

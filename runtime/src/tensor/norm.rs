@@ -13,7 +13,7 @@ use crate::ops::{Axes, GraphBuilder, Op};
 
 /// Statistics of a batch for each channel, and the factors that normalise by them.
 pub(crate) struct BatchStatistics<'t> {
-    /// x less a constant near the mean, of x's shape.
+    /// x minus a constant near the mean, of x's shape.
     centred: Tensor<'t>,
     /// The mean of `centred`: `[1, channels, 1…]`.
     rest: Tensor<'t>,
@@ -107,9 +107,9 @@ impl<'t> Tensor<'t> {
         x / squares.maximum(eps * eps).sqrt()
     }
 
-    /// This weight v as gain·v/‖v‖₂, with a norm for each slice of `axis` and a gain that broadcasts
-    /// to it, such as `[out, 1, 1]`: the direction of a weight apart from its length (Salimans and
-    /// Kingma 2016; `weight_norm` of PyTorch). A slice of zeros gives NaN.
+    /// Weight normalization: gain·v/‖v‖₂ for this weight v, with a norm for each slice of `axis`
+    /// and a gain that broadcasts to it, such as `[out, 1, 1]` (Salimans and Kingma 2016;
+    /// `weight_norm` of PyTorch). A slice of zeros gives NaN.
     #[track_caller]
     pub fn weight_norm(self, gain: Tensor<'t>, axis: usize) -> Tensor<'t> {
         let v = self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
@@ -159,8 +159,8 @@ impl<'t> Tensor<'t> {
         x * scale
     }
 
-    /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and
-    /// channels of each of `groups` groups of neighbouring channels.
+    /// Group normalization: [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over
+    /// the positions and channels of each of `groups` groups of neighbouring channels.
     #[track_caller]
     pub fn group_normalize(self, groups: usize, eps: f32) -> Tensor<'t> {
         let Some(channels) = self.len(1).filter(|_| self.rank() > 2) else {

@@ -107,7 +107,7 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "cumprod", ids[0], axis, &NUMBERS)?;
             countable("cumprod", &g.symbols, g.dims(ids[0]))?;
-            // A recurrence whose state is the first element behind it.
+            // A recurrence whose state is the first element after it.
             let (dims, dtype) = (g.dims(ids[0]).clone(), g.dtype(ids[0]));
             let place = place_along(g, axis, &dims);
             let first = if running.reverse {

@@ -17,7 +17,7 @@ impl<'t> Tensor<'t> {
     /// The sum of this tensor over the ranks of the [world](crate::Session::on) that the session is
     /// in, the same on every rank: the tensor itself in a world of one. On a [mesh](crate::Mesh) it
     /// is the sum over the ranks that share a batch, along the data axis. Ranks are added in a
-    /// fixed tree. Its gradient is that of the sum of what all ranks compute.
+    /// fixed tree. Its gradient is taken of the sum of the losses of all ranks.
     ///
     /// Of f32 or i32 numbers, of a shape without bounded dimensions; integers wrap.
     #[track_caller]
@@ -49,8 +49,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The sum of this tensor over the ranks along an axis of the [mesh](crate::Mesh) that the
-    /// session is on, the same on each of them, added in a fixed tree. As of all exchanges along an
-    /// axis, its gradient is that of the sum of what the ranks along the axis compute.
+    /// session is on, the same on each of them, added in a fixed tree. As for all exchanges along
+    /// an axis, its gradient is taken of the sum of the losses of the ranks along the axis.
     ///
     /// Of f32 or i32 numbers, of a shape without bounded dimensions; integers wrap.
     ///
@@ -183,7 +183,7 @@ fn along(spread: Option<Spread>, axis: &str, call: &str) -> Result<(Spread, Grou
     Ok((spread, group))
 }
 
-/// Refuses what cannot be added up over ranks.
+/// Refuses tensors that cannot be summed over ranks.
 fn check_sum(g: &Graph, x: NodeId, call: &str) -> Result<(), String> {
     let dtype = g.dtype(x);
     if !matches!(dtype, DType::F32 | DType::I32) {

@@ -4,7 +4,7 @@
 //! Over no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all)
 //! true and the mean NaN. A maximum, a minimum or its position does not exist: along an axis of
 //! fixed length 0 that is a mistake; along another axis, a run in which it has no elements fails.
-//! Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
+//! Other axes may be empty; then so is the result. NumPy and PyTorch do the same.
 
 use std::ops::RangeFull;
 use std::panic::Location;
@@ -158,8 +158,8 @@ fn fold(
     Ok(g.reshape(folded, &dims))
 }
 
-/// The number of elements reduced into one, as an f32 scalar. A product of bounded lengths is a
-/// value of the run.
+/// The number of elements reduced into one, as an f32 scalar. With bounded lengths it is computed
+/// in each run.
 pub(super) fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
     let lengths: Vec<Size> = axes.iter().map(|&a| g.dims(x)[a]).collect();
     let fixed = lengths
@@ -212,10 +212,10 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32, which wraps; 0 over no elements. Floats are summed in parts whose
-    /// order depends on the shape alone.
+    /// The sum of f32 or i32 elements (i32 wraps); 0 over no elements. Floats are summed in parts
+    /// whose order depends on the shape alone.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
-    /// The product, of f32 or i32, which wraps; 1 over no elements.
+    /// The product of f32 or i32 elements (i32 wraps); 1 over no elements.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
     /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Over no
     /// elements: an error.
@@ -227,13 +227,13 @@ reductions! {
     fold(ReduceOp::Any) any any_over any_keep;
     /// Whether all truth values are true; true over no elements.
     fold(ReduceOp::All) all all_over all_keep;
-    /// The mean, f32: of truth values the share that is true; NaN over no elements.
+    /// The mean, f32; for truth values the fraction that is true; NaN over no elements.
     average() mean mean_over mean_keep;
 }
 
 impl<'t> Tensor<'t> {
     /// The first position (i32) of the largest element along an axis, which is removed; along
-    /// several axes the position counts in their row-major order. NaN counts as largest. Over no
+    /// several axes the position is the row-major index over them. NaN counts as largest. Over no
     /// elements: an error.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
@@ -247,7 +247,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The first position (i32) of the smallest element along an axis, which is removed; along
-    /// several axes the position counts in their row-major order. NaN counts as smallest. Over no
+    /// several axes the position is the row-major index over them. NaN counts as smallest. Over no
     /// elements: an error.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {

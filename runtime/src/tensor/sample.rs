@@ -234,7 +234,7 @@ fn grid_fits(g: &Graph, image: NodeId, grid: NodeId) -> Result<[f32; 2], String>
     }
 }
 
-/// The weights of the four neighbours of a place, t behind the second.
+/// The weights of the four neighbours of a place, t after the second.
 fn cubic(t: Tensor<'_>) -> [Tensor<'_>; 4] {
     const A: f32 = -0.75;
     [

@@ -1,4 +1,5 @@
-//! How windows and kernels move over images and sequences: the options of convolutions and poolings.
+//! The options of convolutions and poolings: how windows and kernels move over images and
+//! sequences.
 
 use slabwise_kernels::spec::Window;
 
@@ -25,17 +26,17 @@ impl<const N: usize> PerAxis<N> for [usize; N] {
 }
 
 /// The padding of a convolution or pooling over `N` axes: zeros, or for a maximum −∞. A number or
-/// an array is the padding on both sides, an array of pairs that before and after.
+/// an array gives the padding on both sides, an array of pairs the padding before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding<const N: usize> {
-    /// So many before the first and after the last element of each axis.
+    /// The elements before the first and after the last element of each axis.
     Sides([(usize, usize); N]),
-    /// As many as make the result ⌈length/stride⌉ long; of an odd number, the one more follows the
-    /// last element ("SAME" of TensorFlow, "SAME_UPPER" of ONNX, "same" of PyTorch).
+    /// The padding that makes the result ⌈length/stride⌉ long; if it is odd, the extra element
+    /// follows the last one ("SAME" of TensorFlow, "SAME_UPPER" of ONNX, "same" of PyTorch).
     Same,
-    /// [`Padding::Same`], but the one more precedes the first element ("SAME_LOWER" of ONNX).
+    /// [`Padding::Same`], but the extra element precedes the first one ("SAME_LOWER" of ONNX).
     SameLower,
-    /// Before the first element alone, so many that no result depends on a later element:
+    /// Causal padding, only before the first element, so that no result depends on a later element:
     /// dilation·(window − 1).
     Causal,
 }
@@ -130,10 +131,10 @@ pub struct ConvOptions<const N: usize> {
     pub padding: Padding<N>,
     /// Distance between kernel elements.
     pub dilation: [usize; N],
-    /// Channel groups that do not mix.
+    /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
-    /// Of a transposed convolution: elements added at the end of each axis, less than the stride or
-    /// the dilation.
+    /// For a transposed convolution: elements added at the end of each axis, less than the stride
+    /// or the dilation.
     pub output_padding: [usize; N],
 }
 
@@ -185,14 +186,14 @@ impl<const N: usize> ConvOptions<N> {
         self
     }
 
-    /// With so many groups of channels that do not mix.
+    /// With this number of channel groups, which do not mix.
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
         self
     }
 
-    /// With so many elements more at the end of each axis of a transposed convolution, for a result
-    /// as large as the image whose strided convolution has this tensor's size.
+    /// With this number of extra elements at the end of each axis of a transposed convolution, for
+    /// a result as large as the image whose strided convolution has this tensor's size.
     pub fn output_padding(mut self, more: impl PerAxis<N>) -> Self {
         self.output_padding = more.per_axis();
         self
@@ -233,7 +234,7 @@ pub struct PoolOptions<const N: usize> {
     pub padding: Padding<N>,
     /// Distance between the elements of a window.
     pub dilation: [usize; N],
-    /// Whether a last window that begins in the image or before it, and is not whole, counts.
+    /// Whether an incomplete last window counts, if it begins in the image or before it.
     pub ceil: bool,
     /// Whether a mean counts zeros of the padding.
     pub count_padding: bool,
@@ -279,7 +280,7 @@ impl<const N: usize> PoolOptions<N> {
         self
     }
 
-    /// With a last window that is not whole, if it begins in the image or in the padding before it
+    /// With an incomplete last window, if it begins in the image or in the padding before it
     /// (`ceil_mode` of PyTorch).
     pub fn ceil(mut self) -> Self {
         self.ceil = true;

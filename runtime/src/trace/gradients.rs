@@ -18,10 +18,10 @@ use crate::passes::autodiff;
 pub(super) type GradientHook = Arc<dyn for<'t> Fn(Tensor<'t>) -> Tensor<'t> + Send + Sync>;
 
 impl<'t> Tensor<'t> {
-    /// The same tensor, whose gradient passes through a function: it is called when a backward
-    /// pass is recorded ([`Trace::gradients`], [`Trace::minimize`]) and has the whole gradient of
-    /// what is computed from the returned tensor. It may show it or return another of the same
-    /// type and shape. A step of a [scan](Trace::scan) has no such tensors.
+    /// The same tensor with a gradient hook: the function is called when a backward pass is
+    /// recorded ([`Trace::gradients`], [`Trace::minimize`]), with the accumulated gradient of the
+    /// returned tensor. It may show the gradient or return another of the same type and shape.
+    /// Hooks are not available in a step of a [scan](Trace::scan).
     ///
     /// This is `Tensor.register_hook` of PyTorch, except that the gradient of `self` itself, where
     /// it is used beside the returned tensor, does not pass through the function. Layers with a
@@ -82,8 +82,8 @@ impl Trace {
         std::array::from_fn(|i| found[i])
     }
 
-    /// As [`Trace::gradients`], of parameters or tensors whose number is known only when the program
-    /// runs; in their order.
+    /// Like [`Trace::gradients`], for parameters or tensors whose number is known only when the
+    /// program runs; in their order.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -162,7 +162,7 @@ impl Trace {
         found
     }
 
-    /// What a hook makes of a gradient; the gradient itself after a mistake.
+    /// The result of a hook for a gradient; the gradient itself after a mistake.
     fn hooked(&self, at: Line, hook: &GradientHook, gradient: NodeId) -> NodeId {
         let before = std::mem::replace(&mut self.building.borrow_mut().in_hook, true);
         let given = Tensor {

@@ -92,9 +92,9 @@ fn number_of(g: &mut Graph, spread: Spread, part: usize) -> Result<NodeId, Strin
 
 /// The grain and the stream of each draw, in the order of the graph.
 struct Numbering<'a> {
-    /// Of each part of the graph, its number in its step in parts.
+    /// For each part of the graph, its number in its step in parts.
     parts: &'a [Option<usize>],
-    /// Of each part, the step in parts that it belongs to, from 0.
+    /// For each part, the step in parts that it belongs to, from 0.
     steps: Vec<u32>,
     /// The draws of each part so far.
     drawn: Vec<u32>,

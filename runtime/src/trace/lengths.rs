@@ -192,7 +192,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This tensor with `value` behind its elements along an axis, up to so many in all.
+    /// This tensor with `value` after its elements along an axis, up to so many in all.
     #[track_caller]
     pub fn pad_to(self, axis: usize, length: impl Into<Dim>, value: f32) -> Tensor<'t> {
         let length = Shape::from((length,));

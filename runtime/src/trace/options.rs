@@ -4,13 +4,13 @@ use super::Trace;
 use super::precision::Precision;
 
 impl Trace {
-    /// The same with new random numbers in each run, for sampling from a model: they follow from
-    /// the seed of the session's parameters and from the number of runs of such programs before,
-    /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
-    /// is saved with the weights, so that a resumed session draws the same numbers as an
-    /// uninterrupted one; [`Session::value_as`](crate::Session::value_as)
-    /// `::<i32>` reads it, and [`Session::set_value`](crate::Session::set_value) sets it anew. Training
-    /// draws from another state, which sampling leaves alone.
+    /// The same with new random numbers in each run, for sampling from a model: they depend on the
+    /// seed of the session's parameters and on the number of earlier runs of such programs, which
+    /// is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It is
+    /// saved with the weights, so that a resumed session draws the same numbers as an uninterrupted
+    /// one; [`Session::value_as`](crate::Session::value_as) `::<i32>` reads it, and
+    /// [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from another
+    /// state, which sampling leaves alone.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -39,14 +39,14 @@ impl Trace {
     /// The same in mixed precision, in which the model is written as usual. Matrix products,
     /// convolutions and attention take operands of this precision and sum in f32, in the backward
     /// pass too. Their operands and results (with a bias that is added), and the gradients of both,
-    /// are rounded, each once for all that reads it, and take two bytes where they are stored; their
+    /// are rounded, each once for all its readers, and take two bytes where they are stored; their
     /// [type](crate::Tensor::dtype) stays f32. Everything else is f32: weights, their gradients and
     /// optimizer states, statistics of norms, softmax, losses, and sums that no product reads, such
-    /// as those of a residual stream. In a [scan](Trace::scan), operands alone are rounded.
+    /// as those of a residual stream. In a [scan](Trace::scan), only operands are rounded.
     ///
     /// On a CUDA device tensor cores multiply halves many times as fast as other cores multiply
-    /// f32, and most kernels move half of the bytes; the CPU computes the same and gains memory
-    /// alone.
+    /// f32, and most kernels move half of the bytes; on the CPU results are the same, and only
+    /// memory is saved.
     ///
     /// Mixed precision: Micikevicius et al., "Mixed Precision Training" (2018). `docs/numerics.md`
     /// lists the differences from PyTorch's `autocast`.

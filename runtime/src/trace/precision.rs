@@ -1,10 +1,10 @@
 //! Mixed precision: the values of a trace that are numbers of a half type.
 //!
-//! A program in bf16 or f16 computes in f32. What it saves are bytes: a value that is rounded is
-//! stored in two bytes, wherever it is stored. Rounded are the operands and the results of products,
-//! each once, for all that read it, and the gradients of such values. No rounding is part of the
-//! graph while it is recorded, since the product that reads a value may be recorded behind others
-//! that do; [`Rounded`] finds the values, and [`with_roundings`] adds the conversions.
+//! A program in bf16 or f16 computes in f32. It saves bytes: a rounded value is stored in two bytes
+//! wherever it is stored. The operands and the results of products are rounded, each once for all
+//! its readers, and the gradients of such values. No rounding is part of the graph while it is
+//! recorded, since the product that reads a value may be recorded after others that do; [`Rounded`]
+//! finds the values, and [`with_roundings`] adds the conversions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -200,7 +200,7 @@ pub(super) fn with_roundings(graph: &Graph, to: DType) -> Graph {
         nodes: Vec::with_capacity(graph.nodes.len()),
         ..graph.clone()
     };
-    // Of each node what reads its value reads, and what is stored of it.
+    // For each node the node that its readers read, and the node that is stored.
     let mut read: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     let mut stored: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for (node, rounded) in graph.nodes.iter().zip(rounded) {

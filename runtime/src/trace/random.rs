@@ -251,7 +251,7 @@ impl<'t> Source<'t> {
     #[track_caller]
     fn permutation(self, n: impl Into<Dim>) -> Tensor<'t> {
         let u = self.uniform((n.into(),));
-        // Of so many numbers two of 24 bits are often equal; others decide between them.
+        // Among more draws of 24 bits two are often equal; a second draw breaks such ties.
         if u.len(0).is_some_and(|n| n < 1 << 9) {
             return u.argsort(false);
         }

@@ -38,7 +38,8 @@ struct Sent {
 }
 
 impl Trace {
-    /// How the step is spread over ranks, if it is. What the caller records depends on it.
+    /// How the step is distributed over ranks, if it is. The caller's recorded operations depend on
+    /// it.
     pub(crate) fn spread(&self) -> Option<Spread> {
         let building = &mut *self.building.borrow_mut();
         let spread = building.params.as_ref().and_then(Params::spread);

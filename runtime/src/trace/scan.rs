@@ -13,8 +13,8 @@ use super::{Building, Line, Trace};
 use crate::graph::{Body, BodyBuilder, Feed, Graph, Node, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 
-/// The options of a [scan](Trace::scan): its direction, its length, and what of it is kept for the
-/// backward pass.
+/// The options of a [scan](Trace::scan): its direction, its length, and the carries that are kept
+/// for the backward pass.
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -71,16 +71,16 @@ impl Scan {
 type Values<'t> = (Vec<Tensor<'t>>, Vec<Tensor<'t>>);
 
 impl Trace {
-    /// A loop over steps: `step` is called once, on symbolic values, and what it records runs in
-    /// every step. It takes the carries as the step before has left them, `initial` at first, and
-    /// the parts of `inputs` at the index of the step along their first axis. It returns the
-    /// carries as it leaves them, of the same types and shapes, and results. The scan returns the
-    /// last carries, and the results of all steps along a new first axis.
+    /// A loop over steps: `step` is called once, on symbolic values, and the operations that it
+    /// records run in every step. It takes the carries of the previous step, `initial` at first,
+    /// and the parts of `inputs` at the index of the step along their first axis. It returns the
+    /// new carries, of the same types and shapes, and results. The scan returns the last carries,
+    /// and the results of all steps along a new first axis.
     ///
     /// Unlike a loop in Rust, whose steps are all recorded, a scan is compiled once, however many
     /// steps it has, and the plan has bytes for one step, the carries and the results of all. Tensors
-    /// and parameters from outside may be used in a step, which computes anew only what depends on
-    /// its carries and inputs.
+    /// and parameters from outside may be used in a step; only values that depend on its carries
+    /// and inputs are computed in every step.
     ///
     /// Gradients of any order are scans in the other direction. For them the carries of all steps
     /// are kept and everything else in a step is computed once more;
@@ -371,7 +371,7 @@ impl Trace {
 struct Recorded {
     /// The first node of the step.
     start: usize,
-    /// What stands for the carries and the parts of the inputs.
+    /// The placeholders of the carries and of the parts of the inputs.
     placeholders: Vec<NodeId>,
     initial: Vec<NodeId>,
     inputs: Vec<NodeId>,

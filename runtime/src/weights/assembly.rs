@@ -79,7 +79,7 @@ impl Assembly {
         part
     }
 
-    /// The tensor of these along an axis, one behind the other. They are equally long along all
+    /// The tensor of these along an axis, one after the other. They are equally long along all
     /// others, and the sum of their lengths along this one can be counted.
     pub(super) fn joined(parts: Vec<Assembly>, axis: usize) -> Assembly {
         let mut parts = parts.into_iter();

@@ -70,11 +70,11 @@ impl File {
         File::of_bytes(path, bytes)
     }
 
-    /// As [`File::open`], from a file's contents; `path` names it in errors.
+    /// Like [`File::open`], from a file's contents; `path` names it in errors.
     ///
     /// # Errors
     ///
-    /// As [`File::open`].
+    /// See [`File::open`].
     pub fn of_bytes(path: &Path, bytes: Vec<u8>) -> Result<File, WeightsError> {
         let malformed = |detail: String| WeightsError::Malformed {
             path: path.to_owned(),

@@ -22,7 +22,8 @@ impl Rules {
             .then(gpt2_layers())
     }
 
-    /// As [`Rules::gpt2`], and saved without the prefix `transformer.`, as the published files are.
+    /// Like [`Rules::gpt2`], and saved without the prefix `transformer.`, as the published files
+    /// are.
     pub fn gpt2_bare() -> Rules {
         GPT2_PARTS
             .iter()

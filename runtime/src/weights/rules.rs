@@ -129,14 +129,14 @@ impl Rules {
         })
     }
 
-    /// Tensors of the file that lie one behind the other along `axis` in one tensor of the model,
+    /// Tensors of the file that lie one after the other along `axis` in one tensor of the model,
     /// as query, key and value. Saving splits it into equal parts.
     #[must_use]
     pub fn join<const N: usize>(self, parts: [&str; N], whole: &str, axis: usize) -> Rules {
         self.parts(&parts.map(|part| (part, None)), whole, axis, true)
     }
 
-    /// As [`Rules::join`], with the length of each part along the axis, for parts of different
+    /// Like [`Rules::join`], with the length of each part along the axis, for parts of different
     /// lengths.
     #[must_use]
     pub fn join_lengths(self, parts: &[(&str, usize)], whole: &str, axis: usize) -> Rules {
@@ -150,7 +150,7 @@ impl Rules {
         self.parts(&parts.map(|part| (part, None)), whole, axis, false)
     }
 
-    /// As [`Rules::split`], with the length of each part along the axis.
+    /// Like [`Rules::split`], with the length of each part along the axis.
     #[must_use]
     pub fn split_lengths(self, whole: &str, parts: &[(&str, usize)], axis: usize) -> Rules {
         self.parts(&lengths(parts), whole, axis, false)
@@ -168,9 +168,9 @@ impl Rules {
         })
     }
 
-    /// Two names of one weight, as of a head that uses the embedding. If the file has one of them
-    /// and the model the other, or both, the one is loaded; if the file has both and the model one,
-    /// their values must be equal.
+    /// Two names of one weight, such as a head that is tied to the embedding. If the file has one
+    /// of them and the model the other, or both, the one is loaded; if the file has both and the
+    /// model one, their values must be equal.
     #[must_use]
     pub fn tied(self, one: &str, other: &str) -> Rules {
         self.with(|rules| Rule::Tied(rules.pattern(one), rules.pattern(other)))
@@ -205,7 +205,7 @@ impl Rules {
         self.with(|rules| Rule::Cast(rules.pattern(name)))
     }
 
-    /// Adds rules behind these.
+    /// Adds rules after these.
     #[must_use]
     pub fn then(mut self, more: Rules) -> Rules {
         self.list.extend(more.list);

@@ -308,7 +308,7 @@ impl<E: From<WeightsError>> Writer<'_, E> {
     }
 }
 
-/// The header of a file with these tensors, one behind the other, padded so that they begin at a
+/// The header of a file with these tensors, one after the other, padded so that they begin at a
 /// multiple of eight bytes.
 fn header<'o>(outputs: impl IntoIterator<Item = &'o Output>) -> String {
     // Other programs ask for this note, because PyTorch's layout of a convolution is not that of

@@ -31,7 +31,7 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
     losses_in(NONE, device, model, batch, steps, roundings)
 }
 
-/// As [`losses`], by products that round their operands.
+/// Like [`losses`], by products that round their operands.
 fn losses_in(
     rounding: Rounding,
     device: Device,

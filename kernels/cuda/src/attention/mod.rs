@@ -197,7 +197,8 @@ impl<'a> Writer<'a> {
     ) -> Writer<'a> {
         let (rows, high) = (shape.rows(pass), tile.rows);
         let tiles = params.block([number(move |env| (rows.at(env) + high - 1) / high)]);
-        // Of causal attention, the last queries and the first keys have the most to do.
+        // In causal attention, the tiles of the last queries and of the first keys take the
+        // longest.
         let order = match pass {
             Pass::Forward | Pass::Queries => "tiles - 1 - int(blockIdx.x) % tiles",
             Pass::KeysAndValues | Pass::Keys | Pass::Values => "int(blockIdx.x) % tiles",
@@ -283,7 +284,7 @@ impl<'a> Writer<'a> {
         self.some_rows(name, argument, operand, width, (sized(Size::fixed(0)), 1));
     }
 
-    /// Declares the rows of an operand from the first given on, each so many behind the one before.
+    /// Declares the rows of an operand from the first given on, each so many after the one before.
     fn some_rows(
         &mut self,
         name: &str,
@@ -356,7 +357,7 @@ struct Kernel {
     dispatch: Box<dyn Fn(&Env) -> Dispatch + Send + Sync>,
 }
 
-/// The argument behind queries, keys, values, a mask and a past.
+/// The argument after queries, keys, values, a mask and a past.
 fn first_result(of: &Attention) -> u16 {
     3 + u16::from(of.mask.is_some()) + u16::from(of.past.is_some())
 }

@@ -261,7 +261,7 @@ impl Pass {
         }
     }
 
-    /// The arguments of its template behind the tile.
+    /// The arguments of its template after the tile.
     pub fn arguments(self) -> &'static str {
         match self {
             Pass::Forward | Pass::Queries => "",

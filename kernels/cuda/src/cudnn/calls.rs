@@ -19,8 +19,8 @@ pub(super) struct Objects {
     pub destroy: unsafe extern "C" fn(Raw) -> Status,
 }
 
-/// The library's estimate for an algorithm: `cudnnConvolutionFwdAlgoPerf_t` and the same of both
-/// gradients.
+/// The library's estimate for an algorithm: `cudnnConvolutionFwdAlgoPerf_t` and its equivalents for
+/// both gradients.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Performance {

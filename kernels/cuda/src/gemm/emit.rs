@@ -155,7 +155,7 @@ pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env
     let unit = plan.kernel.deep();
     let part = (plan.parts > 1).then(|| {
         let known = known.clone().all(|count| count.known().is_some());
-        // Of a length that a run decides, the parts follow from their granularity.
+        // The parts of a length that a run decides follow from their granularity.
         (
             plan.parts,
             if known {
@@ -200,7 +200,7 @@ pub fn shared_between_all(
     with_totals(spec, problem, plan.kernel.tile(), (sums, counters), bounds)
 }
 
-/// A workspace of so many bytes, and so many counters, with those of totals in tiles behind them.
+/// A workspace of so many bytes, and so many counters, with those of totals in tiles after them.
 fn with_totals(
     spec: &Spec,
     problem: &Problem,

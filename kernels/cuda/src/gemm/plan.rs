@@ -69,8 +69,8 @@ const FEW: i64 = 8;
 const PARTS: i64 = 256;
 /// Most parts whose sums one block adds.
 pub const ALONE: i64 = 12;
-/// Of more parts the last block of each group of so many adds its sums, and the last block of all
-/// the sums of the groups.
+/// The number of parts in a group if there are more: the last block of each group adds the sums of
+/// its parts, and the last block of all adds the sums of the groups.
 pub const GROUP: i64 = 8;
 
 /// The groups of so many parts, none if they are one.
@@ -247,8 +247,8 @@ impl ProductInfo<'_> {
         list
     }
 
-    /// Blocks that a multiprocessor holds at once: it has as much shared memory as one block may have
-    /// and what the driver keeps for itself in each.
+    /// Resident blocks of a multiprocessor: its shared memory is the maximum of one block and the
+    /// bytes that the driver reserves in each block.
     fn held(&self, kernel: &Kernel) -> i64 {
         const OF_DRIVER: i64 = 1024;
         let all = i64::from(self.target.shared_bytes_max) + OF_DRIVER;

@@ -504,8 +504,8 @@ impl View {
                 .fold(0i64, i64::wrapping_add)
                 % vector
                 == 0
-            // Addresses behind an axis that has one element in a run have to be aligned, too: a copy of
-            // nothing names them.
+            // Addresses after an axis that has one element in a run have to be aligned, too: an
+            // empty copy names them.
             && others
                 .filter(|(c, _)| c.known() != Some(1))
                 .all(|(_, s)| whole(s.at(env)))

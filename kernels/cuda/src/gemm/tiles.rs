@@ -170,7 +170,7 @@ impl TensorTile {
         32 * (self.rows / self.high) * (self.columns / self.wide)
     }
 
-    /// As [`RegisterTile::shared_bytes`].
+    /// Like [`RegisterTile::shared_bytes`].
     pub fn shared_bytes(&self) -> i64 {
         // `DeepRows` shifts the second half of rows of 128 bytes.
         let shifted = if self.deep_bytes > 64 { 2 * 128 } else { 0 };

@@ -203,8 +203,8 @@ impl Totals {
         )
     }
 
-    /// The statement behind the last point: adds the totals of all blocks and passes them to `finish`.
-    /// A tile has so many threads, rows and columns.
+    /// The statement after the last point: adds the totals of all blocks and passes them to
+    /// `finish`. The arguments include the threads, rows and columns of a tile.
     pub fn finish(writer: &mut Writer, tile: [i64; 3], shared: Shared) -> String {
         let [threads, rows, columns] = tile;
         let partial = writer.params.address(Word::Workspace(shared.partial));
@@ -257,7 +257,7 @@ pub(crate) fn check(spec: &Spec, problems: &[Problem]) -> Result<(), SpecError> 
     if problem.deep.contains(&Count::fixed(0)) {
         return Err(refused("sums over a result that is a product of nothing"));
     }
-    // Of no rows no block stores the sums.
+    // Without rows no block would store the sums.
     let rows = problem.rows.iter().map(|axis| axis.count);
     if rows
         .clone()

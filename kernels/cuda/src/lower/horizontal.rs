@@ -40,7 +40,7 @@ fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<SharedLoo
 /// fused into one launch. `None` for a spec that cannot be fused.
 ///
 /// # Errors
-/// As [`super::lower`].
+/// See [`super::lower`].
 pub fn fused_name(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<String>, SpecError> {
     Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
 }
@@ -49,7 +49,7 @@ pub fn fused_name(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<S
 /// launch, as many as its parameter holds. Specs of other kinds are launched separately.
 ///
 /// # Errors
-/// As [`super::lower`].
+/// See [`super::lower`].
 pub fn lower_fused(
     specs: &[&Spec],
     bounds: &Env,

@@ -194,7 +194,7 @@ impl Params {
         Params::split(linear, &sizes, name)
     }
 
-    /// As [`Params::coordinates`], for sizes that are expressions; the first one is not used.
+    /// Like [`Params::coordinates`], for sizes that are expressions; the first one is not used.
     pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
         let mut text = String::new();
         let mut rest = linear.to_string();

@@ -68,7 +68,7 @@ pub enum Choice {
 /// The source for a spec by a choice, or as [`crate::lower`] if the choice does not fit the spec.
 ///
 /// # Errors
-/// As [`crate::lower`].
+/// See [`crate::lower`].
 pub fn lower_as(
     spec: &Spec,
     bounds: &Env,
@@ -278,12 +278,12 @@ impl Tuner {
 }
 
 /// The kernels that a tuner times for these specs and those that it may choose for them, without a
-/// device: the candidates of slabwise, and what follows the work of a library.
+/// device: the candidates of slabwise, and the kernels that follow a library's call.
 ///
 /// # Errors
-/// As [`crate::lower`].
+/// See [`crate::lower`].
 pub fn timed(wanted: &[(&Spec, Target)], bounds: &Env) -> Result<Vec<Lowered>, SpecError> {
-    // What follows a library's work is the same for all its algorithms.
+    // The kernels after a library's call are the same for all its algorithms.
     let by_libraries = [
         Choice::Library(Algorithm {
             words: [0; 8],

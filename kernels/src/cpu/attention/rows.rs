@@ -136,7 +136,7 @@ impl Rows {
     /// Converts the elements of a row.
     ///
     /// # Safety
-    /// As [`Rows::read`].
+    /// See [`Rows::read`].
     #[inline(always)]
     unsafe fn each<T: Copy>(&self, from: *const u8, to: *mut f32, wide: impl Fn(T) -> f32) {
         let from: *const T = from.cast();

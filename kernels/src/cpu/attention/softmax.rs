@@ -80,7 +80,7 @@ impl Routine for Exponentials {
 
 impl Exponentials {
     /// # Safety
-    /// As [`Exponentials::run`], for N lanes.
+    /// As for [`Exponentials::run`], for N lanes.
     #[inline(always)]
     unsafe fn exponentials<A: Arith, const N: usize>(&self) {
         // SAFETY: the caller's promise.
@@ -153,7 +153,7 @@ impl Exponentials {
     /// Makes scores of products: scales and limits them, and adds the terms of the mask.
     ///
     /// # Safety
-    /// As [`Exponentials::run`], for N lanes.
+    /// As for [`Exponentials::run`], for N lanes.
     #[inline(always)]
     unsafe fn adjust<A: Arith, const N: usize>(&self, rows: &mut [[f32; N]]) {
         let scale = self.scores.scale;
@@ -278,7 +278,7 @@ impl Routine for Quotients {
 
 impl Quotients {
     /// # Safety
-    /// As [`Quotients::run`], for N lanes.
+    /// As for [`Quotients::run`], for N lanes.
     #[inline(always)]
     unsafe fn quotients<const N: usize>(&self) {
         // SAFETY: the caller's promise.
@@ -336,7 +336,7 @@ impl Routine for ScoreGradients {
 
 impl ScoreGradients {
     /// # Safety
-    /// As [`ScoreGradients::run`], for N lanes.
+    /// As for [`ScoreGradients::run`], for N lanes.
     #[inline(always)]
     unsafe fn gradients<const N: usize>(&self) {
         // SAFETY: the caller's promise.

@@ -137,7 +137,7 @@ pub(super) fn space(
         true => rows
             .saturating_mul(phases)
             .saturating_mul(positions.saturating_add(width)),
-        // Rows of whole vectors; the epilogue may read one vector behind the last image.
+        // Rows of whole vectors; the epilogue may read one vector after the last image.
         false => rows
             .saturating_mul(positions.saturating_add(micro.lanes - 1) / micro.lanes * micro.lanes)
             .saturating_add(width),
@@ -545,7 +545,7 @@ impl Product for Columns<'_> {
         let first = group * sizes.source;
         let wanted = first + channels.start..first + channels.end;
         // SAFETY: one entry for each phase and step of the block; these channels exist, and the
-        // tile has room behind the tables.
+        // tile has room after the tables.
         unsafe {
             self.table(
                 channels.len(),

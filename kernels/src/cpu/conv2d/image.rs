@@ -95,7 +95,7 @@ impl<'a> Image<'a> {
     /// elements, from a cache line on, the buffer of a prologue.
     ///
     /// # Safety
-    /// As [`fill`]; of an image that a prologue computes, the prologue's arguments may be read.
+    /// As for [`fill`]; of an image that a prologue computes, the prologue's arguments may be read.
     pub unsafe fn fill(
         &self,
         channels: Range<usize>,

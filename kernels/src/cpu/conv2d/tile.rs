@@ -39,11 +39,11 @@ impl Source {
 /// Rows or columns of a convolution. Of the forward product and the weight gradient: output
 /// position o and kernel element t read element `o·step + offset(t) − pad` of the source.
 ///
-/// Of the input gradient: position h of the image is reached by the elements t for which `h + first
-/// − t·dilation` is a multiple of the stride, from the source element that this multiple counts.
-/// Which elements these are depends on the *phase* of h alone, its remainder by the stride; so the
-/// positions of one phase, h = phase + o·stride, are a convolution of stride 1 with some of the
-/// kernel's elements, and again o and t read element `o + offset(t) − pad`.
+/// In the input gradient, position h of the image is reached by the elements t for which
+/// `h + first − t·dilation` is a multiple of the stride, from the source element that this multiple
+/// counts. Which elements these are depends on the *phase* of h alone, its remainder by the stride;
+/// so the positions of one phase, h = phase + o·stride, are a convolution of stride 1 with some of
+/// the kernel's elements, and again o and t read element `o + offset(t) − pad`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
     /// Output positions; of an input gradient, those of its longest phase.
@@ -57,7 +57,7 @@ pub(super) struct Axis {
     /// Zeros before the first element; negative where the first elements are never read.
     pub pad: isize,
     dilation: usize,
-    /// Of an input gradient: the forward padding, and the stride.
+    /// For an input gradient: the forward padding, and the stride.
     backward: Option<(isize, usize)>,
 }
 
@@ -255,7 +255,7 @@ impl Parts {
         )
     }
 
-    /// As [`Parts::new`] with small tiles, but parts of several images are as large as possible
+    /// Like [`Parts::new`] with small tiles, but parts of several images are as large as possible
     /// rather than of equal size, so that the end of a part does not depend on later images.
     pub fn from_first(
         images: usize,
@@ -371,7 +371,7 @@ impl Parts {
         self.positions(&self.get(part))
     }
 
-    /// As [`Parts::range`] of a part's number.
+    /// Like [`Parts::range`] of a part's number.
     pub fn positions(&self, part: &Part) -> Range<usize> {
         let first =
             (part.images.start * self.out[0] + part.rows.start) * self.out[1] + part.columns.start;

@@ -307,7 +307,7 @@ impl Vertical<'_> {
         }
     }
 
-    /// The tables of offsets and the tile behind the starts of positions.
+    /// The tables of offsets and the tile after the starts of positions.
     fn tables(&self, right: *const f32, block: usize) -> (*const i32, *const f32) {
         let steps = right
             .cast::<i32>()
@@ -415,7 +415,7 @@ impl Product for Vertical<'_> {
         let [height, width] = self.geometry.source;
         let depth = channels.len() * elements;
         // SAFETY: one entry for each position and step of the block; these channels exist, and the
-        // tile has room behind the tables.
+        // tile has room after the tables.
         unsafe {
             self.table(
                 channels.len(),

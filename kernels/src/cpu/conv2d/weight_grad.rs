@@ -356,7 +356,7 @@ impl Product for WeightGrad<'_> {
             part.rows.len(),
             part.columns.len(),
         );
-        // SAFETY: the tables have an entry per row and position, and the tile has room behind them.
+        // SAFETY: the tables have an entry per row and position, and the tile has room after them.
         unsafe {
             let row_table = to.cast::<i32>();
             for (i, row) in rows.clone().enumerate() {

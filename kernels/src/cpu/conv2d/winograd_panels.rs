@@ -279,7 +279,7 @@ impl Passes<'_> {
         let (micro, elements) = (kernel.micro, self.filtering.elements());
         let Blocks { panel, chunk, .. } = self.blocks;
         let groups = rows.len().div_ceil(PANELS * panel);
-        // The weights that are transformed at a time; behind the last, those of the next task.
+        // The weights that are transformed at a time; after the last, those of the next task.
         let block = |number: usize| {
             let (rows, number) = match channels.start + number / groups * chunk < channels.end {
                 true => (rows.clone(), number),

@@ -235,7 +235,7 @@ pub(in super::super) unsafe fn drive<P: Product>(
 /// Computes a product, or a slice of the contracted axis of it.
 ///
 /// # Safety
-/// As [`drive`]; the sums are the caller's.
+/// As for [`drive`]; the sums are the caller's.
 pub(in super::super) unsafe fn drive_some<P: Product>(
     product: &P,
     micro: &Micro,

@@ -61,7 +61,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Packs a panel as [`Pack`](super::pack::Pack) does, from an address of this matrix: element i
-    /// of step k lies `i·stride + k·step` elements behind it.
+    /// of step k lies `i·stride + k·step` elements after it.
     ///
     /// # Safety
     /// As for `Pack`: the elements may be read, and `depth · width` elements of `to` written.
@@ -129,7 +129,7 @@ const ROWS: usize = 32;
 /// [`Matrix::pack`] of halves.
 ///
 /// # Safety
-/// As [`Matrix::pack`].
+/// See [`Matrix::pack`].
 unsafe fn halves<T: Half>(
     micro: &Micro,
     (at, [stride, step]): (*const T, [isize; 2]),

@@ -261,7 +261,7 @@ unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
             }),
             2 => vectors::<S>(count, |i, lanes| {
                 let count = lanes.unwrap_or(S::LANES);
-                // The elements and the gaps between them; behind the last may be the end of memory.
+                // The elements and the gaps between them; after the last may be the end of memory.
                 let (from, read) = (from.add(2 * i), 2 * count - 1);
                 let high = from.wrapping_add(S::LANES);
                 if lanes.is_none() {

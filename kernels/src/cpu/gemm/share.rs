@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn narrower_blocks_where_threads_share_them_more_evenly() {
-        // Of six blocks the last has 32 columns, and of fifteen one thread has eight.
+        // With six blocks the last has 32 columns, and with fifteen one thread has eight.
         assert_eq!(balanced(512, 96, 1, 2, 32), 64);
         assert_eq!(balanced(512, 192, 5, 2, 32), 128);
         // Two blocks each.

@@ -299,7 +299,7 @@ impl Product for Strided<'_> {
                     stride: stride as isize,
                     step: 1,
                 };
-                // SAFETY: the workspace has room for as many sums behind the scratch memory of the
+                // SAFETY: the workspace has room for as many sums after the scratch memory of the
                 // code.
                 let to = unsafe {
                     let to = scratch.add(self.code.scratch_bytes()).cast();

@@ -115,7 +115,7 @@ impl Resources<'_> {
 
     /// The elements that all workers share, after the workers' parts.
     pub fn shared(&self) -> *mut f32 {
-        // SAFETY: the workspace holds them behind the parts.
+        // SAFETY: the workspace holds them after the parts.
         unsafe { self.workspace.add(self.threads * self.space.part()).cast() }
     }
 

@@ -7,7 +7,7 @@ use crate::spec::Spec;
 
 impl Loop {
     /// # Safety
-    /// As [`Loop::run`].
+    /// See [`Loop::run`].
     pub(super) unsafe fn elementwise(&self, spec: &Spec, launch: &Launch) {
         let mut bound = Bound::new(&self.code);
         bound.resolve(spec, launch, &self.order);

@@ -412,7 +412,7 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
 
 impl Loop {
     /// # Safety
-    /// As [`Loop::run`].
+    /// See [`Loop::run`].
     pub(super) unsafe fn reduce(&self, reduction: &Reduction, spec: &Spec, launch: &Launch) {
         let mut bound = Bound::new(&self.code);
         bound.resolve(spec, launch, &self.order);
@@ -604,7 +604,7 @@ impl Run<'_> {
     /// latter after the last slice of a batch. The machine is left at the group.
     ///
     /// # Safety
-    /// As [`Run::group`].
+    /// See [`Run::group`].
     unsafe fn pass(
         &self,
         machine: &mut Machine,
@@ -653,7 +653,7 @@ impl Run<'_> {
     /// Adds the tiles that a slice has of a part of a group to its sums.
     ///
     /// # Safety
-    /// As [`Run::group`], and for the part's sums.
+    /// As for [`Run::group`], and for the part's sums.
     unsafe fn go_on(&self, machine: &mut Machine, carry: &Carry, group: usize, part: usize) {
         let (tiles, lanes, sums) = (
             self.cut.tiles,
@@ -684,7 +684,7 @@ impl Run<'_> {
     /// Reduces some tiles of the group at `at` into the accumulators of a level.
     ///
     /// # Safety
-    /// As [`Run::group`].
+    /// See [`Run::group`].
     unsafe fn tiles(
         &self,
         machine: &mut Machine,

@@ -273,7 +273,7 @@ unsafe fn spread_2x2<A: Source<Lane = i32>>(
 }
 
 /// # Safety
-/// As [`spread_2x2`], for one window.
+/// As for [`spread_2x2`], for one window.
 #[inline(always)]
 unsafe fn one_2x2<A: Source<Lane = i32>>(
     dy: *const f32,
@@ -291,7 +291,7 @@ unsafe fn one_2x2<A: Source<Lane = i32>>(
 }
 
 /// # Safety
-/// As [`spread_2x2`], for four windows.
+/// As for [`spread_2x2`], for four windows.
 #[inline(always)]
 unsafe fn four_2x2<A: Source<Lane = i32>>(
     dy: *const f32,

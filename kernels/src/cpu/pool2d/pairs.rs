@@ -27,7 +27,7 @@ struct On<W, S>(W, PhantomData<S>);
 /// Does work in vectors of `isa`.
 ///
 /// # Safety
-/// As [`Vectorized::run`]; `isa` is one of this CPU's, with vectors.
+/// As for [`Vectorized::run`]; `isa` is one of this CPU's, with vectors.
 unsafe fn on_vectors<W>(work: W, isa: Isa)
 where
     On<W, Avx2>: Vectorized,
@@ -130,7 +130,7 @@ pub(super) struct Spread<'a, A> {
 }
 
 impl<A: Source<Lane = i32>> Spread<'_, A> {
-    /// As [`Maxima::run`].
+    /// Like [`Maxima::run`].
     ///
     /// # Safety
     /// `A` is the type of the positions, if there are any; the array holds the tile's values.

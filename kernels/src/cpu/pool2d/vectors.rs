@@ -180,7 +180,7 @@ impl<C: Columns, S: Lanes, const STRIDE: usize> Vectorized for Strided<C, S, STR
 /// Computes a tile whose windows are `stride` columns apart, one or two.
 ///
 /// # Safety
-/// As [`Columns::compute`]; `isa` is one of this CPU's, with vectors.
+/// As for [`Columns::compute`]; `isa` is one of this CPU's, with vectors.
 unsafe fn on_vectors<C: Columns>(columns: C, isa: Isa, stride: usize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -358,7 +358,7 @@ pub(super) struct Gradients<'a, A> {
 }
 
 impl<A: Source<Lane = i32>> Gradients<'_, A> {
-    /// As [`Windows::run`].
+    /// Like [`Windows::run`].
     ///
     /// # Safety
     /// `A` is the type of the positions, if there are any; the array holds the tile's values.

@@ -7,7 +7,7 @@ use super::reduce::{NOWHERE, ReduceCall, ReduceCode};
 
 impl Machine<'_> {
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     pub(super) unsafe fn reduce(&self, k: u16, tile: &Tile) {
         let program = &self.bound.code.program;
         let reduction = &program.reductions[usize::from(k)];
@@ -77,7 +77,7 @@ impl Machine<'_> {
     /// Empties the accumulators of a level.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`].
+    /// See [`Machine::compute_per_element`].
     pub unsafe fn clear(&self, level: usize, tile: &Tile) {
         let lanes = if self.along == Along::Columns {
             tile.rows * VECTOR
@@ -93,7 +93,7 @@ impl Machine<'_> {
     /// Combines each row's accumulators of a level into one value.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`].
+    /// See [`Machine::compute_per_element`].
     pub unsafe fn finish(&self, level: usize, tile: &Tile) {
         for (k, code) in self
             .reductions(level)
@@ -112,7 +112,7 @@ impl Machine<'_> {
     /// Makes the finished reductions of a level visible as values.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`].
+    /// See [`Machine::compute_per_element`].
     pub unsafe fn publish(&self, level: usize, tile: &Tile) {
         for (k, code) in self.reductions(level) {
             let ptr = self
@@ -144,7 +144,7 @@ impl Machine<'_> {
     /// word of each reduction.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`]; `partial` must hold that many lanes.
+    /// As for [`Machine::compute_per_element`]; `partial` must hold that many lanes.
     pub unsafe fn exchange(
         &self,
         level: usize,
@@ -175,7 +175,7 @@ impl Machine<'_> {
     /// lanes for each reduction.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`]; `sums` must hold that many lanes, as many as the
+    /// As for [`Machine::compute_per_element`]; `sums` must hold that many lanes, as many as the
     /// accumulators of a tile at least.
     pub unsafe fn carry(
         &self,
@@ -201,7 +201,7 @@ impl Machine<'_> {
     /// Combines the results that [`Machine::exchange`] copied out to `from` with those in `into`.
     ///
     /// # Safety
-    /// As [`Machine::exchange`]; the two do not overlap.
+    /// As for [`Machine::exchange`]; the two do not overlap.
     pub unsafe fn merge(
         &self,
         level: usize,

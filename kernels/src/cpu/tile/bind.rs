@@ -450,7 +450,8 @@ impl<'a> Bound<'a> {
     /// `to + r · stride` elements, rather than at its own address.
     ///
     /// # Safety
-    /// As [`Bound::block`]; `to` must have room for the block, and overlap no memory that is read.
+    /// As for [`Bound::block`]; `to` must have room for the block, and overlap no memory that is
+    /// read.
     pub unsafe fn make(
         &self,
         origin: &[usize],
@@ -474,7 +475,7 @@ impl<'a> Bound<'a> {
     }
 
     /// # Safety
-    /// As [`Bound::block`] or [`Bound::make`].
+    /// As for [`Bound::block`] or [`Bound::make`].
     unsafe fn blocks(
         &self,
         origin: &[usize],

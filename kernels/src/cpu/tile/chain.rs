@@ -244,7 +244,7 @@ struct Sweep<E, const WHICH: usize>(PhantomData<E>);
 impl<E: Expression, const WHICH: usize> Routine for Sweep<E, WHICH> {
     type Args = ChainCall;
 
-    /// As [`Chain::run`].
+    /// Like [`Chain::run`].
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ChainCall) {
         for r in 0..call.rows {
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(args(&adam), Some([0, 0, 1, 2, 4, 5]));
         let decayed = [&change[..], &[(Mul, 0, 6), (Sub, 11, 10)]].concat();
         assert_eq!(args(&decayed), Some([0, 6, 1, 2, 4, 5]));
-        // With a part that is needed for itself, the chain begins behind it.
+        // With a part that is needed for itself, the chain begins after it.
         let shorter = find(&adam, Some(8)).map(|found| found.args);
         assert_eq!(shorter, Some([0, 5, 9, 0, 0, 0]));
         // An argument that is also the one overwritten, and a single operation.

@@ -101,7 +101,7 @@ unsafe fn rows(from: (*const u32, isize), to: (*mut u32, isize), rows: usize, co
 }
 
 /// # Safety
-/// As [`rows`], for rows of `COLS` elements.
+/// As for [`rows`], for rows of `COLS` elements.
 unsafe fn fixed_rows<const COLS: usize>(
     from: (*const u32, isize),
     to: (*mut u32, isize),
@@ -117,7 +117,7 @@ unsafe fn fixed_rows<const COLS: usize>(
 }
 
 /// # Safety
-/// As [`load`].
+/// See [`load`].
 unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
     let src = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
@@ -191,7 +191,7 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
 }
 
 /// # Safety
-/// As [`store`].
+/// See [`store`].
 unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T + Copy) {
     let dst = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.

@@ -237,7 +237,7 @@ impl<'a> Machine<'a> {
     // instead of overlapping the next step with this one.
 
     fn view_at(&self, at: usize) -> View {
-        // SAFETY: there is a view for each value, and behind those one for each hoisted value,
+        // SAFETY: there is a view for each value, and after those one for each hoisted value,
         // written by the step that made the value.
         unsafe {
             let view = self.views.add(at);
@@ -322,7 +322,7 @@ impl<'a> Machine<'a> {
     /// invariant values.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_element`]; the tile's rows must be among those.
+    /// As for [`Machine::compute_per_element`]; the tile's rows must be among those.
     pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
             let view = self.view_at(self.bound.code.values + k);
@@ -351,14 +351,14 @@ impl<'a> Machine<'a> {
     /// Computes the per-element values of a level and adds them to its accumulators.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     pub unsafe fn compute_per_element(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { self.steps(&self.bound.code.program.levels[level].per_element, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
         let next = self.next(steps, tile);
         for (k, step) in steps.iter().enumerate() {
@@ -416,8 +416,8 @@ impl<'a> Machine<'a> {
 
     /// The elements that the next tile reads in place, if tiles follow one another in memory beyond
     /// the caches. The CPU's own prefetchers stop at the end of a page, which is as long as a tile.
-    /// Of a single operand, the elements of the tile after the next one, because the last lines of
-    /// a tile that is about to start would come too late; beside several, they come in time.
+    /// For a single operand these are the elements of the tile after the next one, because the last
+    /// lines of the next tile would arrive too late; with several operands they arrive in time.
     fn next(&self, steps: &[Step], tile: &Tile) -> Next {
         let bytes = tile.rows * tile.cols * 4;
         let mut next = Next {
@@ -453,7 +453,7 @@ impl<'a> Machine<'a> {
     /// later, when their memory may have changed.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     unsafe fn load(&self, access: u16, place: Place, copied: bool, tile: &Tile) -> View {
         let cursor = self.cursor(access);
         let whole = tile.cols == tile.pad;
@@ -515,7 +515,7 @@ impl<'a> Machine<'a> {
     }
 
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     unsafe fn index(&self, access: u16, place: Place, tile: &Tile) -> View {
         let Cursor { rs, cs, .. } = self.cursor(access);
         let first = self.cursor(access).at(tile).addr() as isize;
@@ -552,7 +552,7 @@ impl<'a> Machine<'a> {
     /// the same, to one value per row if all columns are.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
@@ -606,7 +606,7 @@ impl<'a> Machine<'a> {
     /// Computes a chain, in place of its first argument if that is where the result is stored.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     unsafe fn chain(&self, step: &ChainStep, tile: &Tile) -> View {
         let args = step.found.args.map(|arg| self.view(arg));
         let mut call = ChainCall {
@@ -645,7 +645,7 @@ impl<'a> Machine<'a> {
     /// [`Machine::apply`] where all rows or all columns are the same.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`].
+    /// See [`Machine::compute_per_row`].
     #[cold]
     #[inline(never)]
     unsafe fn apply_repeated(
@@ -748,7 +748,7 @@ impl<'a> Machine<'a> {
     /// been computed and no overwritten operand is read again.
     ///
     /// # Safety
-    /// As [`Machine::compute_per_row`]; no other thread may touch the same points.
+    /// As for [`Machine::compute_per_row`]; no other thread may touch the same points.
     pub unsafe fn store_per_element(&self, level: usize, tile: &Tile) {
         if level == self.bound.code.program.top {
             // SAFETY: the caller's promise.
@@ -759,14 +759,14 @@ impl<'a> Machine<'a> {
     /// Stores the per-row values. In `tile`, the reduced axis has one point.
     ///
     /// # Safety
-    /// As [`Machine::store_per_element`].
+    /// See [`Machine::store_per_element`].
     pub unsafe fn store_per_row(&self, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { self.store(&self.bound.code.program.per_row_stores, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::store_per_element`].
+    /// See [`Machine::store_per_element`].
     unsafe fn store(&self, stores: &[StoreStep], tile: &Tile) {
         for store in stores {
             let view = self.view(store.value);

@@ -224,7 +224,7 @@ struct InHalves<F>(PhantomData<F>);
 impl<F: Halves> Routine for InHalves<F> {
     type Args = Call;
 
-    /// As [`Sweep`]; the argument varies along columns.
+    /// Like [`Sweep`]; the argument varies along columns.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &Call) {
         for r in 0..call.rows {
@@ -252,7 +252,7 @@ struct Uniform;
 impl Routine for Uniform {
     type Args = Call;
 
-    /// As [`Sweep`]; the argument varies along columns.
+    /// Like [`Sweep`]; the argument varies along columns.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &Call) {
         let [low, high, step, stream] = call.context;

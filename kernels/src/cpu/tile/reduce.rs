@@ -313,7 +313,7 @@ struct Rows<O, E>(PhantomData<(O, E)>);
 impl<O: Lanewise, E: Elements> Routine for Rows<O, E> {
     type Args = ReduceCall;
 
-    /// As [`Columns`].
+    /// Like [`Columns`].
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
@@ -468,7 +468,7 @@ struct RankColumns<K>(PhantomData<K>);
 impl<K: Rank> Routine for RankColumns<K> {
     type Args = ReduceCall;
 
-    /// As [`Columns`].
+    /// Like [`Columns`].
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
@@ -505,7 +505,7 @@ struct RankRows<K>(PhantomData<K>);
 impl<K: Rank> Routine for RankRows<K> {
     type Args = ReduceCall;
 
-    /// As [`Columns`].
+    /// Like [`Columns`].
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
@@ -537,7 +537,7 @@ struct RankFinish;
 impl Routine for RankFinish {
     type Args = ReduceCall;
 
-    /// As [`Finish`].
+    /// Like [`Finish`].
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
@@ -566,7 +566,7 @@ struct RankMerge;
 impl Routine for RankMerge {
     type Args = ReduceCall;
 
-    /// As [`Merge`], for two words.
+    /// Like [`Merge`], for two words.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         for l in 0..call.cols {

@@ -1,4 +1,4 @@
-//! Any text: what is read survives writing, and what it describes is packed rightly or refused.
+//! Any text: a table that is read survives writing, and its problem is packed correctly or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

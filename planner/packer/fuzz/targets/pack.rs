@@ -1,5 +1,5 @@
-//! Random problems with every rule, and jigsaw puzzles of known optimum: what is packed is right,
-//! what is refused is unsound.
+//! Random problems with every rule, and jigsaw puzzles of known optimum: packings are correct, and
+//! refused problems are unsound.
 #![no_main]
 
 #[path = "../../tests/packing/oracle.rs"]

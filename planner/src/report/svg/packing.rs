@@ -174,7 +174,7 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
     }
     let mut path = String::new();
     for (at, &bytes) in most.iter().enumerate() {
-        // Of several equal values in a row, only the ends are drawn.
+        // Only the ends of a run of equal values are drawn.
         if at > 0 && most.get(at + 1) == Some(&bytes) && most[at - 1] == bytes {
             continue;
         }

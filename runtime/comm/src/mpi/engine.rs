@@ -75,7 +75,7 @@ pub(super) struct State {
     /// The number of errands on their way for the movement of each slot.
     pending: [u8; IN_FLIGHT_MAX],
     failed: Option<String>,
-    /// The first rank that was lost, and what happened to it.
+    /// The first rank that was lost, and how.
     pub lost: Option<(usize, String)>,
     /// The rank that has left after the fewest movements, with their number.
     pub left: Option<(u64, usize)>,
@@ -542,8 +542,7 @@ struct Active {
     requests: Vec<Request>,
 }
 
-/// The library's thread: starts what is queued and looks after it until the world closes or is
-/// lost.
+/// The library's thread: starts queued transfers and drives them until the world closes or is lost.
 fn serve(calls: &Calls, shared: &Shared) {
     let (rank, _) = calls.place();
     let mut active: Vec<Active> = Vec::with_capacity(2 * IN_FLIGHT_MAX);

@@ -46,7 +46,7 @@ enum Message {
     Left { rank: u32, started: u64 },
 }
 
-/// What happened to a rank.
+/// The way in which a rank was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Ended,

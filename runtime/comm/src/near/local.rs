@@ -33,7 +33,7 @@ impl Sight for Threads {
 struct State {
     /// Ranks that have left the world.
     left: Vec<bool>,
-    /// The first rank that was lost, and what happened to it.
+    /// The first rank that was lost, and how.
     lost: Option<(usize, String)>,
     /// The number of ranks that are copying at this moment.
     reading: usize,

@@ -9,7 +9,7 @@ use super::segment::{Address, MACHINE, Segment, View, machine};
 use super::{Near, Posted, Sight};
 use crate::engine::IN_FLIGHT_MAX;
 
-/// The most bytes that are copied behind the area, where peers see them wherever they were.
+/// The most bytes that are copied after the area, where peers see them wherever they were.
 const INLINE: usize = 1024;
 /// The bytes of a window: an area, and the small bytes of each slot.
 const WINDOW: usize = size_of::<Area>() + IN_FLIGHT_MAX * INLINE;
@@ -135,7 +135,7 @@ impl Processes {
         self.arenas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes behind an area for the movement of a slot.
+    /// The bytes after an area for the movement of a slot.
     fn inline(window: NonNull<u8>, seq: u64) -> *mut u8 {
         let at = size_of::<Area>() + seq as usize % IN_FLIGHT_MAX * INLINE;
         window.as_ptr().wrapping_add(at)

@@ -64,7 +64,7 @@ struct Variant {
 }
 
 impl KernelCache {
-    /// The kernel for a spec, as of [`Kernel::new`].
+    /// The kernel for a spec, as from [`Kernel::new`].
     pub(crate) fn prepare(
         &self,
         spec: &Spec,
@@ -91,7 +91,7 @@ impl KernelCache {
         Ok(kernel)
     }
 
-    /// The kernel for parts of the batch, as of [`Kernel::sliced`].
+    /// The kernel for parts of the batch, as from [`Kernel::sliced`].
     pub(crate) fn sliced(
         &self,
         spec: &Spec,

@@ -97,7 +97,7 @@ impl Cpu {
         }
     }
 
-    /// As [`Cpu::own`], to write.
+    /// Like [`Cpu::own`], to write.
     fn own_mut(&mut self) -> Result<&mut Memory> {
         match &self.lost {
             None => Ok(&mut self.memory),

@@ -152,7 +152,7 @@ impl Bodies<'_> {
 }
 
 impl<'a> Layout<'a> {
-    /// Carries that lie between steps get their bytes behind `scratch`.
+    /// Carries that lie between steps get their bytes after `scratch`.
     fn new(
         body: &'a Body,
         kept: &'a [Kept],
@@ -316,7 +316,7 @@ fn is_in_place(program: &Program, order: &[CallId], input: usize, output: NodeId
     written
 }
 
-/// For each body, what is needed of its results.
+/// For each body, the parts of its results that are used.
 fn kept(graph: &Graph) -> Vec<Vec<Kept>> {
     let results = graph.bodies.iter().map(|body| body.graph.outputs.len());
     let mut kept: Vec<Vec<Kept>> = results.map(|count| vec![Kept::None; count]).collect();

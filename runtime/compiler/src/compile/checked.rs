@@ -26,7 +26,7 @@ use crate::passes::{OverlapCollectives, PassError, Pipeline, Prepare, RowPadding
 use crate::plan::{Communication, Plan, PlanDetails};
 
 /// A prepared program with a plan that no checker has seen. Its values are those of the graph: no
-/// pass behind `prepare` has rewritten it, or its rewrite was validated.
+/// pass after `prepare` has rewritten it, or its rewrite was validated.
 pub(super) struct Planned {
     program: Program,
     dag: Dag,
@@ -37,7 +37,7 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// The program of the front half with its baseline plan. `ended` is called behind each stage,
+    /// The program of the front half with its baseline plan. `ended` is called after each stage,
     /// with its name and the number of nodes or kernels. Padding is the first thing that a budget
     /// saves: a plan with padded rows that does not fit is made without them.
     pub fn new(
@@ -260,7 +260,7 @@ impl CompiledPlan {
         self.room
     }
 
-    /// Ends a stage behind the plan.
+    /// Ends a stage after the plan.
     #[doc(hidden)]
     pub fn stage_ended(&mut self, name: &'static str) {
         self.plan.stage_ended(name);

@@ -80,7 +80,7 @@ pub(super) struct Front<'a> {
 }
 
 impl Front<'_> {
-    /// The lowered program; `ended` is called behind each stage, with its name and the number of
+    /// The lowered program; `ended` is called after each stage, with its name and the number of
     /// nodes or kernels.
     pub fn run(
         &self,

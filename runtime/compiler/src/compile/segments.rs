@@ -239,7 +239,7 @@ impl Rebuilt<'_> {
             .collect()
     }
 
-    /// Ends a scan over segments: the carries behind each, then all results of the steps in it.
+    /// Ends a scan over segments: the carries after each, then all results of the steps in it.
     fn finish(
         &mut self,
         mut body: BodyBuilder,

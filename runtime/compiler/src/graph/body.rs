@@ -25,17 +25,17 @@ pub struct Body {
     pub steps: u32,
     /// From the last index of time to the first.
     pub reverse: bool,
-    /// What each input of the graph is.
+    /// The kind of each input of the graph.
     pub feeds: Vec<Feed>,
     /// The kernels of a step, once they are planned.
     pub planned: Option<PlannedBody>,
 }
 
-/// What an input of a body is. The operands of the scan follow the feeds: one for each, but for
+/// The kind of an input of a body. The operands of the scan follow the feeds: one for each, but for
 /// [`Feed::Neighbour`] two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feed {
-    /// A carry; the operand is what it begins as.
+    /// A carry; the operand is its initial value.
     Carry,
     /// The part of the operand at the step's index of time.
     Step,
@@ -70,8 +70,8 @@ pub struct PlannedBody {
     pub kept: Vec<Kept>,
     /// The calls of a step.
     pub calls: Vec<Call>,
-    /// Operands and results that may be one: a step reads what it needs of the operand before it
-    /// writes the result.
+    /// Operands and results that may share memory: a step reads each element of the operand before
+    /// it writes the result there.
     pub in_place: Vec<(usize, usize)>,
     /// Bytes of the loop's workspace.
     pub scratch: u64,
@@ -173,7 +173,7 @@ impl Body {
 pub struct BodyBuilder {
     /// Its graph.
     pub graph: Graph,
-    /// What its inputs are.
+    /// The kinds of its inputs.
     pub feeds: Vec<Feed>,
     /// The operands of the scan.
     pub operands: Vec<NodeId>,
@@ -213,10 +213,10 @@ impl BodyBuilder {
         self.graph.emit(Op::Input(input), &[], dtype, dims)
     }
 
-    /// Copies the nodes of a graph that results are computed by, and says what stands for these.
-    /// `map` has the nodes that stand for some already. With a `start`, only nodes from there on are
-    /// copied that depend on those of `map`; the others become operands of the scan, but for numbers
-    /// and views, which are copied.
+    /// Copies the nodes of a graph that compute `results`, and returns the copies of the results.
+    /// `map` has the nodes that already have copies. With a `start`, only nodes from there on are
+    /// copied that depend on those of `map`; the others become operands of the scan, but for
+    /// numbers and views, which are copied.
     pub fn copy(
         &mut self,
         outer: &Graph,

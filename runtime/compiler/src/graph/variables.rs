@@ -21,15 +21,13 @@ pub struct VariableInfo {
     /// Part of the model (a weight, a running statistic), rather than state that accompanies
     /// weights.
     pub is_param: bool,
-    /// Of a part of the model: whether gradients change it.
+    /// Whether training changes it, if it is a part of the model.
     pub trained: bool,
     /// The variable of which this is an average: it starts with that variable's value.
     pub average_of: Option<Arc<str>>,
-    /// Of a variable of which each rank holds an equal part, the shape of the whole. The part is one
-    /// row.
+    /// The shape of the whole variable, if each rank holds an equal part. The part is one row.
     pub whole: Option<Dims>,
-    /// Of a constant, its bytes: it holds them always, and is no part of
-    /// a file.
+    /// The bytes of a constant, which are fixed and not part of a checkpoint.
     pub data: Option<Arc<Vec<u8>>>,
 }
 

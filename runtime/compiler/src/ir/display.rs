@@ -11,7 +11,7 @@ use super::{KernelCall, Piece, Program, Recompute, Source, Transfer, ValueId};
 /// Most operations in the name of a function.
 const NAMED_MAX: usize = 4;
 
-/// A name for the function that a spec is: its anchor and the operations behind it.
+/// A name for the function that a spec is: its anchor and the operations after it.
 fn function(spec: &Spec) -> String {
     let anchor = match &spec.body {
         Body::Loop => "",

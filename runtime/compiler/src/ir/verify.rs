@@ -9,7 +9,7 @@ use super::{KernelCall, Piece, Program, Recompute};
 /// The first broken invariant of a [`Program`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IrError {
-    /// A value that the planner places comes behind one that it does not place.
+    /// A value that the planner places comes after one that it does not place.
     #[error("value {value}: values that the planner places come first")]
     Unsorted {
         /// The value.

@@ -62,7 +62,7 @@ impl Allowance {
     }
 
     /// # Errors
-    /// As [`Budget::check`].
+    /// See [`Budget::check`].
     pub fn check(&self) -> Result<(), Error> {
         self.budget.check()
     }

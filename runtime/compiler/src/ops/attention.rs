@@ -5,8 +5,8 @@
 //! columns]`, then a mask `[b, …, q, k]` and a past `[b, …]`, i32, if there are any: a mask is
 //! added to the scores, and −∞ in it hides a key of any score; or it has truth values, of which
 //! those that are false hide a key. Halves are converted to f32, in which all is computed. Results
-//! have the rows behind the first axis, `[b, q, …, columns]`: so they lie in memory as the layers
-//! behind attention read them, with heads side by side.
+//! have the rows after the first axis, `[b, q, …, columns]`: so they lie in memory as the layers
+//! after attention read them, with heads side by side.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -40,7 +40,7 @@ pub(crate) fn rows_second(rank: usize) -> Axes {
         .collect()
 }
 
-/// `[b, …, columns]` with rows behind the first axis.
+/// `[b, …, columns]` with rows after the first axis.
 fn with_rows(operand: &[Size], rows: Size, columns: Size) -> Dims {
     let between = &operand[1..operand.len() - 2];
     let first = [operand[0], rows];

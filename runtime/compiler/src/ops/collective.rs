@@ -49,8 +49,8 @@ pub(super) fn infer(
     }
 }
 
-/// The gradient of the sum of what the ranks of a group compute: it goes back to the rank that a
-/// value came from.
+/// The gradient of the sum of the results of all ranks of a group: it is sent back to the rank that
+/// a value came from.
 pub(super) fn gradient(
     g: &mut dyn GraphBuilder,
     op: CollectiveOp,

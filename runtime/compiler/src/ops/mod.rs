@@ -116,9 +116,9 @@ pub enum Op {
         /// The axis along which a third operand moves the part.
         axis: Option<usize>,
     },
-    /// For each element along the last axis a result from those up to it.
+    /// A prefix reduction: for each element along the last axis a result from those up to it.
     Scan {
-        /// What is computed; a linear recurrence takes its factors as a second operand.
+        /// The reduction; a linear recurrence takes its factors as a second operand.
         op: ScanOp,
         /// From the elements before it only.
         exclusive: bool,
@@ -152,7 +152,7 @@ pub enum Op {
         /// Distance between coordinates taken, per axis; at least 1.
         step: SmallVec<[u32; 6]>,
     },
-    /// Operands one behind the other along an axis.
+    /// Operands one after the other along an axis.
     Concat {
         /// The axis.
         axis: usize,

@@ -23,8 +23,8 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
     gradients_with(graph, loss, wrt, &mut no_hook)
 }
 
-/// [`gradients`], where each whole gradient of a node is what `hook` makes of it before it is
-/// taken further back.
+/// [`gradients`], where `hook` replaces the accumulated gradient of each node before it is
+/// propagated further.
 pub fn gradients_with(
     graph: &mut Graph,
     loss: NodeId,

@@ -1,10 +1,11 @@
 //! The layout of images: values whose channels are innermost on devices that convolve them faster.
 //!
 //! The kernels of a GPU move neighbouring channels of a position as one vector, also inside a
-//! window, while the positions of a row lie in vectors only where no window moves over them. A value
-//! of the program's own, which no user sees, may therefore be stored as positions × channels instead
-//! of channels × positions. Its kernels get other strides and are the same otherwise; inputs, outputs
-//! and variables keep their layout, and the kernels that read or write them change it on the way.
+//! window, while the positions of a row lie in vectors only where no window moves over them. A
+//! value internal to the program may therefore be stored as positions × channels instead of
+//! channels × positions. Its kernels get other strides and are otherwise unchanged; inputs, outputs
+//! and variables keep their layout, and the kernels that read or write them convert between the
+//! layouts.
 //!
 //! Values that a loop or a pooling reads and writes at the same places are stored alike, all
 //! together: such a region with a convolution is stored with its channels innermost if that can be

@@ -145,7 +145,7 @@ fn pairs(spec: &Spec, sizes: &Env) -> u64 {
     let heads = batch.iter().map(|d| d.at(sizes).max(0) as u64);
     let [queries, keys] = [*queries, attention.keys].map(|n| n.usize_at(sizes));
     let pairs = match &attention.past {
-        // Of a past that is not known, all.
+        // All pairs, if the past length is not known.
         Some(_) => (queries as u64).saturating_mul(keys as u64),
         None => attention.scores.pairs(queries, keys),
     };

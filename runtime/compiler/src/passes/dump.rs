@@ -56,7 +56,7 @@ impl DumpOptions {
     /// The dumps that `SLABWISE_DUMP` asks for.
     ///
     /// # Errors
-    /// As [`DumpOptions::parse`].
+    /// See [`DumpOptions::parse`].
     pub fn of_environment() -> Result<Option<Self>> {
         let text = settings::variable(settings::DUMP_PASSES);
         text.map(|text| DumpOptions::parse(&text)).transpose()

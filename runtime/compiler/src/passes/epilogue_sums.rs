@@ -1,12 +1,12 @@
-//! Sums in the epilogues of products: the sums over the result of a convolution, or of a matrix
-//! product, are computed by its own kernel.
+//! Sums in the epilogues of products: the kernel of a convolution, or of a matrix product, also
+//! computes sums over its result.
 //!
-//! A norm behind a convolution needs the mean and the variance of every channel, and its gradient
-//! two more sums, over values that the kernel of the convolution has at hand as it writes its result.
-//! A loop that sums over such a result becomes two: the work at each point with the sums joins the
-//! epilogue of the convolution, and a small loop over the channels does the rest. The result is then
-//! read once less. Where all that the loop needs is there when the convolution starts, the blocks that
-//! add the last sums do its work, too.
+//! A norm after a convolution needs the mean and the variance of every channel, and its gradient
+//! two more sums, over values that the kernel of the convolution has in registers when it writes
+//! its result. A loop that sums over such a result is split: its elementwise operations and the
+//! sums join the epilogue of the convolution, and a small loop over the channels does the rest. The
+//! result is then read once less. Where all operands of the small loop exist when the convolution
+//! starts, the blocks that add the last sums execute that loop, too.
 //!
 //! The gradient of a bias is a sum over the rows of a matrix product times the gradient of an
 //! activation: the product stores these numbers instead of its result, and sums its columns.
@@ -182,7 +182,7 @@ impl Joined {
         if !spec.code.iter().all(folds) {
             return None;
         }
-        // The product is the last writer of what the loop reads at each point.
+        // The product is the last writer among the operands that the loop reads at each point.
         let product = (0..spec.code.len())
             .filter(|&i| !per_row[i])
             .filter_map(|i| match spec.code[i] {

@@ -1,4 +1,4 @@
-//! Expansion of operations for which a device has no kernel into operations for which it has:
+//! Expansion of operations for which a device has no kernel into operations for which it has one:
 //! attention becomes products and elementwise operations.
 //!
 //! The scores of up to [`WHOLE`] queries are one tensor, which the backward pass shares with the
@@ -23,8 +23,8 @@ use crate::ops::{
 const WHOLE: usize = 511;
 const TILE: usize = 128;
 
-/// Whether a device has a kernel for attention of these scores as a whole, or for its gradient. Each
-/// operand has a type and rows of so many elements.
+/// Whether a device has a kernel for attention with these scores, or for its gradient. The pairs
+/// are each operand's type and number of elements in a row.
 pub type HasAttention<'a> = dyn Fn(&Scores, &[(DType, Size)]) -> bool + 'a;
 
 /// The pass.

@@ -1,16 +1,17 @@
-//! Elementwise work over the rows of a product, where a layer over several axes has flattened them.
+//! Moves elementwise operations onto the flattened rows of a product, where a layer over several
+//! axes has flattened them.
 //!
 //! A layer over `[batch, time, width]` is a product over `batch · time` rows, whose result is given its
-//! three axes back. Its bias, its activation and a residual are written over three axes; in a kernel
-//! of their own they would read the product from memory. This pass moves the change of shape behind
-//! them: the work is over the rows of the product, which then can have it in its epilogue, as if the
-//! user had flattened the rows by hand. Sums along all flattened axes, such as a bias's gradient, are
+//! three axes back. Its bias, its activation and a residual are written over three axes; in a
+//! separate kernel they would read the product from memory. This pass moves the reshape after them:
+//! the operations are then over the rows of the product and can become its epilogue, as if the user
+//! had flattened the rows by hand. Sums along all flattened axes, such as a bias's gradient, are
 //! along the rows. XLA's `ReshapeMover` moves reshapes through elementwise work in the same way.
 //!
-//! Which nodes are over rows is decided from products on: a node joins if one operand is over rows
-//! and each of the others has its axes merged without a copy. That is so for numbers and for values
-//! repeated along all flattened axes, for inputs and elementwise work over those, which joins, too, and
-//! for values that lie in memory in any case. Nothing joins that would then be copied.
+//! The pass starts at products: a node is moved if one operand is over rows and the axes of each
+//! other operand can be merged without a copy. That holds for numbers and for values repeated along
+//! all flattened axes, for inputs and elementwise operations over those, which are moved, too, and
+//! for values that are in memory in any case. No node is moved if that would need a copy.
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
@@ -56,9 +57,9 @@ impl Rows {
     }
 }
 
-/// The graph with work over the rows of products instead of over the axes that these were flattened
-/// from, each value behind a reshape to its axes, which [`super::simplify()`] joins with those of the
-/// readers. `None` if there is no such work.
+/// The graph with elementwise operations over the rows of products instead of over the axes that
+/// the rows were flattened from. A reshape to these axes follows each value, which
+/// [`super::simplify()`] merges with the readers' reshapes. `None` if there are no such operations.
 pub fn flatten_rows(graph: &Graph) -> Option<Graph> {
     let search = Search::of(graph);
     let joins = |id: &NodeId| search.rows[id.at()].is_some() && !graph.node(*id).op.is_view();
@@ -405,7 +406,7 @@ mod tests {
         graph.reshape(product, &dims(&[2, 3, 5]))
     }
 
-    /// The graph behind the pass, simplified, with these outputs; `None` if the pass leaves it.
+    /// The graph after the pass, simplified, with these outputs; `None` if the pass leaves it.
     fn flattened(graph: &mut Graph, outputs: &[NodeId]) -> Option<Graph> {
         graph.outputs = outputs.to_vec();
         assert_eq!(graph.verify(), Ok(()));
@@ -509,7 +510,7 @@ mod tests {
         });
     }
 
-    /// A residual that several nodes read is in memory; one that is computed behind a gather for the
+    /// A residual that several nodes read is in memory; one that is computed after a gather for the
     /// sum alone is not taken from there.
     #[test]
     fn residuals_are_read_as_they_lie() {

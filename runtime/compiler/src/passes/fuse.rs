@@ -9,7 +9,7 @@
 //!
 //! A kernel is one of: a loop over points; a loop with reductions, whose results may be used beside
 //! the points again (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a
-//! loop behind it, its epilogue.
+//! loop after it, its epilogue.
 
 mod anchor;
 mod clusters;
@@ -307,7 +307,7 @@ impl Builder<'_> {
         let mut operand_axes = axes.clone();
         let has_reduction = c.reduced.contains(&true);
         if !has_reduction && covers(c, &axes, |_| true) {
-            // Work behind the reduction is computed once per kept point: the space gains the
+            // Work after the reduction is computed once per kept point: the space gains the
             // reduced axes.
             let c = &mut self.list[cluster];
             for &i in &folds {

@@ -1,8 +1,8 @@
 //! Late fusion: recomputed kernels are fused with one another.
 //!
-//! In the forward pass a norm over the batch separates a convolution from the activation behind it.
+//! In the forward pass a norm over the batch separates a convolution from the activation after it.
 //! When both are recomputed the norm's statistics are known already, and the activation is one more
-//! step behind the convolution: one kernel computes both, the value between them is not read from
+//! step after the convolution: one kernel computes both, the value between them is not read from
 //! memory, and it is not written either unless another kernel reads it. Outputs of a recomputed
 //! kernel that no kernel reads are pruned as well.
 //!

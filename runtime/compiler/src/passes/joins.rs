@@ -32,7 +32,7 @@ pub(super) struct Joins<'a> {
     calls: Vec<KernelCall>,
     /// For each call its arguments with the access to each.
     accesses: Vec<Accesses>,
-    /// Those of the program, and new ones behind them.
+    /// Those of the program, and new ones after them.
     pub values: Vec<Value>,
     pub around: Around,
     /// For each call the one that does its work.
@@ -85,7 +85,7 @@ impl<'a> Joins<'a> {
         self.moved_to[call.index()].unwrap_or(call.index())
     }
 
-    /// Whether one of these calls has to run behind a call.
+    /// Whether one of these calls has to run after a call.
     pub fn any_behind(&self, first: usize, mut these: impl Iterator<Item = usize>) -> bool {
         let mut behind = vec![false; self.calls.len()];
         let mut written = vec![false; self.values.len()];
@@ -179,7 +179,7 @@ fn order(
     let mut order = Vec::with_capacity(stay.len());
     let mut seen = vec![false; calls.len()];
     for at in stay {
-        // Depth first, each call behind those that it waits for.
+        // Depth first, each call after those that it waits for.
         let mut open = vec![(at, false)];
         while let Some((at, done)) = open.pop() {
             if done {
@@ -263,7 +263,7 @@ pub(super) fn cycles(target: &Target, call: &KernelCall, bounds: &Env) -> f64 {
 }
 
 impl KernelCall {
-    /// The call without the stores of values of the program's own that none of these calls reads.
+    /// The call without the stores of internal values that none of these calls reads.
     pub(super) fn with_needed_stores<'a>(
         &self,
         values: &[Value],

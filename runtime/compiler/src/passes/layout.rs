@@ -66,14 +66,14 @@ struct Seen {
 }
 
 impl Views {
-    /// Of all views of a graph.
+    /// The views of all nodes of a graph.
     pub fn of(graph: &Graph) -> Self {
         let mut views = Views::default();
         views.extend(graph);
         views
     }
 
-    /// Of those too that the graph has got since.
+    /// Adds the views of nodes that were added to the graph since.
     fn extend(&mut self, graph: &Graph) {
         for node in &graph.nodes[self.at.len()..] {
             self.at.push(self.seen.len() as u32);

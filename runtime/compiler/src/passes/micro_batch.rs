@@ -430,8 +430,8 @@ impl<'a> Splitting<'a> {
             if !repeatable {
                 new.recompute = Recompute::Never;
             }
-            // Of micro-batches that sum, only the last writes the outputs, so it alone has the
-            // dependencies.
+            // If micro-batches accumulate a sum, only the last one writes the outputs, so it alone
+            // has the dependencies.
             let folds = sliced
                 .micro_batching()
                 .is_some_and(|micro_batching| micro_batching.folds);

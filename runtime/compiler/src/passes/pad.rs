@@ -1,15 +1,14 @@
 //! Layout padding: rows of values that begin at whole sectors of a device's memory.
 //!
 //! Where rows are no multiple of 16 bytes, the kernels of products load elements one by one. A
-//! value of the program's own, which no user sees, may have its rows further apart instead: `length`
-//! elements each, and some unused ones behind them up to a whole number of sectors. No kernel
-//! reads or writes those, because kernels know the lengths of rows as well as their distance;
-//! therefore padding changes no result. It is added only where the sums of all kernels keep their
-//! order ([`Target::cycles_saved`], [`has_same_sums`]) and where the model that ranks products
-//! gains more than moving the padding costs.
+//! value internal to the program may have its rows further apart instead: `length` elements each,
+//! padded to a whole number of sectors. No kernel accesses the padding, because kernels know the
+//! lengths of rows as well as their distance; therefore padding changes no result. It is added only
+//! where the sums of all kernels keep their order ([`Target::cycles_saved`], [`has_same_sums`]) and
+//! where the model that ranks products predicts a gain that exceeds the cost of moving the padding.
 //!
-//! Values of which one may be computed in place of another are padded together or not at all, so
-//! that they keep their places.
+//! If a value may be computed in place of another, both are padded or neither, so that this stays
+//! possible.
 
 use std::collections::BTreeSet;
 

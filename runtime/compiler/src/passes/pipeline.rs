@@ -19,7 +19,7 @@ use crate::ir::{IrError, Program};
 
 /// The passes in the order in which they run. The first runs only for graphs with operations that the
 /// device has no kernel or no use for, `round_gradients`, `channels_last`, `epilogue_sums`,
-/// `share_reads` and `pad` for devices that gain by them. Those behind `prepare` run only under a
+/// `share_reads` and `pad` for devices that gain by them. Those after `prepare` run only under a
 /// budget, for each candidate of its search; for some of them, those from `remat` on run again before.
 /// The last one runs for programs of several ranks.
 pub const PASSES: [&str; 20] = [
@@ -64,13 +64,13 @@ pub trait Pass {
 /// The first broken invariant of the output of a pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Of a graph.
+    /// An error of a graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// Of fused kernels.
+    /// An error of fused kernels.
     #[error(transparent)]
     Clusters(#[from] ClustersError),
-    /// Of a program in the late IR.
+    /// An error of a program in the late IR.
     #[error(transparent)]
     Program(#[from] IrError),
 }

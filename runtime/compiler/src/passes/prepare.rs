@@ -14,7 +14,7 @@ use crate::ir::{KernelCall, Program, Recompute};
 pub struct Prepare<'a> {
     /// The device.
     pub target: &'a Target,
-    /// Bytes behind every value that no kernel may touch.
+    /// Bytes after every value that no kernel may touch.
     pub guard: u64,
     /// The kernels that are prepared already.
     pub kernels: &'a KernelCache,
@@ -33,7 +33,7 @@ impl Pass for Prepare<'_> {
 /// The program with all its kernels prepared for the device, and its values numbered in the order
 /// in which calls name them.
 ///
-/// `guard` bytes that no kernel may touch are kept behind every value (0 but for memory checks).
+/// `guard` bytes that no kernel may touch are kept after every value (0 but for memory checks).
 ///
 /// # Errors
 /// If the device has no kernel for a call.

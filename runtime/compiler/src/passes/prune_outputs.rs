@@ -57,7 +57,7 @@ fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
     stores
         .iter()
         .for_each(|s| needed[usize::from(s.value)] = true);
-    // Instructions come behind their arguments.
+    // Instructions come after their arguments.
     for at in (0..spec.code.len()).rev() {
         if needed[at] {
             spec.code[at]

@@ -8,7 +8,7 @@
 //! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient
 //! DenseNets (Pleiss et al. 2017), found in the graph instead of written into layers.
 //!
-//! Of a segment under `Tensor::checkpoint` every value that the backward pass needs is recomputed,
+//! In a segment under `Tensor::checkpoint` every value that the backward pass needs is recomputed,
 //! products and sums included: gradient checkpointing (Griewank and Walther 2000, Chen et al.
 //! 2016). Values of a segment that are used outside of it are kept.
 //!
@@ -233,7 +233,7 @@ impl Choice<'_> {
         if !large || !is_computed(&node.op) || self.pinned[id.at()] {
             return Place::Stored;
         }
-        // The step behind a product is computed with it, as long as it is the only one.
+        // The step after a product is computed with it, as long as it is the only one.
         let alone = matches!(self.users[id.at()][..], [(user, k)] if !self.needs_memory(user, k) && graph.node(user).op.is_pointwise());
         let behind_another = if alone { Place::Passing } else { Place::Stored };
         if !is_step(&node.op) {

@@ -25,7 +25,7 @@ impl Pass for RoundGradients {
     }
 }
 
-/// The graph with gradients of attention in halves, each behind a conversion back to f32, which
+/// The graph with gradients of attention in halves, each after a conversion back to f32, which
 /// [`super::simplify()`] joins with the conversions of the readers. `None` if there are none.
 pub fn round_gradients(graph: &Graph) -> Option<Graph> {
     let is_gradient = |id: &NodeId| matches!(graph.node(*id).op, Op::AttentionGrad { .. });

@@ -24,7 +24,7 @@ pub(super) trait Ways {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sequence {
     labels: Vec<u64>,
-    /// The vertices before and behind each, in a ring that a vertex of none closes.
+    /// The vertices before and after each, in a ring that a vertex of none closes.
     beside: Vec<[u32; 2]>,
     /// The searches that have seen a vertex last, from each end.
     seen: Vec<[u32; 2]>,
@@ -39,7 +39,7 @@ enum Found {
     Way,
     /// None; these, all that the first leads to, are before the second.
     Behind(Vec<u32>),
-    /// None; these, all that lead to the second, are behind the first.
+    /// None; these, all that lead to the second, are after the first.
     Before(Vec<u32>),
 }
 
@@ -168,7 +168,7 @@ impl Sequence {
         Found::Way
     }
 
-    /// Moves vertices behind another in the order they have.
+    /// Moves vertices after another in the order they have.
     fn place(&mut self, mut vertices: Vec<u32>, mut behind: u32) {
         vertices.sort_unstable_by_key(|&v| self.labels[v as usize]);
         for &v in &vertices {

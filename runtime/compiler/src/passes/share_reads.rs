@@ -1,10 +1,10 @@
-//! Shared reads: a loop joins the last other kernel that reads the value which the loop may replace in
-//! place.
+//! Shared reads: a loop that may write in place of a value is fused into the last other kernel that
+//! reads that value.
 //!
 //! The backward pass recomputes an activation from a value that the kernel of its gradient reads, too:
-//! that kernel can store both, and the value is read once. No bytes are in use for longer than they
-//! were: those of the value become those of the result earlier. Nor does the kernel wait for anything
-//! more, because all that the loop reads has to be there when it starts.
+//! that kernel can store both, and the value is read once. No bytes are live for longer than
+//! before, because the result takes over the bytes of the value earlier. The kernel gets no new
+//! dependencies, because all operands of the loop must exist when it starts.
 
 use slabwise_kernels::spec::{Access, Body, MAX_ARGUMENTS, Spec};
 

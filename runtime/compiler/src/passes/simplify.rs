@@ -134,7 +134,7 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             op = axes;
         }
         // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets the
-        // work behind it, such as the update of a transposed weight, run in the product's kernel.
+        // work after it, such as the update of a transposed weight, run in the product's kernel.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1

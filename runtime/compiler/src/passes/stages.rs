@@ -3,7 +3,7 @@
 //! A value that has such a length, or that is computed from one that has, depends on the node that
 //! determines it ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not show all of that:
 //! ones that are repeated to a length read none of the values that determine it; and a part of a
-//! concatenation is written behind parts whose lengths are data-dependent. So each node gets a
+//! concatenation is written after parts whose lengths are data-dependent. So each node gets a
 //! *stage*, the set of data-dependent lengths that it depends on, and a kernel has members of one
 //! stage, so that no kernel depends on a length that it helps to compute.
 

@@ -1,7 +1,7 @@
 //! Whether two kernels compute their sums in the same order, so that both give the same bits.
 //!
-//! A GPU's kernels tell how they split sums, the CPU's do so once their sizes are known; for all
-//! others a rule decides.
+//! Kernels of a GPU report how they split sums, those of the CPU do so once their sizes are known;
+//! for all others a rule decides.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Env;
@@ -52,7 +52,7 @@ struct Points<'a> {
 }
 
 /// An instruction at each element, or a reduction: its arguments are numbers of such instructions,
-/// and what it reads comes with its strides.
+/// and its operand has strides.
 type Step = (Inst, Option<Operand>, Option<Dims>);
 
 impl<'a> Points<'a> {
@@ -103,7 +103,7 @@ impl<'a> Points<'a> {
         let mut number: Vec<u16> = Vec::with_capacity(spec.code.len());
         let mut steps: Vec<Step> = Vec::new();
         for (inst, folded) in self.code() {
-            // Values that are the same at all elements are computed once, before or behind them.
+            // Values that are the same at all elements are computed once, before or after them.
             if folded && !inst.is_reduce() {
                 number.push(u16::MAX);
                 continue;

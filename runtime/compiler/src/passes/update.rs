@@ -71,7 +71,7 @@ impl Graded {
     fn new(clusters: &Clusters) -> Self {
         let links = clusters.links();
         let kernels = clusters.list.len();
-        // Kernels are in order already; a concatenation comes behind the last kernel that it waits
+        // Kernels are in order already; a concatenation comes after the last kernel that it waits
         // for, and one of its own kind.
         let mut places: Vec<(u32, u32)> = (0..links.next.len() as u32).map(|at| (at, 0)).collect();
         for at in kernels..places.len() {

@@ -90,7 +90,7 @@ fn compared(
 /// The results of a program, by a number of their own and their name.
 type Results = BTreeMap<(u64, String), Option<Term>>;
 
-/// The state behind the last kernel of a program.
+/// The state after the last kernel of a program.
 fn execute(
     interpreter: &mut Interpreter<'_>,
     program: &Program,
@@ -231,7 +231,7 @@ impl MicroBatch {
     }
 
     /// Whether the launch adds to partial sums. The one for the last examples stores the sums, and
-    /// only that one reads the operands of the code behind them.
+    /// only that one reads the operands of the code after them.
     fn is_partial(&self) -> bool {
         self.reduces && !self.last
     }
@@ -467,8 +467,8 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    /// The contents of the operands that an anchor reads: of what a prologue computes, those that it
-    /// would have if the prologue were a kernel before.
+    /// The contents of the operands that an anchor reads. An operand that a prologue computes has
+    /// the contents that it would have if the prologue were a preceding kernel.
     fn anchor_inputs(&mut self, spec: &Spec, contents: &[Option<Term>]) -> Vec<Term> {
         let mut inputs = Vec::new();
         let mut rest = 0;

@@ -106,7 +106,7 @@ fn bits(x: f64, y: f64, op: impl Fn(i32, i32) -> i32) -> f64 {
     f64::from(op(x as i32, y as i32))
 }
 
-/// The argument that the sums below go on from, far to the right.
+/// The large argument at which the sums below start.
 fn far(x: f64) -> f64 {
     x + (400.0 - x).max(0.0).ceil()
 }

@@ -128,7 +128,7 @@ impl<'a> Head<'a> {
         x.at(&[&self.at[..], &[row, column]].concat())
     }
 
-    /// An element of the result or its gradient, whose rows are behind the first axis.
+    /// An element of the result or its gradient, whose rows are after the first axis.
     fn result(&self, x: &Array, row: usize, column: usize) -> f64 {
         x.at(&[&self.at[..1], &[row], &self.at[1..], &[column]].concat())
     }
@@ -479,7 +479,7 @@ pub(super) fn scan(
                         most
                     }
                 }
-                // Of equal elements, the last that is met.
+                // Among equal elements, the last one visited.
                 ScanOp::ArgMax | ScanOp::ArgMin => {
                     let backward: Vec<f64> = list.iter().rev().copied().collect();
                     let best = if op == ScanOp::ArgMax {

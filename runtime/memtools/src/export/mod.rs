@@ -102,7 +102,7 @@ fn segments(pool: &Pool) -> Vec<Segment> {
     segments
 }
 
-/// One address space for all arenas, as viewers expect it: each arena behind the one before.
+/// One address space for all arenas, as viewers expect it: each arena after the one before.
 struct Addresses {
     starts: BTreeMap<u32, u64>,
 }

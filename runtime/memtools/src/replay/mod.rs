@@ -151,12 +151,12 @@ impl Trace {
         self.watch(config, capacity, 0, |_| {})
     }
 
-    /// As [`Trace::run`], while the pool records its last `events` events; `at_peak` receives the
+    /// Like [`Trace::run`], while the pool records its last `events` events; `at_peak` receives the
     /// pool at the first peak of live bytes. Each operation takes a microsecond of the device's
     /// time.
     ///
     /// # Errors
-    /// As [`Trace::run`].
+    /// See [`Trace::run`].
     pub fn watch(
         &self,
         config: &MemoryConfig,

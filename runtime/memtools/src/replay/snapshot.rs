@@ -82,7 +82,7 @@ impl Trace {
         snapshot.trace()
     }
 
-    /// As [`Trace::of_snapshot_json`], of a pickle.
+    /// Like [`Trace::of_snapshot_json`], of a pickle.
     ///
     /// # Errors
     /// The place of the defect, and its kind.

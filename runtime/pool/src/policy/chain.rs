@@ -452,7 +452,7 @@ impl Chain {
                     }
                 }
                 Some(_) => {
-                    // Such a range goes back whole: one free block, and the gap behind it.
+                    // Such a range goes back whole: one free block, and the gap after it.
                     let rest = block.after;
                     if block.before == NONE
                         && (rest == NONE

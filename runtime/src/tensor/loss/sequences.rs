@@ -178,7 +178,7 @@ impl<'t> Tensor<'t> {
             });
         }
         let Some(sums) = sums else { return self };
-        // It ends with the last label or the blank behind it.
+        // It ends with the last label or the blank after it.
         let last = match options.target_lengths {
             Some(lengths) => (lengths * 2).unsqueeze(1),
             None => trace.full(2.0 * count as f32, DType::I32, (1, 1)),

@@ -139,7 +139,7 @@ impl Site for InPass<'_> {
 }
 
 impl Emitter<'_> {
-    /// Whether no pass loads what an earlier one has loaded.
+    /// Whether no pass loads an element that an earlier pass has loaded.
     fn keeps(&self) -> bool {
         let keeps_nothing = self.mapping.parts == 1 && !self.levels.crossing.contains(&true);
         self.mapping.keep != Keep::Recompute || keeps_nothing

@@ -8,7 +8,7 @@ use crate::code::{Code, Fold};
 
 /// The passes of a program.
 pub struct Levels {
-    /// Of every value.
+    /// The pass of every value.
     pub level: Vec<usize>,
     /// The last pass in which full values are stored, if any are.
     top: Option<usize>,
@@ -27,7 +27,7 @@ impl Levels {
             .filter(|&v| !code.per_row[v])
             .map(|v| levels.level[v])
             .max();
-        // Of kept values, each is stored in the pass that computes it.
+        // Each kept value is stored in the pass that computes it.
         let last_uses = levels.last_uses(code.spec, 0);
         let mut crossing: Vec<bool> = Vec::with_capacity(code.spec.code.len());
         let mut recomputed: Vec<bool> = Vec::with_capacity(code.spec.code.len());

@@ -139,7 +139,7 @@ fn grouped(
             let Some(turn) = open.iter().map(|r| r.step).filter(|&at| at <= end).max() else {
                 break;
             };
-            // Those before the turn move past each other; those behind it may conflict with them.
+            // Those before the turn move past each other; those after it may conflict with them.
             let mut members: Vec<usize> = Vec::new();
             open.retain(|reach| {
                 let fits = (reach.first..=reach.last).contains(&turn)
@@ -223,9 +223,9 @@ mod tests {
                 assert!(group.members.len() > 1 && group.members.contains(&group.turn));
                 assert!(group.members.is_sorted());
             }
-            // Of the kind that is grouped first there are at most as many launches as any choice of
-            // turns would make: from both sides, or, as steps of the kind that conflict cannot meet,
-            // from before them.
+            // The kind that is grouped first has at most as many launches as any choice of turns
+            // would make: from both sides, or, as steps of the kind that conflict cannot meet, from
+            // before them.
             let steps = &kinds[0];
             let taken: HashSet<usize> = steps.iter().map(|&at| turn(at)).collect();
             let fewest = |reaches: &dyn Fn(usize, usize) -> bool| {

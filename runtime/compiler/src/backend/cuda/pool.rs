@@ -77,7 +77,7 @@ impl Source for Gpu {
     }
 
     fn preallocates(&self) -> bool {
-        // The device's reservation takes what is preallocated.
+        // The device's reservation preallocates the memory.
         false
     }
 }

@@ -57,7 +57,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// As [`Kernel::sources`](crate::backend::Kernel::sources).
+    /// Like [`Kernel::sources`](crate::backend::Kernel::sources).
     pub(in crate::backend) fn sources(&self) -> Vec<(&str, &str)> {
         let functions = self.lowered.functions.iter();
         functions
@@ -71,7 +71,7 @@ impl Target {
         CAPABILITIES
     }
 
-    /// As [`Kernel::new`](crate::backend::Kernel::new).
+    /// Like [`Kernel::new`](crate::backend::Kernel::new).
     pub(in crate::backend) fn prepare(
         &self,
         spec: Spec,

@@ -1,5 +1,5 @@
-//! The loop over the channels behind a product with sums, moved into the product: its blocks that add
-//! the last sums of some channels do the loop's work for these channels.
+//! The loop over the channels after a product with sums, moved into the product: the blocks that
+//! add the last sums of some channels execute the loop for these channels.
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Body, Dims, Inst, MAX_ARGUMENTS, Operand, Store, ValueId as InstId};
@@ -18,7 +18,7 @@ enum Place {
 }
 
 /// A product with the work of a loop over its channels; `None` if the loop needs anything that is
-/// there only behind the product.
+/// there only after the product.
 pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<KernelCall> {
     let (call, mut new) = (&joins.calls()[at], joins.calls()[product].clone());
     let spec = &call.spec;

@@ -146,8 +146,8 @@ impl<'a> Sums<'a> {
         Some(Some(squared))
     }
 
-    /// Whether no other call can compute the same number near the mean: none reads its operands, nor
-    /// what it is computed from here.
+    /// Whether no other call can compute the same number near the mean: none reads its operands,
+    /// nor the values that it is computed from here.
     fn is_read_once(&self, mean: InstId) -> bool {
         if self.work.around.repeats_near {
             return false;

@@ -179,7 +179,7 @@ impl Clusters {
         links
     }
 
-    /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel
+    /// The same, every kernel after those it needs; as far as that leaves a choice, the kernel
     /// listed last comes first, and recomputation comes when nothing else can be done. Empty
     /// kernels go.
     pub(super) fn in_order(mut self) -> Self {

@@ -5,13 +5,13 @@
 pub struct Fuse {
     /// Elementwise nodes join each other.
     pub elementwise: bool,
-    /// Reductions join elementwise work before and behind them.
+    /// Reductions join elementwise work before and after them.
     pub reductions: bool,
     /// Reductions join the work over the points that uses their results: softmax in one kernel.
     pub rows: bool,
     /// Elementwise work joins the matrix product, convolution, pooling or gather before it.
     pub epilogues: bool,
-    /// Elementwise work behind a product whose rows are several axes is over its rows (see
+    /// Elementwise work after a product whose rows are several axes is over its rows (see
     /// [`fn@super::super::flatten_rows`]). Sums along all of these axes are along the rows, in
     /// another order.
     pub flatten_rows: bool,

@@ -8,7 +8,7 @@ use super::{Builder, covers};
 use crate::graph::Phase;
 use crate::ops::{NodeId, Op};
 
-/// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
+/// The longest row, in elements, that a rows kernel keeps on chip; longer ones are read again by a
 /// second kernel.
 pub(super) const ROW_MAX: i64 = 1 << 16;
 
@@ -17,7 +17,7 @@ const SEARCHED_MAX: usize = 48;
 
 impl Builder<'_> {
     /// Whether a node that is uniform along trailing axes of a kernel over points comes, pointwise,
-    /// from a reduction along them that could join that kernel: the mean behind a sum. If the
+    /// from a reduction along them that could join that kernel: the mean after a sum. If the
     /// reduction stays out in the end, [`Builder::part_rows`] undoes it.
     pub(super) fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
         let c = &self.list[cluster];

@@ -12,7 +12,7 @@ use crate::ops::{NodeId, Op};
 pub(in super::super) struct Containers(Vec<Option<(NodeId, Size)>>);
 
 impl Containers {
-    /// Of every value of a graph.
+    /// The containers of all values of a graph.
     pub fn of_all(graph: &Graph) -> Self {
         let mut found: Vec<Option<(NodeId, Size)>> = vec![None; graph.nodes.len()];
         for id in graph.ids() {

@@ -64,7 +64,8 @@ fn widened(out: &Graph, id: NodeId) -> Option<NodeId> {
     (widens && !stored.op.is_view()).then_some(below)
 }
 
-/// The views of `id` over what it converts, or over a conversion of that which nothing else reads.
+/// The views of `id`, moved to the operand of its conversion, or to another conversion of that
+/// operand that has no other reader.
 fn over(out: &mut Graph, id: NodeId, stored: NodeId, converts: bool) -> NodeId {
     let node = out.node(id).clone();
     if node.op.is_view() {

@@ -124,7 +124,7 @@ pub(super) fn find(graph: &Graph, live: &[bool]) -> FxHashMap<NodeId, Step> {
 
 struct Uses<'a> {
     graph: &'a Graph,
-    /// Of each node, the live ones.
+    /// The live consumers of each node.
     consumers: Vec<SmallVec<[NodeId; 4]>>,
 }
 

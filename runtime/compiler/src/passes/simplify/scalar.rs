@@ -99,7 +99,7 @@ pub(super) fn rewrite(
             let operands = b.new.node(x).inputs.clone();
             Some(b.scalar(opposite, &operands))
         }
-        // Of equal values, either.
+        // Equal operands: the result is either of them.
         S::Min | S::Max | S::And | S::Or if x == y => Some(x),
         S::And | S::Or => {
             // `true` is neutral for `and` and wins `or`; `false` the other way round.

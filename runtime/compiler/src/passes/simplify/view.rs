@@ -77,7 +77,7 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
     }
 }
 
-/// The value whose slices, one behind the other along an axis and all of it, are joined.
+/// The value whose slices, one after the other along an axis and all of it, are joined.
 fn of_slices(b: &Builder, axis: usize, parts: &[NodeId], dims: &Dims) -> Option<NodeId> {
     let whole = *b.new.node(*parts.first()?).inputs.first()?;
     let mut offset = Size::ZERO;

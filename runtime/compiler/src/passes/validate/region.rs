@@ -22,7 +22,7 @@ pub(super) type Axis = u8;
 /// The first axis that a reduction binds, whichever axis of its kernel it reduces.
 pub(super) const BOUND: Axis = 64;
 
-/// Axes and what they are renamed to.
+/// Axes and their new names.
 pub(super) type Renaming = SmallVec<[(Axis, Axis); 6]>;
 
 impl Region {
@@ -98,7 +98,7 @@ impl Region {
     }
 }
 
-/// What an axis is renamed to; axes that are not mentioned keep their names.
+/// The new name of an axis; axes that are not mentioned keep their names.
 pub(super) fn rename(axis: Axis, renaming: &Renaming) -> Axis {
     let found = renaming.iter().find(|(from, _)| *from == axis);
     found.map_or(axis, |&(_, to)| to)
