@@ -1,15 +1,15 @@
-//! The movement of bytes between ranks, as kernels see it.
+//! Collectives: transfers of bytes between ranks, as kernels see them.
 //!
-//! A transport moves bytes. Sums over ranks are kernels like any other, so that the order of their
-//! additions is the program's and not the transport's. Ranks that read each other's memory in place
-//! need no copies of the rows that they add: then a movement ends in
+//! A transport moves bytes. Sums over ranks are kernels like any other, so that the program and not
+//! the transport determines the order of their additions. Ranks that read each other's memory in
+//! place need no copies of the rows that they add: then a collective ends in
 //! [`add_in_tree`](crate::tree_sum::add_in_tree), which adds in the same order.
 //!
-//! A movement is in flight from [`Kernel::start_exchange`](crate::cpu::Kernel::start_exchange) to
+//! A collective is in flight from [`Kernel::start_exchange`](crate::cpu::Kernel::start_exchange) to
 //! [`Memory::finish_exchange`]. Meanwhile other ranks read its source and a thread of the transport
-//! may write its destination, so [`Memory`] refuses other accesses to them, as to the regions of a
-//! [copy](crate::copies) in flight. If a rank is lost, a thread that waits in a foreign library may
-//! access them for the rest of the process; then the arenas are never given back.
+//! may write its destination, so [`Memory`] refuses other accesses to them, like accesses to the
+//! regions of a [copy](crate::copies) in flight. If a rank is lost, a thread that waits in a
+//! foreign library may access them for the rest of the process; then the arenas are never freed.
 
 use crate::memory::{Foreign, Memory, Region};
 use crate::spec::CollectiveOp;
@@ -18,8 +18,8 @@ pub use crate::group::Group;
 
 /// A world of ranks that exchange bytes, as one of them sees it.
 ///
-/// Every rank starts the same movements in the same order, of as many bytes, and finishes them in
-/// the same order. A movement is between the ranks of a group, and waits for these alone.
+/// Every rank starts the same collectives in the same order, of as many bytes, and finishes them in
+/// the same order. A collective is between the ranks of a group, and waits for these alone.
 pub trait Transport: Send + Sync {
     /// The number of ranks of the world.
     fn ranks(&self) -> usize;
@@ -34,7 +34,7 @@ pub trait Transport: Send + Sync {
         None
     }
 
-    /// Starts a movement in the group of this rank, and returns at once. [`CollectiveOp`] says
+    /// Starts a collective in the group of this rank, and returns at once. [`CollectiveOp`] says
     /// which part of the source goes to which rank of it, and where in the destination it arrives.
     ///
     /// # Errors
@@ -54,15 +54,15 @@ pub trait Transport: Send + Sync {
         destination: *mut [u8],
     ) -> Result<Ticket, TransportError>;
 
-    /// Waits until a movement has ended: all its bytes are received, and no rank reads those of the
-    /// source any more.
+    /// Waits until a collective has ended: all its bytes are received, and no rank reads those of
+    /// the source any more.
     ///
     /// # Errors
     /// If a rank is lost, or has failed.
     fn finish(&self, ticket: Ticket) -> Result<(), TransportError>;
 }
 
-/// A movement that a transport has started, in numbers of the transport's own.
+/// A collective that a transport has started, in numbers of the transport's own.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(pub [u64; 4]);
 
@@ -72,15 +72,15 @@ pub struct Ticket(pub [u64; 4]);
 pub struct TransportError {
     /// The reason, in words.
     pub why: String,
-    /// Whether the regions of movements in flight may still be accessed.
+    /// Whether the regions of collectives in flight may still be accessed.
     pub keeps: bool,
 }
 
-/// The name of a movement in flight.
+/// The name of a collective in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange(u64);
 
-/// The movements in flight of a [`Memory`].
+/// The collectives in flight of a [`Memory`].
 #[derive(Default)]
 pub(crate) struct Exchanges {
     flights: Vec<Flight>,
@@ -95,7 +95,7 @@ struct Flight {
 }
 
 impl Exchanges {
-    /// Whether an arena has bytes of a movement in flight.
+    /// Whether an arena has bytes of a collective in flight.
     pub fn is_in(&self, arena: u32) -> bool {
         let touches = |f: &Flight| f.from.arena == arena || f.to.arena == arena;
         self.flights.iter().any(touches)
@@ -122,7 +122,7 @@ impl Memory {
     /// The transport's.
     ///
     /// # Panics
-    /// If the regions overlap, one is not inside a live arena, or a movement in flight conflicts
+    /// If the regions overlap, one is not inside a live arena, or a collective in flight conflicts
     /// with it.
     pub fn start_exchange(
         &mut self,
@@ -158,7 +158,7 @@ impl Memory {
         result
     }
 
-    /// Waits until a movement has ended; nothing is done if it has.
+    /// Waits until a collective has ended; nothing is done if it has.
     ///
     /// # Errors
     /// The transport's. If it keeps the regions, they stay in flight for ever.
@@ -178,7 +178,7 @@ impl Memory {
         done
     }
 
-    /// The movement that was started first of those in flight.
+    /// The collective that was started first of those in flight.
     pub fn first_exchange(&self) -> Option<Exchange> {
         self.exchanges.flights.first().map(|f| f.exchange)
     }

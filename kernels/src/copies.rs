@@ -5,7 +5,7 @@
 //! arrived earlier; therefore timing never decides whether an access is refused. While a copy is in
 //! flight, its destination may not be accessed and its source may not be written: [`Memory`] panics
 //! when a kernel or another caller requests such bytes, because only a caller's mistake does.
-//! Dropping the memory first waits for the copy under way.
+//! Dropping the memory first waits for the copy in progress.
 
 use std::any::Any;
 use std::collections::VecDeque;

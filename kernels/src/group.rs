@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The ranks of a world that take part in a movement with one of them, which are at equal
+/// The ranks of a world that take part in a collective with one of them, which are at equal
 /// distances. The groups of all ranks divide the world: ranks that are in order along the axes of a
 /// mesh have a group along each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,8 +3,8 @@
 //! A [`spec::Spec`] describes one kernel: an anchor (`Body`) that produces a value per output
 //! element and a small program (`code`) that computes the stored values from it and from other
 //! operands. [`cpu`] runs specs on the CPU. Of the workspace's crates only this one and the CUDA
-//! back end contain `unsafe`; its public interface is safe, but for [`collective::Transport`] and
-//! [`tree_sum::add_in_tree`], which the engines of ranks implement and call.
+//! back end contain `unsafe`; its public interface is safe, except for [`collective::Transport`]
+//! and [`tree_sum::add_in_tree`], which the engines of ranks implement and call.
 
 pub mod collective;
 pub mod copies;

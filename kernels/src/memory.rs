@@ -148,7 +148,7 @@ fn advise_huge_pages(start: NonNull<u8>, size: usize) {
 /// Aligned host allocations, reached by [`Region`].
 #[derive(Default)]
 pub struct Memory {
-    /// Dropped before the arenas, so that none is freed while a copy is under way.
+    /// Dropped before the arenas, so that none is freed while a copy is in progress.
     pub(crate) copies: Option<Copies>,
     pub(crate) exchanges: Exchanges,
     arenas: Vec<Option<Arena>>,

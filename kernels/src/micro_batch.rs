@@ -143,8 +143,8 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// For each axis of the spec 0, but for the one along which examples lie the points before this
-    /// slice.
+    /// For each axis of the spec 0, except for the one along which examples lie the points before
+    /// this slice.
     pub fn first(&self, axes: usize) -> SmallVec<[isize; 8]> {
         let mut first = SmallVec::from_elem(0, axes);
         if let Some((axis, points)) = self.micro_batching.axis {

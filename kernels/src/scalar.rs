@@ -1,4 +1,4 @@
-//! THE table of elementwise operations: one row per operation.
+//! The table of elementwise operations: one row per operation.
 //!
 //! A row is the only definition of an operation: its documentation, its name, the lanes it accepts,
 //! its value (in Rust, and as an expression of CUDA C++ over `{argument}`s), and its derivative
@@ -424,7 +424,8 @@ scalar_ops! {
     WithSlope "with_slope" Num(x, y, z) { f32: first(x, y, z), "{x}"; i32: first(x, y, z), "{x}"; } grad [1.0, Z, 0.0];
     /// x itself, as a constant to derivatives
     Detach "detach" Num(x) { f32: x, "{x}"; i32: x, "{x}"; } grad none;
-    /// A number on which results depend by rounding alone, so that any number near it serves as well.
+    /// A number on which results depend by rounding alone, so that any number near it serves as
+    /// well.
     Near "near" Float(x) { f32: x, "{x}"; } grad none;
     /// −x
     Neg "neg" Num(x) { f32: -x, "-{x}"; i32: x.wrapping_neg(), "int(0u - unsigned({x}))"; } grad [-1.0];
@@ -534,7 +535,8 @@ scalar_ops! {
     BitXor "bit_xor" Int(x, y) { i32: x ^ y, "{x} ^ {y}"; } grad none;
     /// x shifted left by y bits; 0 unless y is in 0..32
     ShiftLeft "shift_left" Int(x, y) { i32: if y as u32 > 31 { 0 } else { x.wrapping_shl(y as u32) }, "unsigned({y}) > 31u ? 0 : int(unsigned({x}) << ({y} & 31))"; } grad none;
-    /// x shifted right by y bits, which copies the sign; −1 or 0, the sign alone, unless y is in 0..32
+    /// x shifted right by y bits, which copies the sign; −1 or 0, the sign alone, unless y is in
+    /// 0..32
     ShiftRight "shift_right" Int(x, y) { i32: x >> if y as u32 > 31 { 31 } else { y }, "{x} >> (unsigned({y}) > 31u ? 31 : {y})"; } grad none;
     /// x where c, else y
     Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }, "{c} ? {x} : {y}"; } grad [0.0, when(X, 1.0, 0.0), when(X, 0.0, 1.0)];

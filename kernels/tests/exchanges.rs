@@ -1,4 +1,4 @@
-//! Movements in flight between ranks: conflicting accesses are refused, and memory that a lost
+//! Collectives in flight between ranks: conflicting accesses are refused, and memory that a lost
 //! transport may still access is never given back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them.
+//! Human-readable byte counts: text to number and back.
 
 use slabwise_packer::brief;
 use std::fmt;

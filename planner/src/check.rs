@@ -14,7 +14,7 @@
 //! tested against a naive quadratic oracle and by breaking valid plans in every way it can detect.
 //!
 //! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, because
-//! people decide by them.
+//! users make decisions by them.
 
 use crate::dag::{ALIGN, Dag, Space};
 use crate::plan::Plan;

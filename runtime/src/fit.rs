@@ -34,11 +34,10 @@
 //!     .validate(&judge, Better::Lower, || [batch(100)])
 //!     .patience(5)
 //!     .on_epoch(|_, epoch| {
-//!         println!("epoch {}: {:.4}, validation {:?}", epoch.number, epoch.loss, epoch.validation);
-//!         Ok(())
-//!     })
-//!     .run(&mut session, |epoch| (0..20).map(move |step| batch(epoch as usize * 20 + step)))?;
-//! assert!(fitted.best().is_some_and(|epoch| epoch.validation < Some(1e-3)));
+//!         println!("epoch {}: {:.4}, validation {:?}", epoch.number, epoch.loss,
+//!         epoch.validation); Ok(()) }) .run(&mut session, |epoch| (0..20).map(move |step|
+//!         batch(epoch as usize * 20 + step)))?; assert!(fitted.best().is_some_and(|epoch|
+//!         epoch.validation < Some(1e-3)));
 //! # Ok::<(), slabwise::Error>(())
 //! ```
 
@@ -206,7 +205,7 @@ impl<'a, const N: usize> Fit<'a, N> {
         self
     }
 
-    /// Judges every epoch by the [mean](Session::mean) of a program's first output over these
+    /// Validates every epoch by the [mean](Session::mean) of a program's first output over these
     /// batches.
     pub fn validate<const M: usize, B>(
         self,
@@ -221,7 +220,7 @@ impl<'a, const N: usize> Fit<'a, N> {
         self.validate_by(better, move |session| session.mean(program, batches()))
     }
 
-    /// Judges every epoch by this function's result.
+    /// Validates every epoch by this function's result.
     pub fn validate_by(
         mut self,
         better: Better,
@@ -231,7 +230,8 @@ impl<'a, const N: usize> Fit<'a, N> {
         self
     }
 
-    /// Ends training when so many epochs in a row were not better than the best before them.
+    /// Early stopping: ends training when this many epochs in a row were not better than the best
+    /// before.
     pub fn patience(mut self, epochs: u32) -> Self {
         self.patience = Some(epochs);
         self

@@ -689,7 +689,7 @@ fn padded_rows() {
         let list = candidates(&case.spec, &case.bounds, &case.target).expect("a product");
         let is_partial = |lowered: &Lowered| {
             let sources = lowered.functions.iter().map(|f| &f.source);
-            // The last parameters of `Matrix`: whole for all sizes, but for the last vector; no
+            // The last parameters of `Matrix`: whole for all sizes, except for the last vector; no
             // table.
             sources
                 .filter(|text| text.contains("true, true, 0, 0, 0, 0, 0>;"))

@@ -1,14 +1,14 @@
 //! Attention of queries to keys and values, whose scores exist for a few queries at a time, as in
 //! Dao et al., "FlashAttention" (2022).
 //!
-//! The queries of a head are taken in *panels* of as many as a micro-kernel has columns. For a panel
-//! all of its visible scores are computed, keys along rows and queries along the lanes of vectors,
-//! so that a softmax is a reduction of whole vectors, and that neither keys nor values are packed:
-//! `Sᵀ = K·Qᵀ`, then `Yᵀ = Vᵀ·Pᵀ`. Micro-panels of keys that no query of the panel sees are left
-//! out.
+//! The queries of a head are taken in *panels* of as many as a micro-kernel has columns. For a
+//! panel all of its visible scores are computed, keys along rows and queries along the lanes of
+//! vectors, so that a softmax is a reduction of whole vectors, and that neither keys nor values are
+//! packed: `Sᵀ = K·Qᵀ`, then `Yᵀ = Vᵀ·Pᵀ`. Micro-panels of keys that no query of the panel sees are
+//! left out.
 //!
-//! Each thread computes heads as a whole, as many as are a multiple of the threads. The rest are cut
-//! into panels, and in the backward pass into ranges of keys, in steps that all threads take
+//! Each thread computes heads as a whole, as many as are a multiple of the threads. The rest are
+//! cut into panels, and in the backward pass into ranges of keys, in steps that all threads take
 //! together. Neither changes the order of a sum, so that the number of threads changes no bit.
 
 mod grad;
@@ -37,8 +37,8 @@ const TASKS: usize = 4;
 const ROWS: usize = 16;
 /// Columns of rows that are converted at a time before they are transposed.
 const COLUMNS: usize = 64;
-/// Elements of rows whose columns are summed at a time: they stay in L1, where every micro-kernel reads
-/// a part of each row.
+/// Elements of rows whose columns are summed at a time: they stay in L1, where every micro-kernel
+/// reads a part of each row.
 const BLOCK: usize = 4 << 10;
 /// 0, 1, …: the offsets of steps or rows that are neighbours.
 static COUNTS: [i32; KC] = {
@@ -60,10 +60,10 @@ struct Shared {
     micro: &'static Micro,
     routines: Routines,
     threads: usize,
-    /// Bytes of a worker, and of a head under way.
+    /// Bytes of a worker, and of a head in progress.
     worker: usize,
     head: usize,
-    /// The number of heads under way that there is memory for.
+    /// The number of heads in progress that there is memory for.
     heads: usize,
 }
 
@@ -114,7 +114,8 @@ impl Parts {
 }
 
 impl Shared {
-    /// `parts` counts the bytes of a worker and of a head, of which at most so many are under way.
+    /// `parts` counts the bytes of a worker and of a head, of which at most so many are in
+    /// progress.
     fn new(
         bound: &Env,
         spec: &Spec,
@@ -169,7 +170,7 @@ impl Shared {
     }
 
     /// Runs `task(head, part, memory)` for all parts of fewer heads than threads. They share the
-    /// memory of all heads under way equally.
+    /// memory of all heads in progress equally.
     fn split(
         &self,
         launch: &Launch,
@@ -204,7 +205,7 @@ impl Shared {
     }
 }
 
-/// A workspace: the memory of workers, then that of heads under way.
+/// A workspace: the memory of workers, then that of heads in progress.
 struct Slots {
     workers: Scratch,
     heads: Scratch,
@@ -389,8 +390,8 @@ impl Panels {
         }
     }
 
-    /// `to[c] = Σ_r rows(r, c) · right(r)` for rows r of a range: a vector of a panel of queries for
-    /// each column. `right` is that of the first row.
+    /// `to[c] = Σ_r rows(r, c) · right(r)` for rows r of a range: a vector of a panel of queries
+    /// for each column. `right` is that of the first row.
     ///
     /// # Safety
     /// See [`Panels::rows`].
@@ -641,7 +642,7 @@ impl Panel {
     }
 }
 
-/// A head under way.
+/// A head in progress.
 struct Head<'a> {
     shared: &'a Shared,
     sizes: Sizes,

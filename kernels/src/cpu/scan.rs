@@ -1,4 +1,4 @@
-//! Running sums and the like along the last axis.
+//! Prefix reductions (running sums and others) along the last axis.
 //!
 //! Rows are shared among threads, and one thread walks along a row, so the number of threads
 //! changes no bit. Sums of floats are kept in double precision.

@@ -27,8 +27,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long an idle thread polls for the next region before it sleeps. Half of it costs up to 4 % of
-/// a step, and more gains nothing (docs/adr/0001-fork-join-team-instead-of-rayon.md).
+/// How long an idle thread polls for the next region before it sleeps. Half of it costs up to 4 %
+/// of a step, and more gains nothing (docs/adr/0001-fork-join-team-instead-of-rayon.md).
 const SPIN: Duration = Duration::from_micros(40);
 /// Polls of shared memory between two readings of the clock.
 const SPIN_STEPS: usize = 32;
@@ -53,7 +53,7 @@ pub struct Team {
     helpers: Vec<JoinHandle<()>>,
 }
 
-/// A region under way, on the stack of its caller.
+/// A region in progress, on the stack of its caller.
 struct Job<'a> {
     work: Work<'a>,
     /// Number of the first chunk.
@@ -61,8 +61,8 @@ struct Job<'a> {
     chunks: usize,
 }
 
-/// The chunks of a region that are set aside for a thread and not taken yet: its number, the first of
-/// them and their end. Each has a pair of cache lines of its own, which CPUs fetch together.
+/// The chunks of a region that are set aside for a thread and not taken yet: its number, the first
+/// of them and their end. Each has a pair of cache lines of its own, which CPUs fetch together.
 #[repr(align(128))]
 struct Chunks(AtomicU64);
 
@@ -141,7 +141,7 @@ impl Team {
     /// `(w + 1)/n` of all, in ascending order.
     ///
     /// A call from inside a chunk runs on its own thread alone, under that thread's index. A call
-    /// made while another thread's is under way runs on its own thread alone too, as worker 0.
+    /// made while another thread's is in progress runs on its own thread alone too, as worker 0.
     ///
     /// # Panics
     /// If a chunk panics. The panic reaches the caller after the other chunks have ended; a call
@@ -259,7 +259,8 @@ impl Shared {
         CURRENT.set(outer);
     }
 
-    /// Takes some of the chunks of a region that are set aside for a thread, from the front or the end.
+    /// Takes some of the chunks of a region that are set aside for a thread, from the front or the
+    /// end.
     fn take(
         &self,
         owner: usize,

@@ -151,7 +151,7 @@ pub struct AttentionGrad {
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 impl Attention {
-    /// The operands but for the result, each with its space.
+    /// The operands except for the result, each with its space.
     fn sources(
         &self,
         batch: &[Size],

@@ -1,4 +1,4 @@
-//! Movements of bytes between ranks.
+//! Collectives: transfers of bytes between ranks.
 
 use super::{Dims, Operand};
 use crate::group::Group;
@@ -16,8 +16,8 @@ pub enum CollectiveOp {
     ReduceScatter,
 }
 
-/// See [`Body::Collective`](super::Body::Collective). Source and result are contiguous. Writes its result itself: there is
-/// no `code`.
+/// See [`Body::Collective`](super::Body::Collective). Source and result are contiguous. Writes its
+/// result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     /// Which parts move.

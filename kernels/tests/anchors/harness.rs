@@ -174,7 +174,7 @@ pub const BOUND: usize = 5;
 
 /// Runs a spec with every instruction set and one to four threads. `given` holds an argument's
 /// values, or `None` for one that is written. Returns the values of every argument; panics if runs
-/// differ in a bit, but for those of a NaN, or touch other memory.
+/// differ in a bit, except for those of a NaN, or touch other memory.
 pub fn run(spec: &Spec, batch: usize, given: &[Option<Values>]) -> Result<Vec<Values>, Fault> {
     let mut results: Vec<Result<Vec<Values>, Fault>> = vec![];
     for isa in Isa::available() {

@@ -5,7 +5,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Body, Dims, Inst, Operand, ReduceOp, Spec, Store, ValueId};
 
-/// A loop in the making.
+/// A loop under construction.
 pub struct Builder {
     pub spec: Spec,
 }

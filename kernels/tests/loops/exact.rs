@@ -10,7 +10,7 @@ use slabwise_kernels::spec::{Body, Dims, Inst, Operand, ReduceOp, Spec, Store, V
 use crate::reference;
 use crate::support::{Bytes, Choices, run_all};
 
-/// A program in the making.
+/// A program under construction.
 struct Draft {
     spec: Spec,
     /// The largest magnitude each value can have, and whether it is a whole number.

@@ -1,4 +1,4 @@
-//! Why a problem cannot be packed.
+//! The reasons why a problem cannot be packed.
 
 /// Why a problem cannot be packed. Items are named by index.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

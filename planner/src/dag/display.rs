@@ -1,4 +1,4 @@
-//! The text of a dag, for people and for Graphviz.
+//! The text of a dag, human-readable and for Graphviz.
 
 use std::fmt;
 

@@ -1,15 +1,15 @@
 //! Overlap: dags in which collectives run while other tasks do.
 //!
-//! A collective moves bytes between ranks, on an engine of its own. As a copy to the host
+//! A collective moves bytes between ranks, on a separate engine. Like a copy to the host
 //! ([`Offloaded`](crate::Offloaded)), it becomes two tasks: one starts it and one waits for its
 //! end, and both touch all of its buffers. Therefore the rules for all tasks cover it too: its
 //! sources live until its end, its destinations from its start, and their readers depend on its
 //! end.
 //!
-//! A collective with nothing to run beside it gains nothing, and an order of minimum peak ends each
-//! value as soon as it can: a bucket of gradients is sent, received, added and used up before the
-//! next gradient is computed. Therefore the tasks get a new order too, in which those that wait for
-//! a collective let others pass as long as the bytes suffice ([`walk`]).
+//! A collective that overlaps with no kernel gains nothing, and an order of minimum peak ends each
+//! lifetime as soon as possible: a bucket of gradients is sent, received, added and consumed before
+//! the next gradient is computed. Therefore the tasks get a new order too, in which those that wait
+//! for a collective let others pass as long as the bytes suffice ([`walk`]).
 
 mod walk;
 

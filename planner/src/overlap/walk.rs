@@ -1,11 +1,11 @@
 //! The walk through a schedule that lets tasks pass those that wait for a collective.
 //!
-//! The walk takes the tasks of a plan in its order, by the clock of their costs. A collective
-//! starts as soon as its sources are complete and ends when its time is over; until then the tasks
-//! that depend on it are deferred, and later ones run ahead. A task runs ahead only if all deferred
-//! ones could still be caught up with afterwards, in the order of the plan, without more live bytes
-//! than the target. If it cannot, the oldest collective is waited for, and deferred tasks go first.
-//! Therefore no state of the walk needs more bytes than the target, if none of the plan does.
+//! The walk simulates the tasks of a plan in its order, timed by their costs. A collective starts
+//! as soon as its sources are complete and ends when its time is over; until then the tasks that
+//! depend on it are deferred, and later ones run ahead. A task runs ahead only if all deferred ones
+//! could still be caught up with afterwards, in the order of the plan, without more live bytes than
+//! the target. If it cannot, the oldest collective is waited for, and deferred tasks go first.
+//! Therefore no state of the walk needs more bytes than the target if no state of the plan does.
 
 use std::collections::VecDeque;
 
@@ -200,7 +200,7 @@ impl<'a> Walk<'a> {
             self.end(state, task);
         }
         let position = |at: usize| self.order.get(at).map(|task| task.index());
-        // The tasks at and beyond `end` have not begun, but for this one.
+        // The tasks at and beyond `end` have not begun, except for this one.
         let ahead = &self.order[state.end..];
         if let Some(at) = ahead.iter().take(AHEAD).position(|t| t.0 == task) {
             state.end += at + 1;

@@ -148,7 +148,7 @@ impl World {
             destination: all.as_mut_ptr(),
             destination_len: all.len(),
         };
-        // SAFETY: the bytes are borrowed exclusively until the movement has ended; after an error
+        // SAFETY: the bytes are borrowed exclusively until the collective has ended; after an error
         // they are never freed if the engine may still use them.
         let ended = unsafe { self.start_job("header", job, Some(Kind::Control)) }
             .and_then(|ticket| self.finish(ticket, "header"));

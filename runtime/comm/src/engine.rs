@@ -5,12 +5,12 @@ use std::time::Instant;
 use slabwise_kernels::collective::Group;
 use slabwise_kernels::memory::Foreign;
 
-/// A movement of bytes in which every rank of a world takes part, each within its group.
+/// A collective operation, in which every rank of a world takes part, each within its group.
 ///
 /// In the table, `n` is the number of ranks of a group, which are counted by their places in it,
 /// and `c` the bytes of a chunk.
 ///
-/// | movement | source | destination |
+/// | collective | source | destination |
 /// |---|---|---|
 /// | all-to-all | `n * c`: chunk `i` goes to rank `i` | `n * c`: chunk `i` comes from rank `i` |
 /// | all-gather | `c` | `n * c`: chunk `i` comes from rank `i` |
@@ -146,10 +146,10 @@ impl Movement {
     }
 }
 
-/// A movement with its regions on one rank.
+/// A collective with its regions on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// The movement.
+    /// The collective.
     pub movement: Movement,
     /// The ranks between which bytes move.
     pub group: Group,
@@ -225,8 +225,8 @@ pub(crate) unsafe fn copy_chunk(source: *const u8, destination: *mut u8, chunk: 
     }
 }
 
-/// Runs a movement over copies of the regions, which an engine that abandons them may keep after an
-/// error.
+/// Runs a collective over copies of the regions, which an engine that abandons them may keep after
+/// an error.
 pub(crate) fn with_copies<E>(
     (movement, group): (Movement, Group),
     source: &[u8],
@@ -252,7 +252,7 @@ pub(crate) fn with_copies<E>(
     ended
 }
 
-/// The reason why a movement ends without success. The world cannot be used afterwards.
+/// The reason why a collective ends without success. The world cannot be used afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// A rank is lost, and `why` completes "rank 3 …".
@@ -262,22 +262,22 @@ pub enum Stop {
         /// How it was lost.
         why: String,
     },
-    /// Ranks started different movements.
+    /// Ranks started different collectives.
     Mismatch(String),
     /// The engine failed.
     Failed(String),
 }
 
-/// The most movements that a rank may have started since the first one that is in flight.
+/// The most collectives that a rank may have started since the first one that is in flight.
 pub const IN_FLIGHT_MAX: usize = 64;
 
-/// Moves bytes between the ranks of a world. All ranks start the same movements in the same order,
-/// numbered from 0; one waits for the ranks of its group alone.
+/// Moves bytes between the ranks of a world. All ranks start the same collectives in the same
+/// order, numbered from 0; one waits for the ranks of its group alone.
 pub trait Engine: Send + Sync {
     /// The engine's name and version.
     fn name(&self) -> String;
 
-    /// Starts movement number `seq`, and returns at once.
+    /// Starts collective number `seq`, and returns at once.
     ///
     /// # Safety
     /// The groups divide the world, and the lengths agree with [`Movement`]'s table. Until
@@ -287,7 +287,7 @@ pub trait Engine: Send + Sync {
     /// stay valid for the rest of the process if [`Engine::abandons`] says so.
     unsafe fn start(&self, seq: u64, job: Job) -> Result<(), Stop>;
 
-    /// Waits until movement `seq` has ended: this rank's destination is complete, and its source
+    /// Waits until collective `seq` has ended: this rank's destination is complete, and its source
     /// may be written, since no peer reads it any more.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
-//! Ranks and movements of bytes between them.
+//! Ranks and collectives between them.
 //!
 //! A [`World`] is a number of ranks that run one program: processes that MPI, SLURM or
 //! `slabwise launch` has started ([`World::join`]), or threads of one process ([`World::local`]).
-//! Its engine moves bytes and never adds, so that sums have the order that the program fixes. The
-//! crate knows nothing about tensors.
+//! Its engine moves bytes; sums have the order that the program fixes. The crate does not depend on
+//! tensors.
 //!
 //! Every wait has a deadline. A rank that dies or hangs is an [`Error::Peer`] on every other rank,
 //! which names the rank, the step and the collective.

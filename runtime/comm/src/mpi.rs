@@ -28,7 +28,7 @@ use lifeline::{Lifeline, Token};
 const ADDRESS: usize = 16 + 2 + 4 + 64;
 /// The most bytes of a host's name.
 const HOST: usize = 64;
-/// The movements that joining takes.
+/// The collectives of joining a world.
 pub(crate) const JOINING: u64 = 4;
 
 /// Loads the launcher's MPI and connects the ranks.
@@ -153,7 +153,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     let own = near.look(&others);
     let mut seen = vec![0; own.len() * mpi.size];
     run(mpi, 2, Movement::AllGather, &own, &mut seen, until)?;
-    // All have ended these movements by messages before the first one that is near.
+    // All have ended these collectives by messages before the first one that is near.
     run(mpi, 3, Movement::Barrier, &[], &mut [], until)?;
     if let Some(near) = near.meet(&seen) {
         mpi.set_near(near);
@@ -161,7 +161,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs a movement of joining.
+/// Runs a collective of joining a world.
 fn run(
     mpi: &Mpi,
     seq: u64,
@@ -176,7 +176,7 @@ fn run(
         destination,
         true,
         |job| {
-            // SAFETY: the regions are not accessed before the movement has ended, and are never
+            // SAFETY: the regions are not accessed before the collective has ended, and are never
             // freed if it fails.
             unsafe { mpi.start(seq, job) }.and_then(|()| mpi.wait(seq, until))
         },

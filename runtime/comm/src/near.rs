@@ -1,9 +1,10 @@
-//! Movements between ranks that see each other's memory: they copy their peers' bytes in place.
+//! Collectives between ranks that see each other's memory: they copy their peers' bytes in place.
 //!
 //! The ranks are threads of one process ([`local`]) or processes of one machine
-//! ([`processes`]). Either way each rank says in an [`Area`] how far it is: that it has started a
-//! movement, with the place of its bytes, and that it has received all of its own. A movement ends
-//! when all ranks have said the latter, because then nobody reads this rank's bytes any more.
+//! ([`processes`]). Either way each rank publishes its progress in an [`Area`]: that it has started
+//! a collective, with the place of its bytes, and that it has received all of its own. A collective
+//! ends when all ranks have published the latter, because then no rank reads this rank's bytes any
+//! more.
 
 mod area;
 mod local;
@@ -52,7 +53,7 @@ pub(crate) trait Sight: Send + Sync {
     fn with_bytes(&self, bytes: Posted, read: &mut dyn FnMut(*const u8)) -> Result<(), String>;
 }
 
-/// The bytes that a rank has posted for a movement.
+/// The bytes that a rank has posted for a collective.
 #[derive(Clone, Copy)]
 pub(crate) struct Posted {
     pub rank: usize,
@@ -64,11 +65,11 @@ pub(crate) struct Posted {
 
 /// The news from which a rank learns that a peer will not come.
 pub(crate) trait Fate {
-    /// The reason why a movement cannot end, though time is left; `is_missing` says which ranks
+    /// The reason why a collective cannot end, though time is left; `is_missing` says which ranks
     /// it waits for.
     fn verdict(&self, seq: u64, is_missing: &dyn Fn(usize) -> bool) -> Option<Stop>;
 
-    /// Gives up a movement because a rank has not arrived in time; it is at this step.
+    /// Gives up a collective because a rank has not arrived in time; it is at this step.
     fn late(&self, rank: usize, step: u64, waited: Duration) -> Stop;
 
     /// Asks whether peers' bytes may be read now.
@@ -112,7 +113,7 @@ impl<S: Sight> Near<S> {
         rank != self.rank && self.sight.area(rank).is_some()
     }
 
-    /// Whether this rank sees the memory of all others of a movement.
+    /// Whether this rank sees the memory of all others of a collective.
     pub fn sees_all(&self, job: &Job) -> bool {
         let mut peers = job.peers(self.rank);
         peers.all(|rank| self.sight.area(rank).is_some())
@@ -123,7 +124,7 @@ impl<S: Sight> Near<S> {
         self.is_whole
     }
 
-    /// The other ranks of a movement that this one sees, with their areas.
+    /// The other ranks of a collective that this one sees, with their areas.
     fn peers(&self, job: &Job) -> impl Iterator<Item = (usize, &Area)> {
         let others = job.peers(self.rank);
         others.filter_map(|rank| Some((rank, self.sight.area(rank)?)))
@@ -143,7 +144,7 @@ impl<S: Sight> Near<S> {
         self.jobs()[seq as usize % IN_FLIGHT_MAX].expect("it was started")
     }
 
-    /// Starts a movement. Returns whether peers see this rank's bytes; else they need messages.
+    /// Starts a collective. Returns whether peers see this rank's bytes; else they need messages.
     pub fn start(&self, seq: u64, job: Job) -> bool {
         self.jobs()[seq as usize % IN_FLIGHT_MAX] = Some(job);
         let place = self.sight.place(seq, job.outgoing_bytes());
@@ -151,14 +152,14 @@ impl<S: Sight> Near<S> {
         place != Place::Elsewhere
     }
 
-    /// Whether a peer's bytes of a movement that it has started come by messages.
+    /// Whether a peer's bytes of a collective that it has started come by messages.
     pub fn needs_messages(&self, rank: usize, seq: u64) -> bool {
         self.sight
             .area(rank)
             .is_some_and(|area| area.posted(seq).place == Place::Elsewhere)
     }
 
-    /// Waits until all peers have started a movement, and compares it with theirs.
+    /// Waits until all peers have started a collective, and compares it with theirs.
     pub fn arrive(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         self.wait_for_all(seq, &job, until, fate, |area| area.has_started(seq))?;
@@ -170,16 +171,16 @@ impl<S: Sight> Near<S> {
         Ok(())
     }
 
-    /// The job of a movement that has arrived, if bytes of a peer come by messages.
+    /// The job of a collective that has arrived, if bytes of a peer come by messages.
     pub fn hidden(&self, seq: u64) -> Option<Job> {
         let job = self.job(seq);
         let is_hidden = |(_, area): (usize, &Area)| area.posted(seq).place == Place::Elsewhere;
         self.peers(&job).any(is_hidden).then_some(job)
     }
 
-    /// Copies the bytes of a movement that this rank sees, or adds them up. Its own chunk is one of
-    /// them. The chunks of peers whose bytes it does not see are `messages`, by their places in the
-    /// group.
+    /// Copies the bytes of a collective that this rank sees, or adds them up. Its own chunk is one
+    /// of them. The chunks of peers whose bytes it does not see are `messages`, by their places in
+    /// the group.
     pub fn receive(&self, seq: u64, messages: &[u8], fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         fate.begin_reading()?;
@@ -197,7 +198,7 @@ impl<S: Sight> Near<S> {
         let addends = self.addends.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = || {
             let row = |place: usize| addends[place].load(Ordering::Relaxed).cast_const();
-            // SAFETY: all ranks have started this movement with equal lengths, so that a chunk of
+            // SAFETY: all ranks have started this collective with equal lengths, so that a chunk of
             // the destination's length is at each address, which stays valid and unwritten until
             // this rank has said that it has ended. Nothing else accesses the destination.
             unsafe { add_in_tree(job.group.size(), &row, job.destination, job.destination_len) };
@@ -263,7 +264,7 @@ impl<S: Sight> Near<S> {
                 continue;
             }
             let mut read = |from: *const u8| {
-                // SAFETY: all ranks that this one sees have started this movement with equal
+                // SAFETY: all ranks that this one sees have started this collective with equal
                 // lengths, so that the chunk lies in the source, at `from`, and in the destination.
                 // A peer's source stays unwritten until this rank has said that it has ended.
                 unsafe { copy_chunk(from, job.destination, chunk) };
@@ -288,7 +289,7 @@ impl<S: Sight> Near<S> {
         self.wait_for_all(seq, &job, until, fate, |area| area.has_ended(seq))
     }
 
-    /// Waits until something is true of the areas of all peers of a movement.
+    /// Waits until something is true of the areas of all peers of a collective.
     fn wait_for_all(
         &self,
         seq: u64,
@@ -327,7 +328,7 @@ impl<S: Sight> Near<S> {
         Ok(())
     }
 
-    /// The rank that has started the fewest movements, and its step: one that is waited for may
+    /// The rank that has started the fewest collectives, and its step: one that is waited for may
     /// itself wait for a rank of another group. Of equals, the one that is waited for.
     fn last(&self, waited_for: usize) -> (usize, u64) {
         let others = (0..self.size).filter(|rank| *rank != self.rank);
@@ -336,8 +337,8 @@ impl<S: Sight> Near<S> {
         last.map_or((waited_for, 0), |(rank, area)| (rank, area.step()))
     }
 
-    /// The first difference between a movement of this rank and others, in words that are the same
-    /// on all that see each other.
+    /// The first difference between a collective of this rank and others, in words that are the
+    /// same on all that see each other.
     fn difference(&self, seq: u64, job: &Job) -> String {
         let members = job.group.members(self.rank);
         let seen = members.filter_map(|rank| Some((rank, self.sight.area(rank)?)));
@@ -364,7 +365,7 @@ impl<S: Sight> Near<S> {
         self.own().set_step(step);
     }
 
-    /// Whether a movement was started and has not ended.
+    /// Whether a collective was started and has not ended.
     fn has_open(&self) -> bool {
         self.own().has_open()
     }

@@ -6,7 +6,7 @@ use slabwise_kernels::spec::CollectiveOp;
 
 use crate::{Error, Movement, Ticket, World};
 
-/// The movement of each [`CollectiveOp`].
+/// The collective of each [`CollectiveOp`].
 const MOVEMENTS: [Movement; 3] = [
     Movement::AllToAll,
     Movement::AllGather,

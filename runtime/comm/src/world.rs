@@ -1,4 +1,4 @@
-//! Worlds: ranks, and the movements of bytes between them.
+//! Worlds: ranks, and the collectives between them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -47,12 +47,12 @@ pub(crate) struct Inner {
 /// The position of a rank in its program.
 #[derive(Default)]
 struct Sequence {
-    /// The number of the next movement.
+    /// The number of the next collective.
     next: u64,
-    /// The movements that are not finished: number `seq` is bit `seq % IN_FLIGHT_MAX`.
+    /// The collectives that are not finished: number `seq` is bit `seq % IN_FLIGHT_MAX`.
     in_flight: u64,
     step: u64,
-    /// The number of the step's first movement.
+    /// The number of the step's first collective.
     first: u64,
     /// The error that ended the world.
     lost: Option<Error>,
@@ -107,13 +107,13 @@ impl Kind {
 /// Traffic of one kind that a rank has sent, without messages of the lifeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// The number of movements started.
+    /// The number of collectives started.
     pub movements: u64,
     /// The bytes sent to other ranks.
     pub bytes: u64,
 }
 
-/// A movement in flight, to be given to [`World::finish`].
+/// A collective in flight, to be given to [`World::finish`].
 #[derive(Debug)]
 #[must_use = "a movement ends in `World::finish`"]
 pub struct Ticket {
@@ -253,12 +253,12 @@ impl World {
         self.sequence().lost.clone()
     }
 
-    /// Starts a movement over regions of the caller's, and returns at once. It copies nothing but
+    /// Starts a collective over regions of the caller's, and returns at once. It copies nothing but
     /// the chunk that a rank sends to itself, and allocates nothing. [`World::finish`] ends it; the
-    /// movements in flight may be finished in any order that is the same on all ranks.
+    /// collectives in flight may be finished in any order that is the same on all ranks.
     ///
     /// # Errors
-    /// If the lengths do not fit [`Movement`]'s table, [`IN_FLIGHT_MAX`] movements have been
+    /// If the lengths do not fit [`Movement`]'s table, [`IN_FLIGHT_MAX`] collectives have been
     /// started since one that is not finished, or the world is lost.
     ///
     /// # Safety
@@ -305,9 +305,9 @@ impl World {
         unsafe { self.start_job(name, job, None) }
     }
 
-    /// Memory of zeros whose bytes the other ranks of this machine read in place when a movement
+    /// Memory of zeros whose bytes the other ranks of this machine read in place when a collective
     /// sends them; nothing is copied on the way. `None` if they see all of this rank's memory
-    /// anyway or none of it, or the system has no such memory: movements work from any memory.
+    /// anyway or none of it, or the system has no such memory: collectives work from any memory.
     pub fn arena(&self, bytes: usize) -> Option<Foreign> {
         self.0.engine.arena(bytes)
     }
@@ -331,14 +331,14 @@ impl World {
         self.0.engine.sums_in_place()
     }
 
-    /// Whether the regions of a movement that failed may still be accessed, and must stay valid for
-    /// the rest of the process.
+    /// Whether the regions of a collective that failed may still be accessed, and must stay valid
+    /// for the rest of the process.
     pub fn abandons(&self) -> bool {
         self.0.engine.abandons()
     }
 
-    /// Starts a movement. Its bytes are counted as of `kind`; without one, as the movement's own
-    /// kind.
+    /// Starts a collective. Its bytes are counted as of `kind`; without one, as the collective's
+    /// own kind.
     ///
     /// # Safety
     /// As for [`World::start`].
@@ -399,8 +399,8 @@ impl World {
         Ok(ticket)
     }
 
-    /// Waits until a movement has ended: the destination is complete, and no peer reads the source
-    /// any more.
+    /// Waits until a collective has ended: the destination is complete, and no peer reads the
+    /// source any more.
     ///
     /// # Errors
     /// If a rank is lost or does not arrive in time. The world cannot be used afterwards.
@@ -491,7 +491,7 @@ impl World {
         self.run_in(self.all(), name, Movement::Barrier, &[], &mut [])
     }
 
-    /// Runs a movement between the ranks of each group.
+    /// Runs a collective between the ranks of each group.
     ///
     /// # Errors
     /// Those of [`World::start_in`], or if a rank is lost.
@@ -511,7 +511,7 @@ impl World {
         Group::all(self.size() as u32)
     }
 
-    /// Runs a movement over copies of the regions, which an engine may keep after an error.
+    /// Runs a collective over copies of the regions, which an engine may keep after an error.
     pub(crate) fn run(
         &self,
         movement: (Movement, Group),
@@ -521,7 +521,7 @@ impl World {
         kind: Option<Kind>,
     ) -> Result<()> {
         with_copies(movement, source, destination, self.abandons(), |job| {
-            // SAFETY: both regions live until the movement has ended, and nothing else accesses
+            // SAFETY: both regions live until the collective has ended, and nothing else accesses
             // them; after an error they are never freed if the engine may still use them.
             let ticket = unsafe { self.start_job(name, job, kind) }?;
             self.finish(ticket, name)

@@ -1,4 +1,4 @@
-//! Movements allocate nothing, on no rank's thread.
+//! Collectives allocate nothing, on no rank's thread.
 
 #[path = "../../../tests/support/allocator.rs"]
 mod allocator;
@@ -13,13 +13,13 @@ fn exchanges(world: &World, source: &[Vec<u8>; 2], destination: &mut [Vec<u8>; 2
     for _ in 0..100 {
         let [first, second] = destination;
         let (own, sum) = (source[0].as_slice(), &mut first[..source[0].len() / 3]);
-        // SAFETY: the vectors are not accessed before the movement has ended.
+        // SAFETY: the vectors are not accessed before the collective has ended.
         let sum = unsafe { world.start("sum", Movement::ReduceScatter, own, sum) };
         let ended = world.finish(sum.expect("no loss"), "sum");
         ended.expect("no loss");
         let started = [(&source[0], first), (&source[1], second)].map(|(from, to)| {
             let (from, to) = (from.as_slice(), to.as_mut_slice());
-            // SAFETY: the vectors are not accessed before both movements have ended.
+            // SAFETY: the vectors are not accessed before both collectives have ended.
             unsafe { world.start("gradients", Movement::AllToAll, from, to) }
         });
         for ticket in started {

@@ -58,7 +58,8 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
                 world.engine()
             );
         }
-        // Prints whether arenas can be had, and the bytes that exchanges from them sent by messages.
+        // Prints whether arenas can be had, and the bytes that exchanges from them sent by
+        // messages.
         "arenas" => {
             let before = world.message_bytes();
             let has_arenas = from_arenas(&world, number(first))?;
@@ -134,7 +135,7 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
 
 /// Exchanges bytes of an arena, or of the heap.
 fn exchange(world: &World, own: &[u8], all: &mut [u8]) -> Result<(), Error> {
-    // SAFETY: the regions are not accessed before the movement has ended; after an error the
+    // SAFETY: the regions are not accessed before the collective has ended; after an error the
     // process ends.
     let started = unsafe { world.start("gradients", Movement::AllToAll, own, all) };
     world.finish(started?, "gradients")
@@ -148,8 +149,8 @@ fn add_in_place(world: &World, own: &mut [u8], round: usize) {
         bytes.copy_from_slice(&number(rank, at).to_le_bytes());
     }
     let sum = vec![0; own.len() / size].leak();
-    // SAFETY: the regions are not accessed before the movement has ended; if it fails, the process
-    // ends.
+    // SAFETY: the regions are not accessed before the collective has ended; if it fails, the
+    // process ends.
     let started = unsafe { world.start("sum", Movement::ReduceScatter, &*own, &mut *sum) };
     let ended = started.and_then(|ticket| world.finish(ticket, "sum"));
     ended.expect("no loss");
@@ -177,7 +178,7 @@ fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
         }
         let mut all = vec![0; size * len];
         let mut next = vec![0; len];
-        // SAFETY: the regions are not accessed before both movements have ended; after an error
+        // SAFETY: the regions are not accessed before both collectives have ended; after an error
         // the process ends without freeing them.
         let moved = unsafe {
             let exchange = world.start("exchange", Movement::AllToAll, &*own, &mut *all)?;

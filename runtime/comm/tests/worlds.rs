@@ -62,7 +62,7 @@ fn overlapped(world: &World, chunks: usize) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = (0..chunks).map(|i| vec![0; i * world.size()]).collect();
     let mut tickets = Vec::new();
     for (source, all) in sources.iter().zip(&mut all) {
-        // SAFETY: the vectors are neither moved nor accessed before the movements have ended.
+        // SAFETY: the vectors are neither moved nor accessed before the collectives have ended.
         let ticket = unsafe {
             world.start(
                 "chunk",
@@ -119,8 +119,8 @@ fn an_all_gather_may_be_in_place() {
         let destination = all.as_mut_ptr();
         let own = slice_from_raw_parts(destination.wrapping_add(start).cast_const(), 2);
         let whole = slice_from_raw_parts_mut(destination, 8);
-        // SAFETY: the vector is not accessed before the movement has ended, and the source is this
-        // rank's chunk of it.
+        // SAFETY: the vector is not accessed before the collective has ended, and the source is
+        // this rank's chunk of it.
         let ticket = unsafe { world.start("weights", Movement::AllGather, own, whole) };
         let ticket = ticket.expect("started");
         world.finish(ticket, "weights").expect("finished");

@@ -4,7 +4,7 @@
 //! kernels and answers which [`Capabilities`] the passes may rely on. [`Backend`] is the device at
 //! run time: its memory, and the kernels that are launched on it. The memory of the CPU is directly
 //! accessible; that of another device is reached by copies, so `map_read` and
-//! [`map_write`](Backend::map_write) give access to a region as host memory wherever it lies.
+//! [`map_write`](Backend::map_write) give access to a region of any device as host memory.
 //!
 //! Without the feature `cuda` the module `cuda` is a dummy whose types have no values, so nothing
 //! else depends on the feature.

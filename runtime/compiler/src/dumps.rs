@@ -1,4 +1,4 @@
-//! Places of dumps: the folder of a program, and the files of CUDA functions.
+//! The paths of dumps: the folder of a program, and the files of CUDA functions.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Every error that the runtime reports, worded for the person who can correct its cause.
+//! Every error that the runtime reports, worded for the user who can correct its cause.
 
 mod files;
 

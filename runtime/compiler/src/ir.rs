@@ -1,9 +1,9 @@
 //! The late IR: a program as calls of kernels over values.
 //!
 //! Lowering makes a [`Program`] of a graph, and every pass after it rewrites that: a call of a
-//! kernel names the [values](Value) that it reads and writes, and a value knows where its data
-//! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited;
-//! the planner's answers are applied by [`Program::repeated`], [`Program::offloaded`] and
+//! kernel names the [values](Value) that it reads and writes, and a value has the source of its
+//! data. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited; the
+//! planner's answers are applied by [`Program::repeated`], [`Program::offloaded`] and
 //! [`Program::overlapped`], and passes build their results with a `Rewriter`.
 //!
 //! Values that the planner places come first, so that buffer *i* of the dag is value *i*. Without
@@ -266,7 +266,7 @@ pub struct Program {
     pub transfer_steps: Vec<TransferStep>,
     /// How kernels run on micro-batches, if some do.
     pub micro_batches: Option<MicroBatches>,
-    /// Bytes after every planned value that no kernel may touch; 0 but for memory checks.
+    /// Bytes after every planned value that no kernel may touch; 0 except for memory checks.
     pub guard: u64,
 }
 

@@ -258,7 +258,8 @@ impl Plan {
         &self.details.name
     }
 
-    /// Kernels in a step; starting a copy or a movement between ranks, or waiting for one, is none.
+    /// Kernels in a step; starting a copy or a collective between ranks, or waiting for one, is
+    /// none.
     pub fn kernels(&self) -> usize {
         let tasks = self.dag.tasks.iter();
         let halves = self.communication().map_or(0, |c| 2 * c.collectives);

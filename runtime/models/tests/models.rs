@@ -210,7 +210,7 @@ fn made_up_batches_fit_and_repeat() {
 }
 
 /// Reading a token costs the same however much text there was before it and however long it may
-/// become, but for attention over that text and its cache.
+/// become, except for attention over that text and its cache.
 #[test]
 fn a_token_costs_the_same_at_every_length_but_for_attention() {
     let sizes = Llama {

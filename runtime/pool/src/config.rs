@@ -139,7 +139,7 @@ pub struct MemoryConfig {
     pub defragment_rate: Option<f64>,
     /// Blocks unused for so long go back to the driver. Never by default.
     pub idle_time: Option<Duration>,
-    /// Blocks unused for so many steps go back to the driver. Never by default.
+    /// Blocks unused for this many steps are returned to the driver. Never by default.
     pub idle_steps: Option<u64>,
 }
 

@@ -1,11 +1,10 @@
 //! Deferred frees: a handle dropped anywhere, on any thread, is noted here and freed at the pool's
 //! next operation.
 //!
-//! Dropping must neither call a driver nor wait for a pool that another thread is in. So a drop
+//! A drop must neither call a driver nor wait for a pool that another thread has locked. So a drop
 //! only appends to a list under a separate lock, which is held for no longer than that. `pending`
-//! lets the pool see without the lock that there is nothing to do; it is raised before the list's
-//! lock is given up and lowered while that is held, so that an item in the list is never without
-//! it.
+//! lets the pool see without the lock that there is nothing to do; it is set before the list's lock
+//! is released and cleared while that is held, so that it is set whenever the list has an item.
 
 use super::sync::{AtomicBool, Mutex, Ordering};
 

@@ -53,8 +53,8 @@ struct Arena {
 }
 
 impl FakeDevice {
-    /// A device of so many bytes. Its streams are always done; it has no address ranges and holds
-    /// no bytes.
+    /// A device with this many bytes. Its streams are always done; it has no address ranges and
+    /// holds no bytes.
     pub fn new(total: u64) -> FakeDevice {
         let inner = Inner {
             total,
@@ -66,7 +66,7 @@ impl FakeDevice {
         }
     }
 
-    /// Offers address ranges, mapped in pages of so many bytes.
+    /// Offers address ranges, mapped in pages of this many bytes.
     #[must_use]
     pub fn with_pages(self, page: u64) -> FakeDevice {
         self.lock().page = Some(page);

@@ -59,7 +59,7 @@ pub(crate) struct Heap {
     /// One operation is querying the source for the pool's set-up before its first block: the
     /// others wait for it.
     pub opening: bool,
-    /// Bytes requested by calls under way.
+    /// Bytes requested by calls in progress.
     pub reserving: u64,
     /// Bytes of all requests ever served.
     pub allocated_bytes: u64,

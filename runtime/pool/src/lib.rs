@@ -3,7 +3,7 @@
 //! A [`Pool`] allocates blocks from a [`Source`]: the host's memory, a device's, or a
 //! [`FakeDevice`] in tests. Its [`Policy`] finds the blocks; its [`MemoryConfig`] says how much it
 //! may take and when it gives it back. Blocks are named by [`Handle`]s, not by addresses, so that
-//! the pool can move them when free memory is there but in pieces.
+//! the pool can move them when free memory is fragmented.
 //!
 //! The parts, from the bottom: `source` (the interface to a driver), `block` (the table of blocks),
 //! `streams` (which stream may use a freed block, and when), `policy` (lists of free blocks),

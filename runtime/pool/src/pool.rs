@@ -280,7 +280,7 @@ impl Pool {
         })
     }
 
-    /// Moves blocks together until a free block has so many bytes, if possible; whether there is
+    /// Moves blocks together until a free block has this many bytes, if possible; whether there is
     /// one now.
     pub fn defragment<S: Source + ?Sized>(&self, source: &mut S, bytes: u64) -> bool {
         let mut heap = self.enter(source);

@@ -1,8 +1,8 @@
-//! The progress of streams, without an event for each free.
+//! The progress of streams, tracked without an event for each free.
 //!
 //! Work of a stream is counted as it is submitted. A freed block remembers its stream and that
-//! stream's count: the same stream may use it at once, because its work is done in order; any other
-//! once the stream has come so far.
+//! stream's count: the same stream may use it at once, because its work is done in order; another
+//! stream may use it once the first stream has reached that count.
 
 use super::block::Block;
 use super::source::Stream;

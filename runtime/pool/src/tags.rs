@@ -1,4 +1,4 @@
-//! Purposes of blocks: names for people, stored once.
+//! Purposes of blocks: human-readable names, each stored once.
 
 use std::collections::HashMap;
 use std::panic::Location;

@@ -66,8 +66,8 @@ impl Session {
 
     /// Writes the weights and statistics in the layout of another program: the rules by which they
     /// would be loaded, run backwards. A path that ends in `.safetensors` is a file, any other a
-    /// folder, which gets `model.safetensors` or shards with their index. Each file is replaced as a
-    /// whole, and needs the memory of its largest tensor.
+    /// folder, which gets `model.safetensors` or shards with their index. Each file is replaced as
+    /// a whole, and needs the memory of its largest tensor.
     ///
     /// ```no_run
     /// # use slabwise::prelude::*;
@@ -82,8 +82,8 @@ impl Session {
     ///
     /// # Errors
     /// All weights that a rule cannot be applied to, a value that the type of the file does not
-    /// have, or a system error. Files of an earlier save are then unchanged, but for shards, whose
-    /// index is removed before the first of them is replaced.
+    /// have, or a system error. Files of an earlier save are then unchanged, except for shards,
+    /// whose index is removed before the first of them is replaced.
     pub fn save_as(
         &self,
         path: impl AsRef<Path>,

@@ -107,7 +107,7 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// Reads a PNG or JPEG file (told apart by content) as `[3, height, width]`, or as `[1, height,
+/// Reads a PNG or JPEG file (distinguished by content) as `[3, height, width]`, or as `[1, height,
 /// width]` if it is to be grey, with values in `[0, 1]`. Transparency is dropped, 16 bits of PNG
 /// are rounded to 8, and a profile of colours or an orientation is not applied.
 ///

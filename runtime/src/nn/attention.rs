@@ -249,8 +249,8 @@ pub struct GroupedQueryAttention {
 }
 
 impl GroupedQueryAttention {
-    /// Declares the parameters, without biases. The heads divide the width equally, and the heads of
-    /// keys those of queries.
+    /// Declares the parameters, without biases. The heads divide the width equally, and the heads
+    /// of keys those of queries.
     #[track_caller]
     pub fn new(at: Scope, width: usize, heads: usize, key_heads: usize) -> Self {
         if heads == 0 || !width.is_multiple_of(heads) {
@@ -295,7 +295,7 @@ impl GroupedQueryAttention {
         }
     }
 
-    /// With biases of queries, keys and values, uniform in ±1/√width at first.
+    /// With biases of queries, keys and values, initially uniform in ±1/√width.
     #[track_caller]
     pub fn with_bias(mut self) -> Self {
         let [all, shared] = [self.heads, self.key_heads].map(|n| n.saturating_mul(self.head_width));
@@ -369,8 +369,8 @@ impl GroupedQueryAttention {
         }
     }
 
-    /// The result under a mask that broadcasts to `[batch, heads, length, length]`. `positions` (i32
-    /// `[length]` or `[batch, 1, length]`) are those of the rotary embedding.
+    /// The result under a mask that broadcasts to `[batch, heads, length, length]`. `positions`
+    /// (i32 `[length]` or `[batch, 1, length]`) are those of the rotary embedding.
     #[track_caller]
     pub fn masked<'t>(&self, x: Tensor<'t>, positions: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         self.called(x, || {

@@ -40,7 +40,7 @@ pub type BatchNorm2d = BatchNorm<2>;
 pub type BatchNorm3d = BatchNorm<3>;
 
 impl<const PLACES: usize> BatchNorm<PLACES> {
-    /// Declares `weight` (ones at first), `bias` (zeros), `running_mean` (zeros) and `running_var`
+    /// Declares `weight` (initially ones), `bias` (zeros), `running_mean` (zeros) and `running_var`
     /// (ones). ε is 10⁻⁵, the momentum 0.1.
     #[track_caller]
     pub fn new(at: Scope, channels: usize) -> Self {
@@ -88,9 +88,9 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         self
     }
 
-    /// With the running statistics in training traces, too, which leave them as they are: a model is
-    /// fine-tuned so on batches too small for statistics of their own. Weight and bias learn unless
-    /// the trace [freezes](crate::Trace::freeze) them.
+    /// With the running statistics in training traces, too, which leave them as they are: a model
+    /// is fine-tuned so on batches too small for statistics of their own. Weight and bias learn
+    /// unless the trace [freezes](crate::Trace::freeze) them.
     pub fn frozen_statistics(mut self) -> Self {
         self.frozen = true;
         self

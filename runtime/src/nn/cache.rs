@@ -70,9 +70,10 @@ impl<'t> KvCache<'t> {
         }
     }
 
-    /// The caches of so many layers, with the states `name.<layer>.keys` and `.values`, `[batch,
-    /// heads, capacity, width]`, and one length, `name.length`. A step appends the same number of
-    /// positions to each of them, and to the last one last, because the length grows with it.
+    /// The caches of several layers, with the states `name.<layer>.keys` and `.values`,
+    /// `[batch, heads, capacity, width]`, and one length, `name.length`. A step appends the same
+    /// number of positions to each of them, and to the last one last, because the length grows with
+    /// it.
     #[track_caller]
     pub fn stack(
         trace: &'t Trace,
@@ -102,9 +103,9 @@ impl<'t> KvCache<'t> {
         self
     }
 
-    /// With a length of its own for each example: the state of the length is i32 `[batch]`. Texts of
-    /// different lengths then grow side by side. A prompt shorter than others is padded at its end,
-    /// and [`KvCache::forget`] forgets the padding.
+    /// With a length of its own for each example: the state of the length is i32 `[batch]`. Texts
+    /// of different lengths then grow side by side. A prompt shorter than others is padded at its
+    /// end, and [`KvCache::forget`] forgets the padding.
     pub fn by_example(mut self) -> Self {
         self.by_example = true;
         self
@@ -144,8 +145,8 @@ impl<'t> KvCache<'t> {
         (0..more).fold(length, |x, axis| x.unsqueeze(axis + 1))
     }
 
-    /// The positions of so many new tokens, for [`Tensor::rope`]: i32 `[count]`, or `[batch, 1,
-    /// count]` of a cache [by example](KvCache::by_example).
+    /// The positions of `count` new tokens, for [`Tensor::rope`]: i32 `[count]`, or
+    /// `[batch, 1, count]` of a cache [by example](KvCache::by_example).
     #[track_caller]
     pub fn positions(&self, count: usize) -> Tensor<'t> {
         self.trace.arange(count) + self.length_over(2)

@@ -24,7 +24,7 @@ pub struct ModuleList<M> {
 }
 
 impl<M> ModuleList<M> {
-    /// So many layers, each made in its scope with its number.
+    /// `count` layers, each made in its scope with its number.
     pub fn new(at: Scope, count: usize, make: impl Fn(Scope, usize) -> M) -> Self {
         ModuleList {
             layers: (0..count)
@@ -108,7 +108,8 @@ impl<M> ModuleDict<M> {
 }
 
 /// A layer whose results pass through a function, as with a forward hook of PyTorch. The function
-/// has the input and the result of the layer; it may show them, keep them, or return another result.
+/// has the input and the result of the layer; it may show them, keep them, or return another
+/// result.
 ///
 /// ```
 /// use slabwise::nn::{Hooked, Linear, Relu, Sequential};

@@ -106,8 +106,9 @@ fn weight<const N: usize>(
 macro_rules! options {
     ($name:ident, $axes:literal) => {
         impl $name {
-            /// With this distance between neighbouring results (of a transposed convolution, between
-            /// the positions that neighbours of the input write to): one number, or one per axis.
+            /// With this distance between neighbouring results (of a transposed convolution,
+            /// between the positions that neighbours of the input write to): one number, or one per
+            /// axis.
             pub fn stride(mut self, stride: impl PerAxis<$axes>) -> Self {
                 self.0.options = self.0.options.stride(stride);
                 self
@@ -119,14 +120,14 @@ macro_rules! options {
                 self
             }
 
-            /// With this padding: so many zeros on each side, an array with a number or a pair for
-            /// each axis, or a [`Padding`].
+            /// With this padding: a number of zeros on each side, an array with a number or a pair
+            /// for each axis, or a [`Padding`].
             pub fn padding(mut self, padding: impl Into<Padding<$axes>>) -> Self {
                 self.0.options = self.0.options.padding(padding);
                 self
             }
 
-            /// With channels in so many groups that do not mix, which makes the weight smaller.
+            /// With this number of channel groups, which do not mix, so that the weight is smaller.
             #[track_caller]
             pub fn groups(mut self, groups: usize) -> Self {
                 self.0.set_groups(groups);
@@ -171,7 +172,7 @@ macro_rules! options {
 pub struct Conv2d(Kernel<2>);
 
 impl Conv2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·kh·kw) at first, for a kernel of
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(inputs·kh·kw), for a kernel of
     /// `k` rows and columns or of `[kh, kw]`. Stride 1, no padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<2>) -> Self {
@@ -202,7 +203,8 @@ impl Module for Conv2d {
 pub struct Conv1d(Kernel<1>);
 
 impl Conv1d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·k) at first. Stride 1, no padding.
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(inputs·k). Stride 1, no
+    /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
         Conv1d(Kernel::new(at, "conv1d", false, inputs, outputs, [k]))
@@ -219,13 +221,14 @@ impl Module for Conv1d {
     }
 }
 
-/// Convolution of volumes with bias: `[n, inputs, depth, h, w] → [n, outputs, …]`. Weight `[outputs,
-/// inputs/groups, kd, kh, kw]`, bias `[outputs]`. See [`Tensor::conv3d_with`] for its cost.
+/// Convolution of volumes with bias: `[n, inputs, depth, h, w] → [n, outputs, …]`. Weight
+/// `[outputs, inputs/groups, kd, kh, kw]`, bias `[outputs]`. See [`Tensor::conv3d_with`] for its
+/// cost.
 #[derive(Clone, Debug)]
 pub struct Conv3d(Kernel<3>);
 
 impl Conv3d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·kd·kh·kw) at first. Stride 1, no
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(inputs·kd·kh·kw). Stride 1, no
     /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<3>) -> Self {
@@ -257,7 +260,7 @@ impl Module for Conv3d {
 pub struct ConvTranspose2d(Kernel<2>);
 
 impl ConvTranspose2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·kh·kw) at first, for a kernel of
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(outputs·kh·kw), for a kernel of
     /// `k` rows and columns or of `[kh, kw]`. Stride 1, no padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<2>) -> Self {
@@ -265,7 +268,7 @@ impl ConvTranspose2d {
         ConvTranspose2d(Kernel::new(at, name, true, inputs, outputs, k.per_axis()))
     }
 
-    /// With so many rows and columns more at the end: see [`ConvOptions::output_padding`].
+    /// With this number of extra rows and columns at the end: see [`ConvOptions::output_padding`].
     pub fn output_padding(mut self, more: impl PerAxis<2>) -> Self {
         self.0.options = self.0.options.output_padding(more);
         self
@@ -288,14 +291,15 @@ impl Module for ConvTranspose2d {
 pub struct ConvTranspose1d(Kernel<1>);
 
 impl ConvTranspose1d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k) at first. Stride 1, no padding.
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(outputs·k). Stride 1, no
+    /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
         let name = "conv_transpose1d";
         ConvTranspose1d(Kernel::new(at, name, true, inputs, outputs, [k]))
     }
 
-    /// With so many elements more at the end: see [`ConvOptions::output_padding`].
+    /// With this number of extra elements at the end: see [`ConvOptions::output_padding`].
     pub fn output_padding(mut self, more: usize) -> Self {
         self.0.options = self.0.options.output_padding(more);
         self
@@ -319,7 +323,7 @@ impl Module for ConvTranspose1d {
 pub struct ConvTranspose3d(Kernel<3>);
 
 impl ConvTranspose3d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·kd·kh·kw) at first. Stride 1, no
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√(outputs·kd·kh·kw). Stride 1, no
     /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: impl PerAxis<3>) -> Self {
@@ -327,7 +331,8 @@ impl ConvTranspose3d {
         ConvTranspose3d(Kernel::new(at, name, true, inputs, outputs, k.per_axis()))
     }
 
-    /// With so many elements more at the end of each axis: see [`ConvOptions::output_padding`].
+    /// With this number of extra elements at the end of each axis: see
+    /// [`ConvOptions::output_padding`].
     pub fn output_padding(mut self, more: impl PerAxis<3>) -> Self {
         self.0.options = self.0.options.output_padding(more);
         self

@@ -6,10 +6,10 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// An embedding: a vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight `[count,
-/// width]`.
+/// An embedding, a vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight
+/// `[count, width]`.
 ///
-/// The gradient adds up in a fixed order, so that equal runs give equal bits.
+/// The gradient is added in a fixed order, so that equal runs give equal bits.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Param,
@@ -17,13 +17,13 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    /// Declares `weight`, initially normal with mean 0 and variance 1.
     #[track_caller]
     pub fn new(at: Scope, count: usize, width: usize) -> Self {
         Embedding::with_std(at, count, width, 1.0)
     }
 
-    /// Declares `weight`, normal with mean 0 and this standard deviation at first.
+    /// Declares `weight`, initially normal with mean 0 and this standard deviation.
     #[track_caller]
     pub fn with_std(at: Scope, count: usize, width: usize, std: f32) -> Self {
         Embedding {
@@ -32,8 +32,8 @@ impl Embedding {
         }
     }
 
-    /// With an integer for padding: its vector gets no gradient. The weight is unchanged, so that
-    /// that of a file counts; for zeros set its row.
+    /// With an integer for padding: its vector gets no gradient. Its row of the weight is not
+    /// zeroed, so that the row of a weight file stays; set it to 0 if zeros are needed.
     pub fn padding(mut self, integer: i32) -> Self {
         self.padding = Some(integer);
         self
@@ -56,19 +56,19 @@ impl Module for Embedding {
     }
 }
 
-/// The one vector that an [`EmbeddingBag`] makes of several.
+/// The reduction of the vectors of a bag to one: see [`EmbeddingBag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bag {
     /// Their sum.
     Sum,
     /// Their mean.
     Mean,
-    /// The largest of each of their elements.
+    /// Their elementwise maximum.
     Max,
 }
 
-/// An embedding of bags of integers: one vector for each row of integers, `[n, count]` (i32 or u8) →
-/// `[n, width]`. Weight `[count, width]`. A bag with nothing but padding gives zeros.
+/// An embedding of bags of integers: one vector for each row of integers, `[n, count]` (i32 or u8)
+/// → `[n, width]`. Weight `[count, width]`. A bag of padding alone gives zeros.
 ///
 /// ```
 /// use slabwise::nn::{Bag, EmbeddingBag};
@@ -87,7 +87,7 @@ pub struct EmbeddingBag {
 }
 
 impl EmbeddingBag {
-    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    /// Declares `weight`, initially normal with mean 0 and variance 1.
     #[track_caller]
     pub fn new(at: Scope, count: usize, width: usize, bag: Bag) -> Self {
         EmbeddingBag {
@@ -104,7 +104,8 @@ impl EmbeddingBag {
         }
     }
 
-    /// With an integer that is no part of a bag, so that bags of different sizes fit into rows.
+    /// With a padding integer that is not part of a bag, so that bags of different sizes fit into
+    /// rows.
     pub fn padding(mut self, integer: i32) -> Self {
         self.padding = Some(integer);
         self
@@ -115,8 +116,8 @@ impl EmbeddingBag {
         &self.weight
     }
 
-    /// The sum of the vectors, each times a weight `[n, count]` (f32), whatever the layer makes of a
-    /// bag (`per_sample_weights` of PyTorch).
+    /// The sum of the vectors, each times a weight `[n, count]` (f32), whatever the layer makes of
+    /// a bag (`per_sample_weights` of PyTorch).
     #[track_caller]
     pub fn weighted<'t>(&self, x: Tensor<'t>, weights: Tensor<'t>) -> Tensor<'t> {
         let x = x.require_rank("an embedding bag", 2);
@@ -163,13 +164,13 @@ pub struct LearnedPositions {
 }
 
 impl LearnedPositions {
-    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    /// Declares `weight`, initially normal with mean 0 and variance 1.
     #[track_caller]
     pub fn new(at: Scope, longest: usize, width: usize) -> Self {
         LearnedPositions::with_std(at, longest, width, 1.0)
     }
 
-    /// Declares `weight`, normal with mean 0 and this standard deviation at first.
+    /// Declares `weight`, initially normal with mean 0 and this standard deviation.
     #[track_caller]
     pub fn with_std(at: Scope, longest: usize, width: usize, std: f32) -> Self {
         LearnedPositions {

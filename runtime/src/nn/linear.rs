@@ -12,7 +12,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Declares `weight` and `bias`, both uniform in ±1/√inputs at first.
+    /// Declares `weight` and `bias`, both initially uniform in ±1/√inputs.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize) -> Self {
         let mut layer = Linear::without_bias(at.clone(), inputs, outputs);

@@ -1,4 +1,4 @@
-//! Layers: plain structs that hold parameters and apply them to a tensor. Names, shapes and first
+//! Layers: plain structs that hold parameters and apply them to a tensor. Names, shapes and initial
 //! values of weights are those of PyTorch, so that weight files fit.
 //!
 //! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line
@@ -51,8 +51,8 @@ pub trait Module {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t>;
 
     /// The path of the layer, as [`Scope::path`](crate::Scope::path): errors, plans and summaries
-    /// count the operations that it records without a parameter to this layer. If it is empty, as by
-    /// default, they belong to the layer around it, or to that of an operand.
+    /// attribute the operations that it records without a parameter to this layer. If it is empty
+    /// (the default), they belong to the enclosing layer, or to that of an operand.
     fn path(&self) -> &str {
         ""
     }

@@ -25,14 +25,14 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Declares `weight`, ones at first, and `bias`, zeros at first. ε is 10⁻⁵.
+    /// Declares `weight`, initially ones, and `bias`, initially zeros. ε is 10⁻⁵.
     #[track_caller]
     pub fn new(at: Scope, n: usize) -> Self {
         LayerNorm::over(at, &[n])
     }
 
-    /// Normalizes over as many last axes as there are lengths. Declares `weight`, ones at first, and
-    /// `bias`, zeros at first. ε is 10⁻⁵.
+    /// Normalizes over as many last axes as there are lengths. Declares `weight`, initially ones,
+    /// and `bias`, initially zeros. ε is 10⁻⁵.
     #[track_caller]
     pub fn over(at: Scope, lengths: &[usize]) -> Self {
         let bias = Some(at.param("bias", lengths, Init::Constant(0.0)));
@@ -102,7 +102,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Declares `weight`, ones at first. ε is 10⁻⁶.
+    /// Declares `weight`, initially ones. ε is 10⁻⁶.
     #[track_caller]
     pub fn new(at: Scope, n: usize) -> Self {
         RmsNorm {
@@ -146,7 +146,7 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Declares `weight`, ones at first, and `bias`, zeros at first. ε is 10⁻⁵. The groups are of
+    /// Declares `weight`, initially ones, and `bias`, initially zeros. ε is 10⁻⁵. The groups are of
     /// equal size.
     #[track_caller]
     pub fn new(at: Scope, groups: usize, channels: usize) -> Self {
@@ -218,7 +218,7 @@ impl InstanceNorm {
         }
     }
 
-    /// With `weight` `[channels]`, ones at first, and `bias` `[channels]`, zeros at first.
+    /// With `weight` `[channels]`, initially ones, and `bias` `[channels]`, initially zeros.
     #[track_caller]
     pub fn affine(mut self) -> Self {
         self.affine = Some([
@@ -262,7 +262,7 @@ pub struct LocalResponseNorm {
 }
 
 impl LocalResponseNorm {
-    /// Over so many neighbouring channels, with α = 10⁻⁴, β = ¾ and k = 1.
+    /// Over this number of neighbouring channels, with α = 10⁻⁴, β = ¾ and k = 1.
     pub fn new(size: usize) -> Self {
         LocalResponseNorm {
             size,

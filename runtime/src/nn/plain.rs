@@ -77,7 +77,8 @@ pub struct Prelu {
 }
 
 impl Prelu {
-    /// Declares `weight`, ¼ at first: a slope for each of so many channels; with 1, the same for all.
+    /// Declares `weight`, initially ¼: a slope for each channel, or with 1 channel one slope for
+    /// all.
     #[track_caller]
     pub fn new(at: Scope, channels: usize) -> Self {
         Prelu {

@@ -19,7 +19,7 @@ macro_rules! adaptive {
 }
 
 adaptive! {
-    /// Windows that divide the image into so many rows and columns; see
+    /// Means of windows that divide the image into a number of rows and columns; see
     /// [`Tensor::adaptive_avg_pool2d`].
     AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d;
     /// See [`Tensor::adaptive_max_pool2d`].

@@ -243,8 +243,8 @@ impl Network {
     }
 
     /// One layer in one direction: `[n, length, inputs]` → results of the steps in order of time,
-    /// and the last state. A step at which `seen` (`[n, length]`) is false gives zeros and leaves the
-    /// state as it was.
+    /// and the last state. A step at which `seen` (`[n, length]`) is false gives zeros and leaves
+    /// the state as it was.
     #[track_caller]
     fn direction<'t>(
         &self,
@@ -405,7 +405,7 @@ macro_rules! networks {
         pub struct $name(Network);
 
         impl $name {
-            /// Declares the parameters, uniform in ±1/√hidden at first.
+            /// Declares the parameters, initially uniform in ±1/√hidden.
             #[track_caller]
             pub fn new(at: Scope, inputs: usize, hidden: usize) -> Self {
                 $name::numbered(at, 0, inputs, hidden)
@@ -436,24 +436,24 @@ macro_rules! networks {
                 $name(self.0.reshape(|shape| shape.layers = count))
             }
 
-            /// With a second network for each layer that runs from the last step to the first; their
-            /// results are side by side, and parameters of the second end in `_reverse`.
+            /// With a second network for each layer that runs from the last step to the first;
+            /// their results are side by side, and parameters of the second end in `_reverse`.
             #[track_caller]
             pub fn both_ways(self) -> Self {
                 $name(self.0.reshape(|shape| shape.both_ways = true))
             }
 
             /// With the steps of sequences longer than this as a [scan](crate::Trace::scan), which
-            /// is compiled once however long they are; those of shorter ones are unrolled. At first
-            /// 128.
+            /// is compiled once for any length; those of shorter ones are unrolled. 128 by default.
             pub fn unrolled_up_to(mut self, steps: usize) -> Self {
                 self.0.shape.unrolled_max = steps;
                 self
             }
 
-            /// Where steps are a scan, keeps the states of every so many of them for the backward
-            /// pass rather than those of all ([`Scan::checkpoint_every`]). The inputs' part of the
-            /// gates, 3 or 4 times as wide as a state, is computed for all steps at once, and kept.
+            /// Where steps are a scan, keeps the states at intervals of this many steps for the
+            /// backward pass rather than those of all ([`Scan::checkpoint_every`]). The inputs'
+            /// part of the gates, 3 or 4 times as wide as a state, is computed for all steps at
+            /// once, and kept.
             pub fn checkpoint_every(mut self, steps: usize) -> Self {
                 self.0.shape.checkpoint_every = Some(steps);
                 self
@@ -478,8 +478,8 @@ macro_rules! networks {
 networks! {
     /// Long short-term memory (Hochreiter & Schmidhuber 1997; forget gates of Gers et al. 2000)
     /// over a sequence of fixed length: `[n, length, inputs] → [n, length, hidden]`. The
-    /// state is zero at first, unless [`run`](Lstm::run) gets another. With gates i, f, g, o side by
-    /// side:
+    /// state is zero at first, unless [`run`](Lstm::run) gets another. With gates i, f, g, o side
+    /// by side:
     ///
     /// ```text
     /// c ← σ(f)·c + σ(i)·tanh(g)
@@ -490,8 +490,8 @@ networks! {
     /// `bias_ih_l0` and `bias_hh_l0` `[4·hidden]`, and those of further layers and directions.
     Lstm "lstm" Cell::Lstm;
     /// Gated recurrent units (Cho et al. 2014) over a sequence of fixed length: `[n,
-    /// length, inputs] → [n, length, hidden]`. With gates r, z, n side by side, of the input (x) and
-    /// of the state (s):
+    /// length, inputs] → [n, length, hidden]`. With gates r, z, n side by side, of the input (x)
+    /// and of the state (s):
     ///
     /// ```text
     /// n ← tanh(xₙ + σ(xᵣ + sᵣ)·sₙ)
@@ -518,8 +518,8 @@ impl Rnn {
 }
 
 impl Lstm {
-    /// With h multiplied by a matrix `weight_hr_l0` `[width, hidden]` after each step, to this width
-    /// (Sak et al. 2014).
+    /// With h multiplied by a matrix `weight_hr_l0` `[width, hidden]` after each step, to this
+    /// width (Sak et al. 2014).
     #[track_caller]
     pub fn projection(self, width: usize) -> Self {
         Lstm(self.0.reshape(|shape| shape.projection = Some(width)))

@@ -14,8 +14,8 @@ use crate::trace::Trace;
 /// w ← w − η·c/(1 − β₁ᵗ) · m / (√v + c·ε),   c = √(1 − β₂ᵗ)
 /// ```
 ///
-/// ε stands outside of the root, as in PyTorch, which divides √v by c: the same but for rounding, and
-/// here a weight needs one division less.
+/// ε stands outside of the root, as in PyTorch, which divides √v by c: the same except for
+/// rounding, and here a weight needs one division less.
 #[derive(Clone, Debug)]
 pub struct Adam(Moments);
 

@@ -43,7 +43,7 @@ impl Trace {
         });
     }
 
-    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after
+    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added one after
     /// the other (gradient accumulation over micro-batches): the activations of one micro-batch end
     /// before those of the next begin, so that a step needs the memory of one micro-batch and one
     /// gradient for each weight. `loss` gives the loss of the micro-batch of a number from 0; the

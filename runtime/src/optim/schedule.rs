@@ -72,7 +72,7 @@ impl<'t> Clock<'t> {
         }
     }
 
-    /// The clock of a schedule that begins after so many steps of this one.
+    /// The clock of a schedule that begins after a number of steps of this one.
     pub fn after(self, steps: u32) -> Clock<'t> {
         Clock {
             begun: self.begun.saturating_add(steps),

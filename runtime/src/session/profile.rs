@@ -233,7 +233,7 @@ fn multiplies_halves(spec: &Spec) -> bool {
 pub(super) struct Profiles(Vec<(Env, Profile)>);
 
 impl Profiles {
-    /// Adds a run of a program. Programs are told apart by their names and kernels.
+    /// Adds a run of a program. Programs are distinguished by their names and kernels.
     pub fn add(
         &mut self,
         inner: &Compiled,

@@ -49,8 +49,8 @@ impl Variable {
         })
     }
 
-    /// Replaces its elements by numbers, rounded to its type if that is one of floats; integers hold
-    /// them as they are.
+    /// Replaces its elements by numbers, rounded to its type if that is one of floats; integers
+    /// hold them as they are.
     pub fn write_f32<I: Iterator<Item = f32>>(
         &self,
         backend: &mut dyn Backend,
@@ -205,7 +205,7 @@ impl Variables {
     }
 
     /// Gives variables from `first` on their initial values, or those of their weights to averages,
-    /// but for the ones that have values already. If that fails, the session does not have the
+    /// except for the ones that have values already. If that fails, the session does not have the
     /// variables.
     pub fn initialise(
         &mut self,

@@ -1,5 +1,5 @@
-//! Elements in another arrangement: reversed, rotated, repeated, in parts, in triangles, and between
-//! channels and places.
+//! Rearrangements of elements: reversed, rotated, repeated, in parts, in triangles, and between
+//! channels and spatial positions.
 
 use std::panic::Location;
 
@@ -38,8 +38,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The elements along an axis moved by `shift` places (backwards if it is negative); those that
-    /// leave at one end come in at the other.
+    /// The elements along an axis rotated by `shift` positions (backwards if it is negative):
+    /// elements that leave at one end enter at the other.
     #[track_caller]
     pub fn roll(self, axis: usize, shift: i64) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -73,8 +73,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The whole tensor repeated so many times along each axis; with more numbers than axes, axes
-    /// of length 1 are added in front.
+    /// The whole tensor repeated a number of times along each axis; with more numbers than axes,
+    /// axes of length 1 are added in front.
     #[doc(alias = "repeat")]
     #[track_caller]
     pub fn tile(self, times: impl AsRef<[usize]>) -> Tensor<'t> {
@@ -99,7 +99,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Each element along an axis repeated so many times, one beside the other: `[a, b]` twice is
+    /// Each element along an axis repeated `times` times in a row: `[a, b]` twice is
     /// `[a, a, b, b]`.
     #[track_caller]
     pub fn repeat_interleave(self, axis: usize, times: usize) -> Tensor<'t> {
@@ -233,28 +233,30 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Channels as places: `[…, c·r·r, h, w]` gives `[…, c, h·r, w·r]` (Shi et al. 2016).
+    /// Channels rearranged to spatial positions: `[…, c·r·r, h, w]` gives `[…, c, h·r, w·r]` (Shi
+    /// et al. 2016).
     #[track_caller]
     pub fn pixel_shuffle(self, factor: usize) -> Tensor<'t> {
         self.to_places("pixel_shuffle", factor, false)
     }
 
-    /// Places as channels, the inverse of [`Tensor::pixel_shuffle`]: `[…, c, h·r, w·r]` gives `[…,
-    /// c·r·r, h, w]`.
+    /// Spatial positions rearranged to channels, the inverse of [`Tensor::pixel_shuffle`]:
+    /// `[…, c, h·r, w·r]` gives `[…, c·r·r, h, w]`.
     #[track_caller]
     pub fn pixel_unshuffle(self, factor: usize) -> Tensor<'t> {
         self.to_channels("pixel_unshuffle", factor, false)
     }
 
-    /// Channels as places, where the place inside of a block counts before the channel: `[…, r·r·c,
-    /// h, w]` gives `[…, c, h·r, w·r]`. [`Tensor::pixel_shuffle`] has the other order.
+    /// Channels rearranged to spatial positions, where the position inside a block is the outer
+    /// index and the channel the inner one: `[…, r·r·c, h, w]` gives `[…, c, h·r, w·r]`.
+    /// [`Tensor::pixel_shuffle`] has the other order.
     #[track_caller]
     pub fn depth_to_space(self, block: usize) -> Tensor<'t> {
         self.to_places("depth_to_space", block, true)
     }
 
-    /// Places as channels, the inverse of [`Tensor::depth_to_space`]: `[…, c, h·r, w·r]` gives `[…,
-    /// r·r·c, h, w]`.
+    /// Spatial positions rearranged to channels, the inverse of [`Tensor::depth_to_space`]:
+    /// `[…, c, h·r, w·r]` gives `[…, r·r·c, h, w]`.
     #[track_caller]
     pub fn space_to_depth(self, block: usize) -> Tensor<'t> {
         self.to_channels("space_to_depth", block, true)

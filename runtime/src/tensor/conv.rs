@@ -20,7 +20,7 @@ impl<'t> Tensor<'t> {
 
     /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels/groups, kh, kw]`
     /// (a cross-correlation, as is usual in networks). The options are [`ConvOptions`] or a
-    /// [`ConvGeometry`]. Padding costs no copy of the image, whatever its sides.
+    /// [`ConvGeometry`]. Padding costs no copy of the image, on any side.
     #[track_caller]
     pub fn conv2d_with(
         self,
@@ -160,9 +160,10 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]`
-    /// with a weight `[in, out/groups, kh, kw]` gives `[n, out, (h − 1)·stride − padding +
-    /// dilation·(kh − 1) + 1 + output padding, …]`, where the padding is that of both sides.
+    /// The transposed convolution of [`Tensor::conv2d_with`], which is the gradient of its image:
+    /// an image `[n, in, h, w]` with a weight `[in, out/groups, kh, kw]` gives
+    /// `[n, out, (h − 1)·stride − padding + dilation·(kh − 1) + 1 + output padding, …]`, where the
+    /// padding is that of both sides.
     #[track_caller]
     pub fn conv_transpose2d(
         self,
@@ -175,8 +176,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The transpose of [`Tensor::conv1d_with`]: a sequence `[n, in, length]` with a weight `[in,
-    /// out/groups, k]` gives `[n, out, (length − 1)·stride − padding + dilation·(k − 1) + 1 + output
-    /// padding]`.
+    /// out/groups, k]` gives `[n, out, (length − 1)·stride − padding + dilation·(k − 1) + 1 +
+    /// output padding]`.
     #[track_caller]
     pub fn conv_transpose1d(self, weight: impl Operand<'t>, options: ConvOptions<1>) -> Tensor<'t> {
         let at = Location::caller();
@@ -187,10 +188,11 @@ impl<'t> Tensor<'t> {
         self.trace.on_behalf(at, || result.squeeze(2))
     }
 
-    /// The transpose of [`Tensor::conv3d_with`]: a volume `[n, in, depth, h, w]` with a weight `[in,
-    /// out/groups, kd, kh, kw]` gives `[n, out, (depth − 1)·stride − padding + dilation·(kd − 1) + 1
-    /// + output padding, …]`. One transposed convolution of images gives the share of each of the
-    /// `kd` slices of the kernel, `kd` images for each slice of the volume; the result adds them up.
+    /// The transposed convolution of [`Tensor::conv3d_with`]: a volume `[n, in, depth, h, w]` with a
+    /// weight `[in, out/groups, kd, kh, kw]` gives `[n, out, (depth − 1)·stride − padding +
+    /// dilation·(kd − 1) + 1 + output padding, …]`. One transposed convolution of images gives the
+    /// contribution of each of the `kd` slices of the kernel, `kd` images for each slice of the
+    /// volume; the result is their sum.
     #[track_caller]
     pub fn conv_transpose3d(self, weight: impl Operand<'t>, options: ConvOptions<3>) -> Tensor<'t> {
         let at = Location::caller();

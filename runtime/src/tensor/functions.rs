@@ -117,7 +117,7 @@ impl<'t> Tensor<'t> {
         if !x.dtype().is_float() {
             return opposite.select(whole - 1, whole);
         }
-        // The quotient is an integer but for its rounding error.
+        // The quotient is an integer except for its rounding error.
         let whole = whole.round();
         let whole = opposite.select(whole - 1.0, whole);
         y.equal(0.0).select(x / y, whole)

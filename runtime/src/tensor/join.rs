@@ -1,4 +1,4 @@
-//! Parts and wholes: slices, splits, concatenation and padding.
+//! Slices, splits, concatenation and padding.
 
 use std::ops::{Bound, RangeBounds};
 use std::panic::Location;
@@ -20,8 +20,8 @@ use crate::words::count;
 pub(super) const PARTS_MAX: usize = 1 << 16;
 
 impl<'t> Tensor<'t> {
-    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only positions
-    /// that exist at every length.
+    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. On a bounded axis, only positions
+    /// that exist at every length can be taken.
     #[track_caller]
     pub fn slice(self, axis: usize, range: impl RangeBounds<usize>) -> Tensor<'t> {
         self.slice_step(axis, range, 1)
@@ -52,11 +52,11 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The elements of an axis from `start` to before `end` by `step`, as `x[start:end:step]` of
-    /// Python: negative numbers count from the end, numbers beyond it are moved to it, `None` is
-    /// the first or last element in the direction of the step, which is not 0. Of an axis without a
-    /// fixed length only all elements, in either direction. With a positive step the result is a
-    /// view; with a negative one it is gathered.
+    /// The elements of an axis from `start` to before `end` by `step`, like `x[start:end:step]` of
+    /// Python: negative numbers count from the end, numbers beyond it are clamped, `None` is the
+    /// first or last element in the direction of the step, which is not 0. On an axis without a
+    /// fixed length only all elements can be taken, in either direction. With a positive step the
+    /// result is a view; with a negative one it is gathered.
     #[track_caller]
     pub fn slice_by(
         self,
@@ -112,8 +112,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// An axis split into `parts` of equal length, in order. No parts are a mistake, of which the one
-    /// tensor that is given bears the name.
+    /// An axis split into `parts` of equal length, in order. 0 parts are a mistake; the result is
+    /// then one poisoned tensor.
     #[track_caller]
     pub fn split(self, axis: usize, parts: usize) -> Vec<Tensor<'t>> {
         let at = Location::caller();
@@ -146,9 +146,9 @@ impl<'t> Tensor<'t> {
         (0..parts.clamp(1, PARTS_MAX)).map(part).collect()
     }
 
-    /// The rows of a batch cut into `parts` parts as even as possible, the longer ones first: those
-    /// of the [grains](crate::World::with_grains) of a rank. The length of the first axis is a
-    /// multiple of `parts`, or a bounded dimension, of which each run has so many rows.
+    /// The rows of a batch cut into `parts` parts of nearly equal length, the longer ones first:
+    /// those of the [grains](crate::World::with_grains) of a rank. The length of the first axis is
+    /// a multiple of `parts`, or a bounded dimension, whose length in each run is a number of rows.
     #[track_caller]
     pub fn shares(self, parts: usize) -> Vec<Tensor<'t>> {
         let at = Location::caller();
@@ -187,7 +187,7 @@ impl<'t> Tensor<'t> {
         (0..parts).map(part).collect()
     }
 
-    /// This tensor padded with `value`: so many elements before and after along each axis.
+    /// This tensor padded with `value`, by a number of elements before and after along each axis.
     #[track_caller]
     pub fn pad(self, pads: impl AsRef<[(usize, usize)]>, value: f32) -> Tensor<'t> {
         let pads = pads.as_ref();

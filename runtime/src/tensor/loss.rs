@@ -1,8 +1,8 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
 //!
 //! A loss is a mean over all elements, unless a [`Reduction`] says otherwise. Over no elements a
-//! mean is NaN, as in PyTorch; but a training trace refuses them: a fixed length of 0 in `compile`,
-//! another one in the run that has it, before a weight is changed.
+//! mean is NaN, as in PyTorch; but a training trace refuses such a loss: a fixed length of 0 in
+//! `compile`, other lengths in the run in which they are 0, before a weight is changed.
 
 mod classes;
 mod elements;
@@ -25,10 +25,10 @@ use crate::trace::Line;
 pub use classes::CrossEntropy;
 pub use sequences::Ctc;
 
-/// How the losses of single elements become one.
+/// The reduction of the losses of single elements to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Not at all: a loss for each element.
+    /// None: a loss for each element.
     None,
     /// Their mean.
     #[default]

@@ -1,4 +1,5 @@
-//! Operations along the order of an axis: running sums and the like, and the largest elements.
+//! Operations along the order of an axis: prefix reductions such as running sums, and the largest
+//! elements.
 
 use std::panic::Location;
 
@@ -14,12 +15,12 @@ use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::countable;
 
-/// The elements that a running result is of: by default all up to its own, from the first on.
+/// The elements that a running result covers: by default all up to its own, from the first on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Running {
-    /// Without its own element: the first result is that of no elements.
+    /// Exclusive: without its own element, so that the first result is that of no elements.
     pub exclusive: bool,
-    /// From the last element on.
+    /// Reversed: from the last element on.
     pub reverse: bool,
 }
 
@@ -130,10 +131,10 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The states of a linear recurrence along an axis: `stateₜ = factorₜ · stateₜ₋₁ + selfₜ`, of f32
-    /// or i32, with factors of the same type and shape. The first state is the first element, and
-    /// the first factor counts for nothing. (A discretized state space, a moving average, a
-    /// discounted return.)
+    /// The states of a linear recurrence along an axis: `stateₜ = factorₜ · stateₜ₋₁ + selfₜ`, of
+    /// f32 or i32, with factors of the same type and shape. The first state is the first element,
+    /// and the first factor is not used. (A discretized state space, a moving average, a discounted
+    /// return.)
     ///
     /// Its gradient is a linear recurrence in the other direction (Martin and Cundy,
     /// "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018).

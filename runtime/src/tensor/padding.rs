@@ -29,8 +29,8 @@ pub enum PadMode {
 }
 
 impl<'t> Tensor<'t> {
-    /// This tensor padded along each axis by so many elements before and after; negative numbers
-    /// remove elements instead.
+    /// This tensor padded along each axis by a number of elements before and after; negative
+    /// numbers remove elements instead.
     ///
     /// ```
     /// # use slabwise::prelude::*;

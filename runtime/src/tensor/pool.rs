@@ -101,8 +101,8 @@ impl<'t> Tensor<'t> {
         self.positions(Location::caller(), options.into())
     }
 
-    /// The position (i32) in a sequence `[n, channels, length]` of the first largest element of each
-    /// window.
+    /// The position (i32) in a sequence `[n, channels, length]` of the first largest element of
+    /// each window.
     #[track_caller]
     pub fn max_pool1d_positions(self, options: PoolOptions<1>) -> Tensor<'t> {
         let at = Location::caller();
@@ -118,9 +118,9 @@ impl<'t> Tensor<'t> {
         self.avg_pool2d_with(PoolOptions::new(k))
     }
 
-    /// The mean of each window. The options are [`PoolOptions`] or a [`Window`]. Zeros of the padding
-    /// count, unless the options say otherwise; places past the padding, which a last window that is
-    /// not whole reaches, never do. With dilation it is a convolution.
+    /// The mean of each window. The options are [`PoolOptions`] or a [`Window`]. Zeros of the
+    /// padding count, unless the options say otherwise; places past the padding, which a last
+    /// window that is not whole reaches, never do. With dilation it is a convolution.
     #[track_caller]
     pub fn avg_pool2d_with(self, options: impl Into<PoolOptions<2>>) -> Tensor<'t> {
         let options = options.into();
@@ -499,7 +499,7 @@ impl<'t> Tensor<'t> {
     /// The inverse of a maximum pooling: an image `[n, channels, h, w]` of zeros with this tensor's
     /// elements at `positions`, which are those of
     /// [`max_pool2d_positions`](Tensor::max_pool2d_positions). Elements of one position, which
-    /// windows that overlap can have, are added up.
+    /// windows that overlap can have, are added.
     #[track_caller]
     pub fn max_unpool2d(self, positions: Tensor<'t>, [h, w]: [usize; 2]) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self, positions], |g, ids| {

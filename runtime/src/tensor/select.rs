@@ -1,8 +1,8 @@
 //! Selection by value: results have data-dependent lengths.
 //!
 //! To later operations such a length is a dimension like a bounded one. Values that have it are not
-//! planned in the slab: they live in the pool, or in bytes of the slab that the plan leaves free
-//! meanwhile.
+//! planned in the slab: they live in the pool, or in bytes of the slab that are free in the plan at
+//! that time.
 
 use std::panic::Location;
 

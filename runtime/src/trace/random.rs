@@ -91,15 +91,15 @@ distributions! {
     truncated_normal(range: Range<f32>, shape: impl Into<Shape>);
     /// True with probability `p`, a number or a tensor that is repeated to the shape.
     bernoulli(p: impl Operand<'t>, shape: impl Into<Shape>);
-    /// Integers of a range, i32, equally often but for 1 in 2³¹/length.
+    /// Integers of a range, i32, equally often except for 1 in 2³¹/length.
     randint(range: Range<i32>, shape: impl Into<Shape>);
     /// Exponential with mean 1, f32: −ln(1 − u).
     exponential(shape: impl Into<Shape>);
     /// Standard Gumbel, f32: −ln(−ln u), finite.
     gumbel(shape: impl Into<Shape>);
-    /// A class (i32) for each row of logits along `axis`, which is removed: class i with probability
-    /// softmax(logits)ᵢ, as the largest of logits + Gumbel noise. Classes of logit −∞ are never
-    /// drawn.
+    /// A class (i32) for each row of logits along `axis`, which is removed: class i with
+    /// probability softmax(logits)ᵢ, as the largest of logits + Gumbel noise. Classes of logit −∞
+    /// are never drawn.
     categorical(logits: Tensor<'t>, axis: usize);
     /// `n` different classes (i32, along `axis` in place of the classes) for each row of logits
     /// along `axis`, one after the other without replacement, as the largest `n` of logits + Gumbel
@@ -296,8 +296,8 @@ impl Trace {
 }
 
 impl<'t> Key<'t> {
-    /// The key that a tensor i32 `[3]` holds, such as an input or the [words](Key::words) of another
-    /// key.
+    /// The key that a tensor i32 `[3]` holds, such as an input or the [words](Key::words) of
+    /// another key.
     #[track_caller]
     pub fn of(words: Tensor<'t>) -> Key<'t> {
         let trace = words.trace();

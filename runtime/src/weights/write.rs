@@ -41,8 +41,8 @@ impl SaveOptions {
         }
     }
 
-    /// Files of at most so many bytes of weights, listed in an index; a larger tensor has a file of
-    /// its own.
+    /// Files of at most this many bytes of weights, listed in an index; a larger tensor has a file
+    /// of its own.
     #[must_use]
     pub fn shard_bytes(self, bytes: u64) -> SaveOptions {
         SaveOptions {

@@ -1,9 +1,10 @@
-//! Running sums and the like along the last axis.
+//! Prefix reductions (running sums and others) along the last axis.
 //!
 //! A block walks along a row, tile by tile: the states of a tile are joined in shared memory in
-//! log₂ steps (Hillis and Steele 1986), and the last one is carried to the next tile. How states
-//! are joined follows from the length alone, but for a linear recurrence: where a tile has factors
-//! above 1 and joined sums could cancel, one thread takes its steps one after the other.
+//! log₂ steps (Hillis and Steele 1986), and the last one is carried to the next tile. The order in
+//! which states are combined depends on the length alone, except for a linear recurrence: where a
+//! tile has factors above 1 and joined sums could cancel, one thread takes its steps one after the
+//! other.
 
 use std::fmt::Write as _;
 

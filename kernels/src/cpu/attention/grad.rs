@@ -1,8 +1,8 @@
 //! The gradients of queries, keys and values.
 //!
 //! For a block of some panels of queries, the weights P and the gradients of the scores,
-//! `dS = P∘(dY·Vᵀ − δ)·scale` with δ the sum of dY∘Y along a row, are computed again, of the keys
-//! that a query of the panel sees; then `dQᵀ = Kᵀ·dSᵀ` panel by panel, and `dV += Pᵀ·dY` and
+//! `dS = P∘(dY·Vᵀ − δ)·scale` with δ the sum of dY∘Y along a row, are recomputed, for the keys that
+//! a query of the panel sees; then `dQᵀ = Kᵀ·dSᵀ` panel by panel, and `dV += Pᵀ·dY` and
 //! `dK += dSᵀ·Q` for [`PANELS`] panels after the other. A head of which several threads compute
 //! parts has larger blocks: first the threads take its panels, then ranges of its keys.
 
@@ -34,7 +34,7 @@ impl AttentionGrad {
         let Body::AttentionGrad(body) = &spec.body else {
             unreachable!("prepared by its body")
         };
-        // They are added up where they are stored.
+        // They are added where they are stored.
         if body.gradients.dtype != DType::F32 {
             return Err(SpecError::unsupported("gradients of attention in halves"));
         }
@@ -224,7 +224,7 @@ impl Panel {
     }
 }
 
-/// A head under way.
+/// A head in progress.
 struct Head<'a> {
     shared: &'a Shared,
     sizes: Sizes,
@@ -363,8 +363,8 @@ impl Head<'_> {
         }
     }
 
-    /// Adds the terms of at most [`PANELS`] panels to the gradients of some keys and values, of which
-    /// the first is that of a micro-kernel; the block begins with the panel `first`.
+    /// Adds the terms of at most [`PANELS`] panels to the gradients of some keys and values, of
+    /// which the first is that of a micro-kernel; the block begins with the panel `first`.
     ///
     /// # Safety
     /// The panels have been computed, and the gradients of these keys are the caller's.

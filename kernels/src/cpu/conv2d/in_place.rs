@@ -1,5 +1,5 @@
 //! Depthwise convolutions whose results are as large as the image, and their gradients, which read
-//! images where they are: no tile is copied.
+//! images in place: no tile is copied.
 //!
 //! Kernel element (y, x) is then a constant distance in memory away from every output position, and
 //! vectors run on from row to row. Masks leave out the lanes whose element is in the padding. They

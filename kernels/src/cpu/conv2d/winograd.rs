@@ -1,18 +1,19 @@
 //! The forward product and the input gradient of 3×3 and 5×5 kernels by Winograd's minimal
-//! filtering, which multiplies 4 or 2.25 and 2.78 times less often than [`columns`](super::columns).
+//! filtering, which multiplies 4 or 2.25 and 2.78 times less often than
+//! [`columns`](super::columns).
 //!
-//! The shape decides whether it is used and which, so that a layer has the same bits on every number
-//! of threads, in every batch and with every workspace. The weights are transformed once for all
-//! workers. A worker transforms some small tiles of the image at a time, which it reads where they
-//! lie, and multiplies them with one panel of output channels after another; the products of a panel
-//! are still in the cache when they are transformed to results. An image that a prologue computes, or
-//! whose columns are no neighbours, is copied first.
+//! The shape decides whether it is used and which, so that a layer has the same bits on every
+//! number of threads, in every batch and with every workspace. The weights are transformed once for
+//! all workers. A worker transforms some small tiles of the image at a time, which it reads in
+//! place, and multiplies them with one panel of output channels after another; the products of a
+//! panel are still in the cache when they are transformed to results. An image that a prologue
+//! computes, or whose columns are no neighbours, is copied first.
 //!
-//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or by F(4×4, 3×3) and for
-//! 5×5 kernels `(c + 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of its
-//! tile's elements times those of the weights, of which the result itself may read a part. On random
-//! data it is that of the other kernels, at most 2⁻²¹ of the sum of the result's own magnitudes, or
-//! by F(4×4, 3×3) at most 2⁻¹⁸ (`kernels/tests/conv2d/winograd.rs`).
+//! The error of a result against its exact sum is at most `(c + 14)·2⁻²²`, or by F(4×4, 3×3) and
+//! for 5×5 kernels `(c + 30)·2⁻¹⁹`, times the sum, over the c source channels, of the magnitudes of
+//! its tile's elements times those of the weights, of which the result itself may read a part. On
+//! random data it is that of the other kernels, at most 2⁻²¹ of the sum of the result's own
+//! magnitudes, or by F(4×4, 3×3) at most 2⁻¹⁸ (`kernels/tests/conv2d/winograd.rs`).
 
 use std::ops::Range;
 
@@ -439,7 +440,8 @@ impl Winograd<'_> {
     }
 }
 
-/// The results of some output channels of a part of the tiles, where they are stored or in a buffer.
+/// The results of some output channels of a part of the tiles, where they are stored or in a
+/// buffer.
 pub(super) struct Results<'a> {
     code: &'a Bound<'a>,
     filtering: Filtering,
@@ -505,7 +507,8 @@ impl<'a> Results<'a> {
     /// Passes the results to the epilogue, unless they are stored.
     ///
     /// # Safety
-    /// They are computed, no other thread touches these points, and `scratch` has room for the code.
+    /// They are computed, no other thread touches these points, and `scratch` has room for the
+    /// code.
     pub unsafe fn finish(&self, scratch: *mut u8) {
         if self.is_stored {
             return;

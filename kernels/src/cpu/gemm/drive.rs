@@ -290,7 +290,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
     }
 }
 
-/// A product under way.
+/// A product in progress.
 struct Job<'a, P> {
     product: &'a P,
     micro: &'a Micro,

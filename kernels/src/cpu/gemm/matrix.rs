@@ -39,8 +39,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Whether its elements are f32, which kernels read where they are; halves are converted as they
-    /// are packed.
+    /// Whether its elements are f32, which kernels read where they are; halves are converted as
+    /// they are packed.
     pub fn is_wide(&self) -> bool {
         self.operand.dtype == DType::F32
     }
@@ -114,7 +114,7 @@ impl Half for bf16 {
     }
 
     fn wide_all(from: &[Self], to: &mut [f32]) {
-        // The same conversion but for the payload of NaNs, and in vectors.
+        // The same conversion except for the payload of NaNs, and in vectors.
         for (to, from) in to.iter_mut().zip(from) {
             *to = f32::from_bits(u32::from(from.to_bits()) << 16);
         }

@@ -31,8 +31,8 @@ pub(in super::super) type Gather =
 
 /// Elements of a row between those that are packed and those that are requested.
 const AHEAD: usize = 64;
-/// Steps of neighbouring rows that are packed at a time for all left panels; the ones after them are
-/// requested meanwhile.
+/// Steps of neighbouring rows that are packed at a time for all left panels; the ones after them
+/// are requested meanwhile.
 pub(super) const STEPS: usize = 8;
 
 #[inline(always)]
@@ -195,7 +195,7 @@ pub(super) unsafe fn gather<S: Simd>(
 }
 
 /// Lines of a padded copy: line (i, j, k), for indices below `counts`, is `length` elements at `to
-/// + Σ index·to_stride`: zeros but for `count` elements after the first `first`, which are read
+/// + Σ index·to_stride`: zeros except for `count` elements after the first `first`, which are read
 /// `stride` apart from `from + Σ index·from_stride`.
 pub(in super::super) struct Lines {
     pub from: *const f32,
@@ -320,8 +320,8 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    // Through `Micro`, this test would be linked with all micro-kernels, a third of the time that the
-    // unit tests of this crate would take to compile.
+    // Through `Micro`, this test would be linked with all micro-kernels, a third of the time that
+    // the unit tests of this crate would take to compile.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     unsafe fn avx512(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {

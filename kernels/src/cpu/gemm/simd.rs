@@ -31,7 +31,8 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn odd_pairs(a: Self::V, b: Self::V) -> Self::V;
     /// `a·b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The same vector. The compiler computes it before this place and keeps loads after it.
+    /// The same vector, as an optimization barrier: the compiler computes it before this point and
+    /// keeps loads after it.
     unsafe fn in_order(v: Self::V) -> Self::V;
     /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
     unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;

@@ -123,7 +123,7 @@ impl Columns for Part<'_> {
     }
 }
 
-/// A block of the result under way.
+/// A block of the result in progress.
 pub(in super::super) struct Block<'a> {
     pub micro: &'static Micro,
     /// Offsets of the rows of the left operand.

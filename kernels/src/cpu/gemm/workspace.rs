@@ -81,8 +81,8 @@ pub(in super::super) struct Resources<'a> {
     pub team: &'a Team,
 }
 
-// SAFETY: workers use disjoint parts of the workspace, told apart by the slot each task loop runs
-// in.
+// SAFETY: workers use disjoint parts of the workspace, distinguished by the slot each task loop
+// runs in.
 unsafe impl Sync for Resources<'_> {}
 
 /// One worker's part of the workspace.

@@ -124,7 +124,7 @@ pub(super) unsafe fn positions_at<S: Lanes, A>(at: *const A, lanes: u32) -> S::V
     }
 }
 
-/// The divisors of means over windows from `first` on, but for a factor that [`factor`] gives.
+/// The divisors of means over windows from `first` on, except for a factor that [`factor`] gives.
 #[inline(always)]
 fn divisors(g: &Geometry, count_pad: bool, first: isize) -> [f32; LANES] {
     std::array::from_fn(|lane| match usize::try_from(first + lane as isize) {

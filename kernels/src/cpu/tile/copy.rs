@@ -1,4 +1,4 @@
-//! Between memory and registers: widening, narrowing, gathering strided elements.
+//! Copies between memory and registers: widening, narrowing, gathering strided elements.
 
 use half::{bf16, f16};
 

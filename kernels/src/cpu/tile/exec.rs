@@ -1,4 +1,4 @@
-//! Running steps on tiles.
+//! The execution of steps on tiles.
 
 use std::ops::Range;
 
@@ -233,8 +233,8 @@ impl<'a> Machine<'a> {
     }
 
     // Views are read and written field by field. A copy by vectors of several fields, whose stores
-    // are narrower and still under way, waits for these stores and so for all results before them,
-    // instead of overlapping the next step with this one.
+    // are narrower and still in progress, waits for these stores and so for all results before
+    // them, instead of overlapping the next step with this one.
 
     fn view_at(&self, at: usize) -> View {
         // SAFETY: there is a view for each value, and after those one for each hoisted value,

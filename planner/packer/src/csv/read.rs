@@ -1,4 +1,4 @@
-//! From text to a table.
+//! The parser of tables: from text to a table.
 
 use super::{
     ALIAS, ALIGNMENT, COLUMNS, CsvError, FIXED, FOLLOWS, GAPS, ID, IN_PLACE, Ids, LOWER, OFFSET,

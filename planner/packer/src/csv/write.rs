@@ -1,4 +1,4 @@
-//! From a table to text.
+//! The writer of tables: from a table to text.
 
 use super::{
     ALIAS, ALIGNMENT, COLUMNS, FIXED, FOLLOWS, GAPS, IN_PLACE, OFFSET, REQUIRED, SPACE, Table,

@@ -1,11 +1,11 @@
 //! The engine over MPI: one thread calls the library, and may be abandoned.
 //!
 //! When a rank dies, an MPI library may report nothing, and even its non-blocking calls may block
-//! for ever. Therefore no thread that must answer calls it: waits end by a condition variable,
-//! which the library's thread, the lifeline or a deadline signals.
+//! for ever. Therefore no thread that must respond calls it: such threads wait on a condition
+//! variable, which the library's thread, the lifeline or a deadline signals.
 //!
-//! Ranks of one machine see each other's memory ([`crate::near`]). They send each other messages
-//! only of bytes that lie where peers cannot see them.
+//! Ranks of one machine read each other's memory ([`crate::near`]). They send messages only for
+//! bytes that peers cannot read.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -24,7 +24,7 @@ use crate::{Error, Result};
 
 /// The most bytes of one message, since counts are `int`.
 const PIECE_MAX: usize = 1 << 30;
-/// Message tags repeat after this many movements; every library has at least so many.
+/// Message tags repeat after this many collectives; every library has at least so many.
 const TAGS: u64 = 1 << 14;
 /// The time for which the thread looks without sleeping.
 const SPIN: Duration = Duration::from_micros(20);
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     pub changed: Condvar,
     /// Signals the library's thread.
     work: Condvar,
-    /// The number of movements that this rank has started.
+    /// The number of collectives that this rank has started.
     pub started: AtomicU64,
     /// The step of this rank.
     pub step: AtomicU64,
@@ -51,7 +51,7 @@ pub(super) struct Shared {
     near: OnceLock<Arc<Near<Processes>>>,
 }
 
-/// Messages of a movement.
+/// Messages of a collective.
 struct Errand {
     seq: u64,
     job: Job,
@@ -72,12 +72,12 @@ enum Ranks {
 
 pub(super) struct State {
     queue: VecDeque<Errand>,
-    /// The number of errands on their way for the movement of each slot.
+    /// The number of pending errands for the collective of each slot.
     pending: [u8; IN_FLIGHT_MAX],
     failed: Option<String>,
     /// The first rank that was lost, and how.
     pub lost: Option<(usize, String)>,
-    /// The rank that has left after the fewest movements, with their number.
+    /// The rank that has left after the fewest collectives, with their number.
     pub left: Option<(u64, usize)>,
     /// The ranks that have left.
     pub leavers: usize,
@@ -299,7 +299,7 @@ impl Mpi {
             })
     }
 
-    /// Waits until the messages of a movement have arrived.
+    /// Waits until the messages of a collective have arrived.
     fn wait_for_messages(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
         let begun = Instant::now();
         let is_done = |state: &State| state.pending[seq as usize % IN_FLIGHT_MAX] == 0;
@@ -313,8 +313,8 @@ impl Mpi {
         Err(self.explain(seq))
     }
 
-    /// The reason why a movement cannot end, after a rank was lost or has left, or the library has
-    /// failed.
+    /// The reason why a collective cannot end, after a rank was lost or has left, or the library
+    /// has failed.
     fn explain(&self, seq: u64) -> Stop {
         let state = self.shared.state();
         let left = state.left.filter(|(started, _)| *started <= seq);
@@ -334,7 +334,7 @@ impl Mpi {
         Stop::Failed(failed.unwrap_or_default())
     }
 
-    /// The reason why a movement has not ended in time.
+    /// The reason why a collective has not ended in time.
     fn give_up(&self, seq: u64, waited: Duration) -> Stop {
         let late = self.lifeline.get().and_then(|line| line.latecomer(seq));
         let Some((rank, step, started)) = late else {
@@ -375,7 +375,7 @@ impl Fate for Mpi {
 }
 
 impl State {
-    /// Whether the movement of this number cannot end.
+    /// Whether the collective of this number cannot end.
     fn is_broken_for(&self, seq: u64) -> bool {
         let has_left = self.left.is_some_and(|(started, _)| started <= seq);
         self.lost.is_some() || self.failed.is_some() || has_left
@@ -522,13 +522,13 @@ impl Engine for Mpi {
 }
 
 /// The lengths of the messages that carry `len` bytes. An empty chunk is one empty message, so that
-/// every movement waits for its peers.
+/// every collective waits for its peers.
 fn pieces(len: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = len.div_ceil(most).max(1);
     (0..count).map(move |i| (i * most, most.min(len - i * most)))
 }
 
-/// A message on its way.
+/// A message in flight.
 struct Request {
     handle: Handle,
     /// The bytes to receive; `None` if it is sent.
@@ -536,7 +536,7 @@ struct Request {
     peer: usize,
 }
 
-/// A movement on its way.
+/// A collective in flight.
 struct Active {
     seq: u64,
     requests: Vec<Request>,
@@ -623,7 +623,7 @@ fn post(
         for (at, len) in pieces(chunk.len, PIECE_MAX) {
             let bytes = job.destination.wrapping_add(chunk.to + at);
             // SAFETY: the chunk lies in the destination, which stays valid and unused until the
-            // movement has ended, by the promise of `Engine::start`.
+            // collective has ended, by the promise of `Engine::start`.
             let handle = unsafe { calls.receive(bytes, len as c_int, peer, tag) }?;
             requests.push(Request {
                 handle,

@@ -1,4 +1,4 @@
-//! Connections beside MPI, by which the loss of a rank is seen.
+//! Connections beside MPI, by which the loss of a rank is detected.
 //!
 //! Each rank keeps a TCP connection to rank 0 and sends its position several times a second. The
 //! end of a connection without a farewell, or silence, means that the rank is gone; rank 0 tells
@@ -42,7 +42,7 @@ enum Message {
         millis: u64,
         step: u64,
     },
-    /// A rank leaves the world after a number of movements.
+    /// A rank leaves the world after a number of collectives.
     Left { rank: u32, started: u64 },
 }
 
@@ -275,8 +275,8 @@ impl Lifeline {
         Ok(Lifeline { line })
     }
 
-    /// The rank that is furthest behind, if it has not started a movement, with its step and the
-    /// number of movements it has started.
+    /// The rank that is furthest behind, if it has not started a collective, with its step and the
+    /// number of collectives it has started.
     pub fn latecomer(&self, seq: u64) -> Option<(usize, u64, u64)> {
         let positions = self.line.positions();
         let behind = positions

@@ -1,7 +1,7 @@
-//! Areas: where a rank says how far it is, for the ranks that see its memory.
+//! Areas: shared memory in which a rank publishes its progress to the ranks that see its memory.
 //!
-//! A rank writes its own area only, and peers read it, possibly from memory that is mapped for
-//! reading. A peer that waits sleeps on the bell of the area that it waits for.
+//! A rank writes only its own area, and peers read it, possibly from memory that is mapped
+//! read-only. A waiting peer sleeps on the bell (a futex) of the area that it waits for.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -18,7 +18,7 @@ pub(super) const ARENAS_MAX: usize = 64;
 pub(crate) enum Place {
     /// At an address of the process that all ranks are in.
     Address(usize),
-    /// Behind the sender's area, at the slot of the movement.
+    /// After the sender's area, at the slot of the collective.
     Inline,
     /// In an arena of the sender's.
     Arena { index: usize, id: u64, offset: u64 },
@@ -26,7 +26,7 @@ pub(crate) enum Place {
     Elsewhere,
 }
 
-/// A movement as a rank has started it.
+/// A collective as a rank has started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Posted {
     pub movement: u64,
@@ -57,15 +57,15 @@ impl<T: Default, const N: usize> Default for Table<T, N> {
     }
 }
 
-/// A movement, at the slot of its number.
+/// A collective, at the slot of its number.
 #[derive(Default)]
 #[repr(C)]
 struct Post {
-    /// One more than the number of the last movement that was started.
+    /// One more than the number of the last collective that was started.
     started: AtomicU64,
-    /// One more than the number of the last movement whose bytes have all been received.
+    /// One more than the number of the last collective whose bytes have all been received.
     ended: AtomicU64,
-    /// The [code](code) of the movement, its group, the bytes of its destination, and where its
+    /// The [code](code) of the collective, its group, the bytes of its destination, and where its
     /// bytes are.
     words: [AtomicU64; 6],
 }
@@ -87,7 +87,7 @@ fn get(number: &AtomicU64) -> u64 {
     value
 }
 
-/// A movement as a number, by which ranks compare theirs.
+/// A collective as a number, by which ranks compare theirs.
 pub(super) fn code(movement: Movement) -> u64 {
     match movement {
         Movement::AllToAll => 0,
@@ -99,7 +99,7 @@ pub(super) fn code(movement: Movement) -> u64 {
     }
 }
 
-/// The movement of a number of [`code`].
+/// The collective of a number of [`code`].
 pub(super) fn movement(code: u64) -> Movement {
     match code & 7 {
         0 => Movement::AllToAll,
@@ -121,7 +121,7 @@ impl Area {
         &self.posts.0[seq as usize % IN_FLIGHT_MAX]
     }
 
-    /// Says that this rank has started a movement.
+    /// Says that this rank has started a collective.
     pub fn start(&self, seq: u64, job: &Job, place: Place) {
         let [a, b, c] = match place {
             Place::Address(at) => [0, at as u64, 0],
@@ -140,13 +140,13 @@ impl Area {
         self.ring();
     }
 
-    /// Says that this rank has received all bytes of a movement.
+    /// Says that this rank has received all bytes of a collective.
     pub fn end(&self, seq: u64) {
         self.post(seq).ended.store(seq + 1, Ordering::Release);
         self.ring();
     }
 
-    /// Whether a movement was started and has not ended.
+    /// Whether a collective was started and has not ended.
     pub fn has_open(&self) -> bool {
         let posts = self.posts.0.iter();
         posts
@@ -158,7 +158,7 @@ impl Area {
         get(&self.post(seq).started) > seq
     }
 
-    /// The number of movements that the rank has started.
+    /// The number of collectives that the rank has started.
     pub fn started(&self) -> u64 {
         let posts = self.posts.0.iter();
         posts.map(|post| get(&post.started)).max().unwrap_or(0)
@@ -168,7 +168,7 @@ impl Area {
         get(&self.post(seq).ended) > seq
     }
 
-    /// A movement that the rank has started.
+    /// A collective that the rank has started.
     pub fn posted(&self, seq: u64) -> Posted {
         let [movement, group, len, a, b, c] = self.post(seq).words.each_ref().map(get);
         let place = match a & 3 {

@@ -1,4 +1,4 @@
-//! The memory of processes of one machine, as they see it.
+//! The memory of the processes of one machine that they can read from each other.
 
 use std::mem::size_of;
 use std::ptr::NonNull;
@@ -135,7 +135,7 @@ impl Processes {
         self.arenas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes after an area for the movement of a slot.
+    /// The bytes after an area for the collective of a slot.
     fn inline(window: NonNull<u8>, seq: u64) -> *mut u8 {
         let at = size_of::<Area>() + seq as usize % IN_FLIGHT_MAX * INLINE;
         window.as_ptr().wrapping_add(at)
@@ -161,7 +161,7 @@ impl Sight for Processes {
             if len > 0 {
                 // SAFETY: the source is valid, by the promise of `Engine::start`. The destination
                 // lies in this rank's window, and no peer reads it, because all have said that the
-                // movement that had the slot before has ended.
+                // collective that had the slot before has ended.
                 unsafe { std::ptr::copy_nonoverlapping(start, to, len) };
             }
             return Place::Inline;

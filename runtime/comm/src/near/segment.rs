@@ -1,9 +1,9 @@
 //! Memory that processes of one machine share: files without a name, which their owner may write
 //! and others map for reading.
 //!
-//! Such a file lives as long as a process has it open or mapped, so that nothing is left behind
-//! however the processes end. Its pages are taken at once by `fallocate` and it can never shrink, so
-//! that no access to it is a fault later.
+//! Such a file lives as long as a process has it open or mapped, so that it is freed however the
+//! processes end. Its pages are committed at once by `fallocate` and it can never shrink, so that
+//! no later access to it faults.
 
 use std::fs::File;
 use std::io::{Error, Result};

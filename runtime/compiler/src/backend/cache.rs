@@ -1,4 +1,4 @@
-//! A cache of prepared kernels, and the map of specs that it is.
+//! A cache of prepared kernels, and the map of specs that it is based on.
 
 use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
@@ -11,7 +11,7 @@ use slabwise_kernels::spec::{Body, Inst, Spec};
 
 use super::{Choice, Kernel, Target};
 
-/// A map of specs, which are told apart to the bit, with a further key each.
+/// A map whose keys are specs, compared bit by bit, each with a further key.
 #[derive(Debug)]
 pub(super) struct SpecMap<K, V> {
     entries: FxHashMap<u64, Vec<(Spec, K, V)>>,

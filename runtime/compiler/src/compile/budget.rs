@@ -1,8 +1,9 @@
 //! The budget search: a program is made to fit into the available bytes.
 //!
-//! Calls are recomputed, values are sent to the host, kernels come from other choices of fusion
-//! ([`super::front`]), or convolutions compute their own images, whichever costs less. Kernels get
-//! smaller workspaces for it, and where none of these is enough, they run on micro-batches.
+//! Calls are recomputed, values are offloaded to the host, kernels come from other choices of
+//! fusion ([`super::front`]), or convolutions compute their own inputs, whichever costs less.
+//! Kernels get smaller workspaces if needed, and where none of these is enough, they run on
+//! micro-batches.
 
 use std::cmp::Ordering;
 

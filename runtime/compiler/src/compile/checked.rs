@@ -1,8 +1,9 @@
 //! Programs that the checkers have accepted.
 //!
-//! A program takes one way from the front half to a session: [`Planned::new`] prepares and plans
-//! it, [`Planned::rewrite`] replaces it by another that keeps a budget, [`Planned::overlap`] lets
-//! collectives run beside calls, [`Planned::check`] accepts it. The fields are private, so that there is no other way:
+//! There is one path of a program from the front half to a session: [`Planned::new`] prepares and
+//! plans it, [`Planned::rewrite`] replaces it by another that keeps a budget, [`Planned::overlap`]
+//! lets collectives overlap with calls, [`Planned::check`] accepts it. The fields are private, so
+//! that there is no other path:
 //!
 //! - a rewritten program is verified, as the output of every pass,
 //! - it is compared with the program before by the [validator], and

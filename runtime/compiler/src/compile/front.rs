@@ -1,7 +1,7 @@
 //! The front half of the compiler: from a simplified graph to lowered kernels.
 //!
-//! It runs once for a program, and under a budget again with other options, because kernels that
-//! are fast where memory suffices hold more bytes at once than others.
+//! It runs once for a program, and under a budget again with other options, because the fastest
+//! kernels hold more bytes at once than others.
 
 use super::{CompileOptions, refuse_many_axes};
 use crate::backend::{KernelCache, Target};

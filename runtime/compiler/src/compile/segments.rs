@@ -1,5 +1,5 @@
-//! Scans of segments: under a budget, a scan keeps the carries of every so many steps for its
-//! backward pass, which computes the steps between them once more.
+//! Scans of segments: under a budget, a scan keeps the carries at intervals of several steps for
+//! its backward pass, which recomputes the steps between them.
 //!
 //! A scan and the scan of its gradient become scans over segments, each with a scan over the steps
 //! of a segment inside. About the square root of the number of steps as their length keeps the
@@ -105,8 +105,8 @@ fn pairs(graph: &Graph) -> Vec<Pair> {
     pairs
 }
 
-/// The divisor of a number of steps that is nearest to its square root, if there is one but for 1 and
-/// itself.
+/// The divisor of a number of steps that is nearest to its square root, if there is one except for
+/// 1 and itself.
 fn segment_length(steps: u32) -> Option<u32> {
     let divisors =
         (2..=steps / 2).take_while(|n| u64::from(*n) * u64::from(*n) <= 16 * u64::from(steps));
@@ -148,8 +148,8 @@ struct Rebuilt<'a> {
 type Known = Vec<(Feed, NodeId, NodeId)>;
 
 impl Rebuilt<'_> {
-    /// Another node than a divided scan. Results of such scans are those of the segments, one behind
-    /// the other; the last carry is that of the last segment.
+    /// Another node than a divided scan. Results of such scans are those of the segments, one
+    /// behind the other; the last carry is that of the last segment.
     fn other(&mut self, id: NodeId) -> Option<NodeId> {
         let node = self.old.node(id);
         if let Op::Iterated(result) = node.op

@@ -1,4 +1,4 @@
-//! The nodes that lie below views.
+//! The base nodes of views.
 
 use super::Graph;
 use crate::ops::NodeId;

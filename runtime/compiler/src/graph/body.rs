@@ -15,8 +15,8 @@ use crate::ops::{GraphBuilder, NodeId, Op};
 /// from step to step and the parts of tensors at the step's index of time.
 ///
 /// Its first outputs are the carries as a step leaves them, in the order of their feeds; the rest
-/// are its results. Every output is a result of the scan ([`Op::Iterated`]), with those of all steps
-/// along a first axis, in the order of time.
+/// are its results. Every output is a result of the scan ([`Op::Iterated`]), with those of all
+/// steps along a first axis, in the order of time.
 #[derive(Clone, Debug)]
 pub struct Body {
     /// The computation of a step. It reads no variables, and none of its nodes has an effect.
@@ -168,7 +168,7 @@ impl Body {
     }
 }
 
-/// A body in the making.
+/// A body under construction.
 #[derive(Default)]
 pub struct BodyBuilder {
     /// Its graph.

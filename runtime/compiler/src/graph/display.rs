@@ -1,4 +1,4 @@
-//! The text of a graph, for people and for Graphviz.
+//! The text of a graph, human-readable and for Graphviz.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Building a program out of another.
+//! The rewriter, which builds a program from another one.
 
 use super::{CallId, KernelCall, MicroBatches, Program, Transfer, Value, ValueId};
 
-/// A new program in the making, and which of its calls do the work of the old ones.
+/// A new program under construction, and which of its calls do the work of the old ones.
 ///
 /// Control dependencies of the calls that are added name calls of the old program. In the end each
 /// becomes a dependency on all new calls that do the work of the old one.

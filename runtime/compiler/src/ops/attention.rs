@@ -1,12 +1,12 @@
-//! Scaled dot-product attention (Vaswani et al. 2017) as one operation, its gradient as another, and
-//! both as products and elementwise operations.
+//! Scaled dot-product attention (Vaswani et al. 2017) as one operation, its gradient as another,
+//! and both as products and elementwise operations.
 //!
 //! Operands are queries `[b, …, q, width]`, keys `[b, …, k, width]` and values `[b, …, k,
 //! columns]`, then a mask `[b, …, q, k]` and a past `[b, …]`, i32, if there are any: a mask is
-//! added to the scores, and −∞ in it hides a key of any score; or it has truth values, of which
-//! those that are false hide a key. Halves are converted to f32, in which all is computed. Results
-//! have the rows after the first axis, `[b, q, …, columns]`: so they lie in memory as the layers
-//! after attention read them, with heads side by side.
+//! added to the scores, and −∞ in it hides a key of any score; or it has truth values, and false
+//! hides a key. Halves are converted to f32, in which everything is computed. Results have the rows
+//! after the first axis, `[b, q, …, columns]`, which is the layout that the layers after attention
+//! read, with heads side by side.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -290,8 +290,8 @@ fn split(
     })
 }
 
-/// Whether the key of a column is visible to the query of a row, over `[…, rows, columns]`; `None` if
-/// all are. `more` is added to the past at each place.
+/// Whether the key of a column is visible to the query of a row, over `[…, rows, columns]`; `None`
+/// if all are. `more` is added to the past at each place.
 pub fn visible(
     g: &mut dyn GraphBuilder,
     scores: &Scores,

@@ -1,4 +1,4 @@
-//! The small trait that rules build on.
+//! The trait by which the rules of operations read and extend a graph.
 
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};

@@ -1,9 +1,10 @@
-//! The movement of values between ranks. Every rank runs the same program on its own data; a value
-//! of one rank reaches another by these operations alone.
+//! Collectives: operations that transfer values between ranks. Every rank runs the same program on
+//! its own data; a value of one rank reaches another only by these operations.
 //!
-//! A sum over ranks is an exchange and a reduction of the received rows, so that the order of its
-//! additions is the program's. A reduce-scatter is both in one, which adds in the order of a tree
-//! over the ranks and receives nothing, for ranks that read each other's memory.
+//! A sum over ranks is an exchange and a reduction of the received rows, so that the program
+//! determines the order of its additions. A reduce-scatter combines both for ranks that read each
+//! other's memory: it adds in the order of a tree over the ranks, without a buffer of received
+//! rows.
 
 use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;

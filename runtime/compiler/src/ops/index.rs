@@ -1,4 +1,4 @@
-//! Choosing elements by integer indices, and its gradient.
+//! Selection of elements by integer indices (gather), and its gradient.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;

@@ -1,4 +1,5 @@
-//! Running sums and the like along the last axis, and their gradients, which are such sums again.
+//! Prefix reductions (running sums and others) along the last axis, and their gradients, which are
+//! prefix reductions again.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;

@@ -1,6 +1,5 @@
-//! Shape rules of the operations that choose among elements by their values: positions of true
-//! elements, orders, non-maximum suppression. They have no gradient: positions do not move
-//! smoothly.
+//! Shape rules of the operations that select elements by their values: positions of true elements,
+//! sort orders, non-maximum suppression. They have no gradient, because positions are integers.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Symbol;

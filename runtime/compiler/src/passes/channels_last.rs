@@ -1,4 +1,5 @@
-//! The layout of images: values whose channels are innermost on devices that convolve them faster.
+//! The layout of images: channels innermost (NHWC) on devices on which convolutions are then
+//! faster.
 //!
 //! The kernels of a GPU move neighbouring channels of a position as one vector, also inside a
 //! window, while the positions of a row lie in vectors only where no window moves over them. A
@@ -7,12 +8,13 @@
 //! and variables keep their layout, and the kernels that read or write them convert between the
 //! layouts.
 //!
-//! Values that a loop or a pooling reads and writes at the same places are stored alike, all
-//! together: such a region with a convolution is stored with its channels innermost if that can be
-//! said of all its values' accesses. This is done for all regions of a program or for none, so that
-//! other kernels for the same program have the same sums: where the model that ranks products gains
-//! more in convolutions than the kernels lose that change the layout. Sums over images and over the
-//! channels of a window are computed in another order, so that results differ in rounding.
+//! Values that a loop or a pooling reads and writes at the same positions have one layout and form
+//! a region. A region with a convolution is stored with its channels innermost if all accesses to
+//! its values permit that. This is done for all regions of a program or for none, so that other
+//! kernels for the same program have the same sums: where the model that ranks products predicts a
+//! larger gain in convolutions than the loss of the kernels that change the layout. Sums over
+//! images and over the channels of a window are computed in another order, so that results differ
+//! in rounding.
 
 use std::collections::BTreeSet;
 
@@ -31,8 +33,8 @@ use crate::ir::{KernelCall, Piece, Program, Source, Value};
 /// differ in the rounding of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ChannelsLast {
-    /// All in regions with a convolution that can be stored so, if convolutions and the sums in their
-    /// epilogues gain more, by the model that ranks kernels, than changing layouts costs.
+    /// All in regions with a convolution that can be stored so, if convolutions and the sums in
+    /// their epilogues gain more, by the model that ranks kernels, than changing layouts costs.
     #[default]
     Worthwhile,
     /// All of these in any case.
@@ -218,8 +220,8 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Joins the values of each call but convolutions, which change the layout at no cost, and finds
-    /// the regions that a convolution reads or writes.
+    /// Joins the values of each call but convolutions, which change the layout at no cost, and
+    /// finds the regions that a convolution reads or writes.
     fn find_regions(&mut self) {
         let images = &self.images;
         let of = |call: &KernelCall| -> Vec<usize> {

@@ -1,5 +1,5 @@
-//! The cost model: the rough time of a kernel, which the planner weighs when it may recompute a
-//! value instead of keeping it live.
+//! The cost model: the estimated time of a kernel, by which the planner decides whether to
+//! recompute a value or to keep it live.
 //!
 //! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving
 //! operands and results through memory once, whichever is longer. The unit is the time of one

@@ -11,11 +11,11 @@
 //! The gradient of a bias is a sum over the rows of a matrix product times the gradient of an
 //! activation: the product stores these numbers instead of its result, and sums its columns.
 //!
-//! The loop centres the elements by a number that it takes from the result, though any number near the
-//! mean would do ([`ScalarOp::Near`]). A kernel cannot know it before its result: the mean itself and
-//! the squared deviations from it take its place, which blocks of the kernel compute apart and combine
-//! (Chan, Golub and LeVeque, *Updating Formulae and a Pairwise Algorithm for Computing Sample
-//! Variances*, 1979).
+//! The loop centres the elements by a number that it takes from the result, though any number near
+//! the mean would do ([`ScalarOp::Near`]). A kernel cannot know it before its result. Therefore the
+//! mean itself and the squared deviations from it replace it; the blocks of the kernel compute them
+//! separately and combine them (Chan, Golub and LeVeque, *Updating Formulae and a Pairwise
+//! Algorithm for Computing Sample Variances*, 1979).
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value as Number};
@@ -38,8 +38,8 @@ mod points;
 use columns::with_loop;
 use points::{Sums, axes};
 
-/// Which sums over the results of products are computed in their epilogues, on a device whose kernels
-/// can. Results differ in the rounding of sums.
+/// Which sums over the results of products are computed in their epilogues, on a device whose
+/// kernels can. Results differ in the rounding of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EpilogueSums {
     /// Those that save more time, by the model that ranks kernels, than blocks take to add theirs.

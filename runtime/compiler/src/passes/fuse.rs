@@ -1,15 +1,15 @@
 //! Fusion: which nodes run together in one kernel.
 //!
 //! Nodes are visited from the last to the first. A node joins the kernel of its consumers when all
-//! of them are in one kernel and see it point by point; so nothing is computed twice, nothing is
-//! kept that only one kernel needs, and the kernels stay free of cycles: every path out of the
-//! node leads into that kernel. When a node's consumers are in several kernels over the same space
-//! that do not depend on each other, these become one first (the loss and its gradient over the
-//! rows of the logits).
+//! of them are in one kernel and read it point by point. Therefore nothing is computed twice, no
+//! value is stored that only one kernel needs, and the kernels stay acyclic, because every path out
+//! of the node leads into that kernel. When a node's consumers are in several kernels over the same
+//! space that do not depend on each other, these kernels are merged first (the loss and its
+//! gradient over the rows of the logits).
 //!
-//! A kernel is one of: a loop over points; a loop with reductions, whose results may be used beside
-//! the points again (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a
-//! loop after it, its epilogue.
+//! A kernel is one of: a loop over points; a loop with reductions, whose results may be used
+//! together with the points again (*rows*); or an *anchor* (matrix product, convolution, pooling,
+//! gather) with a loop after it, its epilogue.
 
 mod anchor;
 mod clusters;
@@ -269,8 +269,8 @@ impl Builder<'_> {
                 } else {
                     self.options.elementwise
                 };
-                // Points beside reductions make a rows kernel when they use a reduced value; they do
-                // not make one by being reduced.
+                // Points beside reductions make a rows kernel when they use a reduced value; they
+                // do not make one by being reduced.
                 let ok = allowed
                     && (full || folded)
                     && (c.anchor.is_some()

@@ -1,7 +1,8 @@
-//! Calls that do the work of others beside their own.
+//! Merging calls: calls that do the work of other calls in addition to their own.
 //!
-//! Passes that move work from call to call share this: the calls in the making, with the facts that
-//! such a pass asks for, and the program made of them. Work at points is moved by [`Work`].
+//! Shared by the passes that move work from call to call: the calls under construction, with the
+//! analyses that such a pass needs, and the program made of them. [`Work`] moves elementwise
+//! operations.
 
 mod points;
 
@@ -145,8 +146,8 @@ impl<'a> Joins<'a> {
     }
 }
 
-/// An order in which the calls can run whose work has not moved: theirs, but that those come earlier
-/// which others before them wait for.
+/// An order in which the calls can run whose work has not moved: theirs, but that those come
+/// earlier which others before them wait for.
 fn order(
     calls: &[KernelCall],
     accesses: &[Accesses],
@@ -204,7 +205,8 @@ pub(super) struct Around {
     pub writers: FxHashMap<ValueId, Vec<usize>>,
     /// For each value the number of calls that read it.
     pub readers: FxHashMap<ValueId, usize>,
-    /// Whether the backward pass computes some number near a mean again, which must be the same number.
+    /// Whether the backward pass computes some number near a mean again, which must be the same
+    /// number.
     pub repeats_near: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Where values lie: views resolved to the buffer they look at, and copies inserted where no view
-//! can do.
+//! Layouts: views resolved to the buffer below them, and copies inserted where a view does not
+//! suffice.
 
 mod containers;
 mod copies;

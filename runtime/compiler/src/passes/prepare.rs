@@ -33,7 +33,7 @@ impl Pass for Prepare<'_> {
 /// The program with all its kernels prepared for the device, and its values numbered in the order
 /// in which calls name them.
 ///
-/// `guard` bytes that no kernel may touch are kept after every value (0 but for memory checks).
+/// `guard` bytes that no kernel may touch are kept after every value (0 except for memory checks).
 ///
 /// # Errors
 /// If the device has no kernel for a call.

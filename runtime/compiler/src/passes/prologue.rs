@@ -1,11 +1,11 @@
 //! Prologue fusion: convolutions compute the activations that they read.
 //!
-//! A convolution packs its image tile by tile. Where the image is elementwise work over another
-//! tensor that is in memory in any case, as a norm and an activation of the result of an earlier
-//! convolution, the tile can be computed from that as it is packed: a prologue, the mirror of an
-//! epilogue. The image is then never in memory, neither in the forward pass nor for the gradient of
-//! the weight, and its bytes need not fit into a budget. Because it is computed once for each
-//! kernel that reads it rather than once, nothing is gained where memory suffices.
+//! A convolution packs its image tile by tile. Where the image is an elementwise function of
+//! another tensor that is in memory in any case, such as a norm and an activation of the result of
+//! an earlier convolution, the tile can be computed from that tensor while it is packed: a
+//! prologue, the counterpart of an epilogue. The image is then never in memory, neither in the
+//! forward pass nor for the gradient of the weight, and takes no bytes of a budget. Because it is
+//! computed in each kernel that reads it, nothing is gained where memory suffices.
 
 use std::collections::BTreeMap;
 

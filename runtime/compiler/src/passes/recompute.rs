@@ -1,8 +1,8 @@
 //! Recompute clones: calls that make the outputs of another a second time, without its side
 //! effects.
 //!
-//! A norm over a batch moves its running statistics where it computes the batch's. Recomputed, it
-//! may not move them a second time.
+//! A batch norm updates its running statistics in the kernel that computes those of the batch. When
+//! it is recomputed, it must not update them a second time.
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::spec::{Access, Body, Store};

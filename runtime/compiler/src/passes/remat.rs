@@ -1,19 +1,21 @@
 //! Rematerialization: cheap activations are recomputed in the backward pass rather than saved, if
-//! they are elementwise work over tensors that are kept live anyway.
+//! they are elementwise functions of tensors that are kept live anyway.
 //!
 //! The input of a convolution is needed twice: in the forward pass, and for the gradient of the
 //! weight. Where it is a norm and an activation of the result of an earlier convolution, which the
-//! norm's gradient needs too, recomputing it costs less than keeping it live: half the bytes of a
-//! network of convolutions and norms, and a good part of a transformer's. This is the
-//! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient
-//! DenseNets (Pleiss et al. 2017), found in the graph instead of written into layers.
+//! norm's gradient needs too, recomputing it costs less than keeping it live, which would take half
+//! the bytes of a network of convolutions and norms, and a good part of a transformer's. This is
+//! the memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of
+//! memory-efficient DenseNets (Pleiss et al. 2017), found in the graph instead of written into
+//! layers.
 //!
 //! In a segment under `Tensor::checkpoint` every value that the backward pass needs is recomputed,
 //! products and sums included: gradient checkpointing (Griewank and Walther 2000, Chen et al.
 //! 2016). Values of a segment that are used outside of it are kept.
 //!
-//! The pass copies such chains, in [`Phase::Recompute`], in front of their first use in the backward
-//! pass; fusion then makes them part of a kernel that reads the same tensors, where there is one.
+//! The pass copies such chains, in [`Phase::Recompute`], in front of their first use in the
+//! backward pass; fusion then makes them part of a kernel that reads the same tensors, where there
+//! is one.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;

@@ -1,8 +1,8 @@
-//! Gradients of attention in halves, where all that reads them rounds them.
+//! Gradients of attention in halves, where all their readers round them.
 //!
-//! In mixed precision a gradient is rounded once all contributions to it are added. A kernel that
-//! computes the gradients of attention writes them rounded if there is no other contribution, instead of
-//! leaving that to a kernel that reads them in f32. They are the same numbers.
+//! In mixed precision a gradient is rounded once all contributions to it are added. If there is no
+//! other contribution, the kernel that computes the gradients of attention writes them rounded,
+//! instead of leaving the rounding to a kernel that reads them in f32. The numbers are the same.
 
 use slabwise_kernels::dtype::DType;
 use smallvec::SmallVec;
@@ -91,8 +91,8 @@ mod tests {
     use crate::passes::{Simplify, simplify};
     use crate::reference::{Array, Precision, evaluate};
 
-    /// Gradients of attention, each rounded by its reader; that of queries is an output in f32, too, if
-    /// `reads_wide`.
+    /// Gradients of attention, each rounded by its reader; that of queries is an output in f32,
+    /// too, if `reads_wide`.
     fn graph(reads_wide: bool) -> (Graph, Vec<Array>) {
         let shape = [1, 2, 3, 4];
         let dims: Dims = shape.iter().map(|&n| Size::fixed(n as i64)).collect();

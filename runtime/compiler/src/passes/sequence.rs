@@ -1,13 +1,12 @@
 //! An order of vertices in which every edge leads forward, kept while edges are added and vertices
 //! are joined.
 //!
-//! Whether a way leads from one vertex to another is answered by the order alone where the other
-//! comes first; otherwise by a search from both ends at once, of which neither leaves the stretch
-//! between the two (Pearce and Kelly 2007; Bender, Fineman, Gilbert and Tarjan 2016 search from
-//! both ends). Its cost is that of the smaller of the two halves: most queries are about
-//! neighbours.
+//! Whether a path leads from one vertex to another is answered by the order alone if the other
+//! comes first; otherwise by a bidirectional search that stays between the two in the order (Pearce
+//! and Kelly 2007; Bender, Fineman, Gilbert and Tarjan 2016 search from both ends). It costs as
+//! much as the smaller of the two halves; most queries are about neighbours.
 //!
-//! Places are labels with gaps between them, so that a vertex moves without moving others.
+//! Positions are labels with gaps between them, so that a vertex moves without moving others.
 
 /// Vertices and the edges between them.
 pub(super) trait Ways {
@@ -73,9 +72,9 @@ impl Sequence {
         !later && matches!(self.search(ways, from, to, false), Found::Way)
     }
 
-    /// Joins two vertices between which no way leads but for edges from the one to the other, and
-    /// says whose place they have. Afterwards
-    /// [`Ways`] has to give the edges of both for that one.
+    /// Joins two vertices between which no way leads except for edges from the one to the other,
+    /// and says whose place they have. Afterwards [`Ways`] has to give the edges of both for that
+    /// one.
     pub fn join(&mut self, ways: &impl Ways, a: u32, b: u32) -> u32 {
         let (low, high) = if self.labels[a as usize] < self.labels[b as usize] {
             (a, b)

@@ -1,7 +1,7 @@
 //! Simplification: the same outputs, assignments and checks from fewer and cheaper nodes.
 //!
-//! The graph is rebuilt node by node, in order; a node is looked at together with its operands,
-//! which are simple already, until a round changes nothing.
+//! The graph is rebuilt node by node, in order, until a round changes nothing; a node is matched
+//! together with its operands, which are simplified already.
 //!
 //! **Exactness**: a rule may change the bits of a NaN, and nothing else (x + 0 stays, for −0 + 0 is
 //! 0), with two exceptions that are at least as accurate: a folded constant is the scalar table's
@@ -123,8 +123,8 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             map[id.at()] = step.build(&mut builder, old, id, &map);
             continue;
         }
-        // Two reductions by one exact operation are one, along both sets of axes; if other nodes need
-        // the inner one as well, it would be computed twice.
+        // Two reductions by one exact operation are one, along both sets of axes; if other nodes
+        // need the inner one as well, it would be computed twice.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1
@@ -174,7 +174,7 @@ fn shell(graph: &Graph) -> Graph {
     }
 }
 
-/// A graph in the making whose nodes are simplified as they are emitted.
+/// A graph under construction whose nodes are simplified as they are emitted.
 struct Builder {
     new: Graph,
     /// Nodes by a hash of their computation.

@@ -1,5 +1,5 @@
-//! The transfers of a plan as its user sees them: values that leave for the host, and bytes that
-//! ranks exchange.
+//! The transfers of a plan as its user sees them: values that are copied to the host, and bytes
+//! that ranks exchange.
 
 use std::fmt;
 
@@ -13,15 +13,15 @@ pub struct Communication {
     /// The number of ranks that exchange with each other: in a mesh, those of the longest axis that
     /// is exchanged along.
     pub ranks: u32,
-    /// Movements of bytes between ranks.
+    /// Collectives between ranks.
     pub collectives: usize,
     /// Bytes of values that each rank sends to others, at the bounds of dynamic lengths.
     pub sent: u64,
-    /// Bytes of the slab that movements in flight hold at its peak.
+    /// Bytes of the slab that collectives in flight hold at its peak.
     pub at_peak: u64,
-    /// The most bytes of the slab that movements in flight hold at a step.
+    /// The most bytes of the slab that collectives in flight hold at a step.
     pub most: u64,
-    /// Movements that other kernels run beside.
+    /// Collectives that overlap with other kernels.
     pub overlapped: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Logs of programs, as a trace: allocations and frees that know addresses, not each other.
+//! Allocation logs as a trace: allocations and frees are matched by their addresses.
 
 use std::collections::HashMap;
 

@@ -3,8 +3,8 @@
 //! A pickle is a program for a stack machine ("pickletools" in Python's library documents its
 //! opcodes), and the library `deser-pickle` runs it without recursion: values are rows of a table,
 //! and shared values stay shared. Only pickles of plain data get that far, because each call of
-//! Python that the library records copies its arguments. The fields that a snapshot's reader does
-//! not know are dropped as they come.
+//! Python that the library records copies its arguments. Fields that a snapshot's reader does not
+//! know are dropped when they are read.
 
 use deser_core::de::{DeserializeDriver, Sink, SinkHandle};
 use deser_core::{Atom, Error, ErrorKind, State};
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn plain_data_of_every_protocol_is_read() {
-        // pickle.dumps({"a": [1, 300, -5, 2**40, 2**70], "c": [2], "b": (None, 1.5, "z")}, protocol)
-        // of CPython 3.
+        // pickle.dumps({"a": [1, 300, -5, 2**40, 2**70], "c": [2], "b": (None, 1.5, "z")},
+        // protocol) of CPython 3.
         let dumps: [&[u8]; 3] = [
             b"(dp0\nVa\np1\n(lp2\nI1\naI300\naI-5\naL1099511627776L\naL11805916207174113034\
               24L\nasVc\np3\n(lp4\nI2\nasVb\np5\n(NF1.5\nVz\np6\ntp7\ns.",

@@ -1,8 +1,8 @@
 //! Memory that is split: arenas as chains of blocks that are split for a request and joined again
 //! when freed.
 //!
-//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a gap
-//! of addresses behind it (or, once pages were given back, in between), so that growing makes the
+//! Where the source has address ranges, all memory is one chain: mapped memory at the start, and a
+//! gap of addresses after it (or, once pages were unmapped, in between), so that growing makes the
 //! last free block longer instead of adding an arena that could be too small for the next request.
 //! Elsewhere each growth adds an arena.
 //!

@@ -1,11 +1,11 @@
 //! Two-level segregated fit, after M. Masmano, I. Ripoll, A. Crespo and J. Real, "TLSF: a new
 //! dynamic memory allocator for real-time systems" (2004).
 //!
-//! Free blocks of like size are a list: 32 lists of equal width for each power of two. Bitmaps say
-//! which lists have blocks, so that a list that certainly serves a request is found without a loop.
-//! Its first block may be far from the best, and the request's own list may hold a better fit;
-//! therefore the best of the first [`SCAN`] blocks of each of the two is taken. Measured on traces
-//! of training steps, that comes within a thousandth of best fit.
+//! Free blocks of similar size form a list: 32 lists of equal width for each power of two. Bitmaps
+//! say which lists have blocks, so that a list that certainly serves a request is found without a
+//! loop. Its first block may be far from the best, and the request's own list may hold a better
+//! fit; therefore the best of the first [`SCAN`] blocks of each of the two is taken. Measured on
+//! traces of training steps, that comes within a thousandth of best fit.
 
 use super::super::block::{Block, NONE, Table};
 

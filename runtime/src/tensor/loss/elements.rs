@@ -34,9 +34,9 @@ impl<'t> Tensor<'t> {
         (near * (far - near * 0.5) / beta).reduced("smooth_l1", reduction)
     }
 
-    /// The divergence target·(ln target − x) of Kullback and Leibler, of logarithms of probabilities
-    /// x and probabilities; 0 where the target is 0. [`Reduction::BatchMean`] gives the divergence
-    /// of distributions.
+    /// The divergence target·(ln target − x) of Kullback and Leibler, of logarithms of
+    /// probabilities x and probabilities; 0 where the target is 0. [`Reduction::BatchMean`] gives
+    /// the divergence of distributions.
     #[track_caller]
     pub fn kl_divergence(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
         let (x, t) = self.beside_target("kl_divergence", target, Location::caller());
@@ -57,7 +57,7 @@ impl<'t> Tensor<'t> {
         (t.exp() * (t - x)).reduced("kl_divergence", reduction)
     }
 
-    /// The negative logarithm of a Poisson distribution's probability of the target, but for a
+    /// The negative logarithm of a Poisson distribution's probability of the target, except for a
     /// constant: eˣ − target·x, where x is the logarithm of the rate.
     #[track_caller]
     pub fn poisson_nll(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
@@ -66,8 +66,9 @@ impl<'t> Tensor<'t> {
     }
 
     /// The negative logarithm of a normal distribution's density at the target: ½(ln(2π·v) + (x −
-    /// target)²/v), with the mean x and the variance v, a tensor of the same shape of which at least
-    /// `eps` counts (PyTorch's default is 10⁻⁶). PyTorch leaves the 2π out unless it is asked for.
+    /// target)²/v), with the mean x and the variance v, a tensor of the same shape of which at
+    /// least `eps` counts (PyTorch's default is 10⁻⁶). PyTorch leaves the 2π out unless it is asked
+    /// for.
     #[track_caller]
     pub fn gaussian_nll(
         self,
@@ -131,8 +132,8 @@ impl<'t> Tensor<'t> {
             .reduced("margin_ranking", reduction)
     }
 
-    /// [`Tensor::binary_cross_entropy_with_logits`], where the loss of targets t counts 1 + (w − 1)·t
-    /// times beside that of 1 − t: a weight w of positives, which broadcasts (PyTorch's
+    /// [`Tensor::binary_cross_entropy_with_logits`], where the loss of targets t counts 1 + (w −
+    /// 1)·t times beside that of 1 − t: a weight w of positives, which broadcasts (PyTorch's
     /// `pos_weight`).
     #[track_caller]
     pub fn weighted_binary_cross_entropy_with_logits(
@@ -173,8 +174,8 @@ impl<'t> Tensor<'t> {
         losses.reduced("focal", reduction)
     }
 
-    /// 1 − (2·Σpt + `smooth`)/(Σp + Σt + `smooth`) of probabilities p and targets t `[n, …]`, summed
-    /// over all axes but the first (Milletari et al. 2016): how much two regions differ.
+    /// 1 − (2·Σpt + `smooth`)/(Σp + Σt + `smooth`) of probabilities p and targets t `[n, …]`,
+    /// summed over all axes but the first (Milletari et al. 2016): how much two regions differ.
     #[track_caller]
     pub fn dice(self, target: Tensor<'t>, smooth: f32, reduction: Reduction) -> Tensor<'t> {
         let at = Location::caller();

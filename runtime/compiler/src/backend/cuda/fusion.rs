@@ -1,13 +1,13 @@
-//! Horizontal fusion: independent steps of a program that a device runs by one launch.
+//! Horizontal fusion: independent steps of a program are grouped into one launch.
 //!
 //! The updates of an optimizer are the same small loop over many parameters, and so are the sums
 //! over a batch that make the gradients of biases: loops that lower to the same function
 //! ([`slabwise_cuda::lower_fused`]); so are conversions of weights to halves. In the plan's order
-//! they are apart, because each runs as soon as its gradient is there, or as late as its result is
-//! needed, so that bytes can be reused. Here they are grouped without another plan: a step moves to
-//! the turn of an earlier or a later one only past steps that touch none of the bytes it writes and
-//! write none of the bytes it reads. Therefore every step computes the same value, and offsets and
-//! peak stay as planned.
+//! they are far apart, because each runs as soon as its gradient exists, or as late as its result
+//! is needed, so that bytes can be reused. This pass groups them without another plan: a step moves
+//! to the turn of an earlier or a later one only past steps that touch none of the bytes it writes
+//! and write none of the bytes it reads. Therefore every step computes the same value, and offsets
+//! and peak stay as planned.
 
 use slabwise_cuda::{Lowered, Target};
 
@@ -109,9 +109,9 @@ struct Reach {
     last: usize,
 }
 
-/// The groups of two and more of `count` steps, each of steps of one kind; `clear` tells whether two
-/// steps may be exchanged. Kinds are grouped one after the other. A group is at the last turn that
-/// the first step to be left behind can move to, which makes the fewest groups of a kind.
+/// The groups of two and more of `count` steps, each of steps of one kind; `clear` tells whether
+/// two steps may be exchanged. Kinds are grouped one after the other. A group is at the last turn
+/// that the first step to be left behind can move to, which makes the fewest groups of a kind.
 fn grouped(
     count: usize,
     kinds: &[Vec<usize>],

@@ -1,10 +1,10 @@
 //! The gradient of a scan is a scan in the other direction.
 //!
-//! With c′, y = f(c, x, w) as the body, the body of the backward pass computes f again from the
-//! carry that each step found, which the forward pass keeps, and takes back the gradients of c′ and
-//! y to c, x and w. The gradient of c is its carry, and so is that of w, which adds up over the
-//! steps. Of all that a step computes only its carry is held until then (backpropagation through
-//! time: Werbos 1990; in the form of `jax.lax.scan`).
+//! With c′, y = f(c, x, w) as the body, the body of the backward pass recomputes f from the carry
+//! at the start of each step, which the forward pass keeps, and propagates the gradients of c′ and
+//! y to c, x and w. The gradient of c is its carry, and so is that of w, which accumulates over the
+//! steps. Only the carries of steps are live until then (backpropagation through time: Werbos 1990;
+//! in the form of `jax.lax.scan`).
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
@@ -173,8 +173,8 @@ fn input_nodes(graph: &Graph) -> Vec<NodeId> {
     nodes
 }
 
-/// Divides the gradient of a result into that of the step at `last` alone and the rest. The gradient
-/// of a slice is placed on zeros, which need not be made for all steps.
+/// Divides the gradient of a result into that of the step at `last` alone and the rest. The
+/// gradient of a slice is placed on zeros, which need not be made for all steps.
 fn part_gradients(
     graph: &mut Graph,
     dy: NodeId,
@@ -212,8 +212,8 @@ fn part_gradients(
     }
 }
 
-/// A tensor of which the places from `from` on along the first axis lie from `to` on, one fewer than
-/// there were, and zeros elsewhere.
+/// A tensor of which the places from `from` on along the first axis lie from `to` on, one fewer
+/// than there were, and zeros elsewhere.
 fn moved(graph: &mut Graph, x: NodeId, from: i64, to: i64, steps: i64) -> NodeId {
     let (dtype, whole) = (graph.dtype(x), graph.dims(x).clone());
     let mut dims = whole.clone();

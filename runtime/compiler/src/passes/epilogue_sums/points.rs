@@ -1,5 +1,5 @@
-//! The sums of a loop and its work at each point, moved into the epilogue of the product whose result
-//! it reads.
+//! Moves the sums of a loop and its elementwise operations into the epilogue of the product whose
+//! result it reads.
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{Body, Inst, MAX_ARGUMENTS, ReduceOp, Store, ValueId as InstId};
@@ -122,8 +122,8 @@ impl<'a> Sums<'a> {
     }
 
     /// Whether a summed value is the distance of the product's result from a number near its mean
-    /// (`Some(false)`) or its square (`Some(true)`). The outer `None`: it depends on such a number in
-    /// another way, or is the distance of something else.
+    /// (`Some(false)`) or its square (`Some(true)`). The outer `None`: it depends on such a number
+    /// in another way, or is the distance of something else.
     fn deviation(&mut self, arg: InstId, per_row: &[bool]) -> Option<Option<bool>> {
         let spec = &self.work.call.spec;
         let near = |v: InstId| matches!(spec.code[usize::from(v)], Inst::Op(ScalarOp::Near, _));

@@ -1,8 +1,8 @@
 //! Inlining: values that every kernel computes for itself rather than reads.
 //!
-//! It is recomputation that costs no memory traffic, so no plan decides it. Whether a value pays
-//! depends on which of its uses are per element and which tensors are in memory anyway, and both
-//! are known before any kernel is.
+//! Inlining is recomputation without memory traffic, so it is not left to the planner. Whether it
+//! pays for a value depends on which of its uses are per element and which tensors are in memory
+//! anyway, and both are known before the kernels are.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -59,8 +59,8 @@ const RECOMPUTED_MAX: u32 = 24;
 /// Marks values that are recomputed by each kernel that uses them per element, rather than written
 /// and read:
 ///
-/// - sums, differences and products of one tensor that is in memory anyway, or that is of halves, and
-///   of values uniform along axes, if several loops use them: `x − mean` beside x;
+/// - sums, differences and products of one tensor that is in memory anyway, or that is of halves,
+///   and of values uniform along axes, if several loops use them: `x − mean` beside x;
 /// - elementwise work of the forward pass on large tensors that the backward pass needs, if the
 ///   tensors that it is computed from are in memory then anyway: all the steps of gelu, of its
 ///   argument. So a chain of operations keeps one tensor for its gradient, not one for each;

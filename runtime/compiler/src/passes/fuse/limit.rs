@@ -1,4 +1,4 @@
-//! A limit on the bytes that kernels touch which compute recomputed values.
+//! A limit on the bytes touched by kernels that compute recomputed values.
 
 use rustc_hash::FxHashSet;
 

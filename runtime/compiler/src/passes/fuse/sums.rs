@@ -1,5 +1,5 @@
-//! Nodes that the kernel of a product computes, though other kernels could: sums of several products,
-//! and conversions of products to halves.
+//! Nodes that are computed in the kernel of a product although other kernels could compute them:
+//! sums of several products, and conversions of products to halves.
 
 use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
@@ -56,8 +56,8 @@ impl Builder<'_> {
         self.adds_product(id) && self.adds_product(user)
     }
 
-    /// Whether a node is to be computed in the epilogue of a product: it adds the product to another
-    /// tensor, or converts it to halves.
+    /// Whether a node is to be computed in the epilogue of a product: it adds the product to
+    /// another tensor, or converts it to halves.
     pub(super) fn stays_with_product(&self, id: NodeId) -> bool {
         self.adds_product(id) || self.options.epilogues && self.narrows_product(id)
     }

@@ -1,5 +1,5 @@
-//! The work of a loop at each point, moved into another call over the same points: a loop, or the
-//! epilogue of a product.
+//! Moves the elementwise operations of a loop into another call over the same points: a loop, or
+//! the epilogue of a product.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
@@ -9,8 +9,8 @@ use slabwise_kernels::spec::{Dims, Inst, Operand, Store, ValueId as InstId};
 use super::{Around, Joins};
 use crate::ir::{KernelCall, Source, Value};
 
-/// For each axis of the second of two spaces that is longer than 1 the axis of the first along which
-/// the same value has the same stride; `None` if they do not cover it.
+/// For each axis of the second of two spaces that is longer than 1 the axis of the first along
+/// which the same value has the same stride; `None` if they do not cover it.
 pub(in super::super) fn axes_along(
     [space, dims]: [&Dims; 2],
     strides: [&Dims; 2],
@@ -41,15 +41,15 @@ pub(in super::super) struct Work<'a> {
     pub to: usize,
     /// For each axis of the loop that is longer than 1 the axis of the other call's space along it.
     axes: Vec<Option<usize>>,
-    /// The other call in the making.
+    /// The other call under construction.
     pub new: KernelCall,
     /// For each instruction of the loop the one of the other call that computes it.
     made: Vec<Option<InstId>>,
 }
 
 impl<'a> Work<'a> {
-    /// The work of the second of two calls, none of which has moved, with [`axes_along`] those of the
-    /// first.
+    /// The work of the second of two calls, none of which has moved, with [`axes_along`] those of
+    /// the first.
     pub fn new(joins: &'a Joins, [to, at]: [usize; 2], axes: Vec<Option<usize>>) -> Work<'a> {
         let call = &joins.calls()[at];
         Work {

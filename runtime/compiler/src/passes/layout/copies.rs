@@ -1,4 +1,4 @@
-//! Copies of values that no view can show.
+//! Copies of values that cannot be expressed as views.
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;

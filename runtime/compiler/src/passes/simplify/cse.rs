@@ -1,4 +1,4 @@
-//! Common subexpressions: nodes that compute the same are one.
+//! Common subexpression elimination: nodes that compute the same value are merged.
 
 use std::hash::{Hash, Hasher};
 

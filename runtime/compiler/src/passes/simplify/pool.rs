@@ -19,7 +19,7 @@
 //! whose maximum is positive has its first maximum at the same place in x and in r, and passes dy
 //! on in both. A window whose maximum is not positive, or is NaN, passes dy to a place where r > 0
 //! does not hold, and there the old mask, here the new one, makes it 0. Every place adds the same
-//! numbers in the same order, but for added zeros. The sign of a zero may differ.
+//! numbers in the same order, except for added zeros. The sign of a zero may differ.
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
