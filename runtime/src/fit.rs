@@ -34,10 +34,11 @@
 //!     .validate(&judge, Better::Lower, || [batch(100)])
 //!     .patience(5)
 //!     .on_epoch(|_, epoch| {
-//!         println!("epoch {}: {:.4}, validation {:?}", epoch.number, epoch.loss,
-//!         epoch.validation); Ok(()) }) .run(&mut session, |epoch| (0..20).map(move |step|
-//!         batch(epoch as usize * 20 + step)))?; assert!(fitted.best().is_some_and(|epoch|
-//!         epoch.validation < Some(1e-3)));
+//!         println!("epoch {}: {:.4}, validation {:?}", epoch.number, epoch.loss, epoch.validation);
+//!         Ok(())
+//!     })
+//!     .run(&mut session, |epoch| (0..20).map(move |step| batch(epoch as usize * 20 + step)))?;
+//! assert!(fitted.best().is_some_and(|epoch| epoch.validation < Some(1e-3)));
 //! # Ok::<(), slabwise::Error>(())
 //! ```
 

@@ -188,7 +188,7 @@ impl<'t> Tensor<'t> {
         self.trace.on_behalf(at, || result.squeeze(2))
     }
 
-    /// The transposed convolution of [`Tensor::conv3d_with`]: a volume `[n, in, depth, h, w]` with a
+    /// The transpose of [`Tensor::conv3d_with`]: a volume `[n, in, depth, h, w]` with a
     /// weight `[in, out/groups, kd, kh, kw]` gives `[n, out, (depth − 1)·stride − padding +
     /// dilation·(kd − 1) + 1 + output padding, …]`. One transposed convolution of images gives the
     /// contribution of each of the `kd` slices of the kernel, `kd` images for each slice of the
