@@ -40,12 +40,13 @@ pub struct Operand {
     pub strides: Dims,
 }
 
-/// Most arguments of a kernel that is launched without allocating; compilers keep to it.
+/// The maximum number of arguments of a kernel, so that a launch allocates nothing; compilers
+/// observe it.
 pub const MAX_ARGUMENTS: usize = 40;
-/// Most axes of a spec.
+/// The maximum number of axes of a spec.
 pub const MAX_AXES: usize = 8;
-/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
-/// strides without allocating.
+/// The maximum number of operands and indices of a spec's code. With [`MAX_AXES`], this lets a
+/// launch resolve all strides without allocating.
 pub const MAX_ACCESSES: usize = 48;
 
 /// A value of a program: the index of the instruction that computes it.
@@ -152,12 +153,12 @@ pub enum Body {
     Pool2dGrad(Pool2dGrad),
     /// `Acc = source[coordinate with the gathered axis replaced by index]`.
     Gather(Gather),
-    /// Reduces values into indexed places of a result that begins as the reduction of nothing, in a
-    /// fixed order. `dims` is the space of the *result*.
+    /// Reduces values into indexed places of a result that is initialized with the identity of the
+    /// reduction, in a fixed order. `dims` is the space of the *result*.
     Scatter(Scatter),
     /// A tensor with a part of it replaced; `dims` is its space.
     SliceAssign(Box<SliceAssign>),
-    /// Running sums and the like along the last axis of `dims`.
+    /// Prefix reductions, such as running sums, along the last axis of `dims`.
     Scan(Scan),
     /// Attention of queries to keys and values, and its gradients.
     Attention(Box<Attention>),

@@ -84,7 +84,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on
+    /// Reads weights and state from a file that [`Session::save`] wrote, so that training continues
     /// bit-equal to a run that was not interrupted. Declared weights and states can be loaded at
     /// any time, even before a program is compiled; the state of an optimizer is there once the
     /// program that trains has been compiled.

@@ -56,8 +56,8 @@ impl<const N: usize> Program<N> {
         self.inner.resources()
     }
 
-    /// The part of each kernel that a library of NVIDIA's computes, in the order of
-    /// [`Plan::steps`]: cuBLASLt's products, by the number of its algorithm.
+    /// The part of each kernel that a library of NVIDIA computes, in the order of [`Plan::steps`]:
+    /// cuBLASLt's products, by the number of its algorithm.
     pub fn libraries(&self) -> Vec<Option<String>> {
         self.inner.libraries()
     }

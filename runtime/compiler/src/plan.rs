@@ -27,11 +27,11 @@ pub struct Persistent {
     pub weights: u64,
     /// Everything else: optimizer moments, counters, random state.
     pub state: u64,
-    /// Slots for the inputs of steps that come next, if there are any. They count as part of the
-    /// slab, not of the weights and state.
+    /// Slots for the inputs of the next steps, if there are any. They count as part of the slab,
+    /// not of the weights and state.
     pub prefetch: u64,
-    /// Where large inputs of the next run wait on a CUDA device, copied there while the run before
-    /// is at work; programs of a session share it. It counts as part of the slab, too.
+    /// The staging buffer on a CUDA device for large inputs of the next run, which are copied there
+    /// during the run before; programs of a session share it. It counts as part of the slab, too.
     pub staging: u64,
 }
 
@@ -44,12 +44,12 @@ pub struct BudgetReport {
     /// The values that leave the slab for the host, in order, over the
     /// [`Offload`](crate::memory::offload::Offload) that the session has.
     pub offloaded: Vec<OffloadedValue>,
-    /// The part of the step's time, as modelled, that they take on top, waiting for copies
-    /// included.
+    /// The additional time that they take, as a fraction of the step's modelled time, waiting for
+    /// copies included.
     pub overhead: f64,
     /// The slab if every kernel ran once.
     pub once: u64,
-    /// No slab is smaller than this, however often anything runs.
+    /// A lower bound of the slab, for any recomputation.
     pub floor: u64,
     /// The kernels that run on micro-batches.
     pub micro_batched: Option<MicroBatched>,
@@ -90,13 +90,13 @@ pub struct DataDependentBuffer {
     pub why: String,
 }
 
-/// An offload interval: a value leaves the slab for the host and comes back for its next use.
-/// Seconds are modelled.
+/// An offload interval: a value is copied to the host, and prefetched for its next use. Seconds are
+/// modelled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadedValue {
     /// Its name in the plan.
     pub name: String,
-    /// The bytes of the slab that are free meanwhile.
+    /// The bytes of the slab that are free in between.
     pub bytes: Bytes,
     /// The kernel that uses it last before.
     pub used: String,
@@ -139,7 +139,7 @@ impl Clock {
         }
     }
 
-    /// A stage has ended, and given so many nodes or kernels; the next begins.
+    /// A stage has ended, with this number of nodes or kernels; the next begins.
     pub fn ended(&mut self, name: &'static str, count: usize) {
         let now = Instant::now();
         self.stages.push(CompileStage {
@@ -222,8 +222,7 @@ impl Plan {
         }
     }
 
-    /// The error for a plan that needs more than there may be, together with so many bytes of
-    /// weights and state.
+    /// The error for a plan that exceeds the limit together with these bytes of weights and state.
     pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
         Error::Budget {
             program: self.details.name.clone(),
@@ -283,7 +282,7 @@ impl Plan {
         self.offsets.host_height
     }
 
-    /// Bytes of the slab: the plan's height, and where inputs wait that come next.
+    /// Bytes of the slab: the plan's height, and the slots of the next inputs.
     pub fn slab_bytes(&self) -> u64 {
         self.offsets
             .height
@@ -302,8 +301,7 @@ impl Plan {
         self.offsets.without_reuse
     }
 
-    /// The slab if no kernel wrote its result over an operand: planned by the same planner without
-    /// it, which plans again for this.
+    /// The slab without in-place results, for which the planner runs again.
     pub fn without_in_place_bytes(&self) -> u64 {
         // The order of copies is not the planner's to choose.
         let order = if self.host_bytes() > 0 || self.communication().is_some() {
@@ -334,7 +332,7 @@ impl Plan {
         &self.details.budget_report
     }
 
-    /// The recomputed kernels in order, each with the bytes that need not be kept until then, and
+    /// The recomputed kernels in order, each with the bytes that need not be live until then, and
     /// with the kernel that reads them next.
     pub fn recomputed(&self) -> Vec<(&str, Bytes, &str)> {
         let order = &self.offsets.order;
@@ -464,7 +462,7 @@ impl Plan {
         slabwise_planner::report::svg(&self.dag, &self.offsets, &self.details.name)
     }
 
-    /// The plan as a page to look around in, which needs nothing but a browser: buffers as
+    /// The plan as an interactive page, one HTML file without external resources: buffers as
     /// rectangles over steps × bytes, each with its name, layer, line and why it is alive at the
     /// peak. The measured use of a `run` is drawn over it; without one, the page shows `Err`'s
     /// reason why nothing was run.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 pub enum LengthRanges {
     /// Each length has a plan, without an unused byte.
     Exact,
-    /// The upper end of each range is so many percent, but at least 1, above that of the range
+    /// The upper end of each range is this many percent, but at least 1, above that of the range
     /// before: 1 to 1000 percent. A plan has at most that much memory to spare, and the number of
     /// plans grows with the logarithm of the longest length. 100 rounds up to powers of two.
     Growth(u32),

@@ -15,8 +15,9 @@ pub enum Policy {
     /// bounded best-fit scan within a list, immediate coalescing, and pages for small blocks.
     #[default]
     Tlsf,
-    /// XLA's best fit with coalescing, as JAX uses on GPUs: 21 bins of 256·2ᵇ bytes, the smallest
-    /// block that fits, split if it is at least twice the request or 128 MiB would be left.
+    /// XLA's best fit with coalescing, which JAX uses on GPUs: 21 bins of 256·2ᵇ bytes, the
+    /// smallest block that fits, split if it is at least twice the request or 128 MiB would be
+    /// left.
     Bfc,
     /// MXNet's `Naive`: requests rounded up to a page, above 2 MiB to 2 MiB; blocks of exactly that
     /// size are kept and never split.
@@ -114,13 +115,13 @@ pub struct ConfigError {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryConfig {
     /// `SLABWISE_ALLOCATOR` (`pool`, `platform`, `async`, `vmm`) and `SLABWISE_POOL` (`tlsf`,
-    /// `bfc`, `naive`, `round`, `unpooled`) together say the policy; `tlsf` by default.
+    /// `bfc`, `naive`, `round`, `unpooled`) together determine the policy; `tlsf` by default.
     pub policy: Option<Policy>,
-    /// `SLABWISE_PREALLOCATE`: whether the pool takes all that it may at the first use. Devices do
-    /// by default, the host does not.
+    /// `SLABWISE_PREALLOCATE`: whether the pool reserves all its memory at the first use. Devices
+    /// do by default, the host does not.
     pub preallocate: Option<bool>,
-    /// `SLABWISE_MEM_FRACTION`: the part of the device's total memory that the pool may take, above
-    /// 0 and at most 1; 0.75 by default.
+    /// `SLABWISE_MEM_FRACTION`: the fraction of the device's total memory that the pool may
+    /// reserve, above 0 and at most 1; 0.75 by default.
     pub fraction: Option<f64>,
     /// The most bytes that the pool may take, independent of the fraction.
     pub limit: Option<u64>,
@@ -137,7 +138,7 @@ pub struct MemoryConfig {
     pub defragment: Option<bool>,
     /// Bytes that may be moved for each byte allocated, beyond one pool's worth; 1 by default.
     pub defragment_rate: Option<f64>,
-    /// Blocks unused for so long go back to the driver. Never by default.
+    /// Blocks unused for this long are returned to the driver. Never by default.
     pub idle_time: Option<Duration>,
     /// Blocks unused for this many steps are returned to the driver. Never by default.
     pub idle_steps: Option<u64>,
@@ -226,7 +227,7 @@ impl MemoryConfig {
         (config, mistakes)
     }
 
-    /// Fills the fields that are `None` from the variables that `lookup` knows.
+    /// Fills unset fields from environment variables, read through `lookup`.
     ///
     /// # Errors
     /// If a variable or a field is invalid. A variable that a field overrides is not read.

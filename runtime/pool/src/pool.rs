@@ -47,7 +47,7 @@ impl Inspected {
     }
 }
 
-/// A callback of the program for when memory is short, such as dropping a cache.
+/// A callback of the program that is called when memory is short, to drop a cache for instance.
 type Callback = Box<dyn FnMut() + Send>;
 
 /// A caching pool of one device's memory. See the [module documentation](super).
@@ -115,8 +115,9 @@ impl Pool {
         self.lock().tags = tags;
     }
 
-    /// A block of at least so many bytes, aligned to 256. Its contents are undefined. A request for
-    /// no bytes has a block as well, so that it can be freed like any other.
+    /// Allocates a block of at least `bytes` bytes, aligned to 256 bytes. Its contents are
+    /// undefined. A request for no bytes has a block as well, so that it can be freed like any
+    /// other.
     ///
     /// # Errors
     /// If there is no memory for it, after every retry step: the OOM report. The pool stays usable.
@@ -163,8 +164,8 @@ impl Pool {
         }
     }
 
-    /// Takes a block back. The stream it was allocated for may use it at once; others once that
-    /// stream has finished the work submitted so far.
+    /// Frees a block. The stream it was allocated for may use it at once; others once that stream
+    /// has finished the work submitted so far.
     ///
     /// # Errors
     /// If the block is not in use; the pool is then unchanged.
@@ -224,7 +225,7 @@ impl Pool {
         })
     }
 
-    /// Takes one pin back.
+    /// Removes one pin.
     ///
     /// # Errors
     /// If the block is not in use.

@@ -1,4 +1,4 @@
-//! Lion and LAMB: steps whose size does not follow from the gradient's.
+//! Lion and LAMB: steps whose size does not depend on that of the gradient.
 
 use slabwise_kernels::dtype::DType;
 

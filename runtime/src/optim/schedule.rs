@@ -1,5 +1,5 @@
 //! Learning-rate schedules that follow the step counter, computed inside of the program: their only
-//! state is the counter, so that a resumed run goes on where it stopped.
+//! state is the counter, so that a resumed run continues where it stopped.
 
 mod cycles;
 mod plateau;

@@ -64,7 +64,7 @@ impl Parts {
     }
 }
 
-/// The state of the checks in a run: the live bytes as its steps go by.
+/// The state of the checks in a run: the live bytes at the current step.
 pub(crate) struct Watch {
     live: Parts,
     /// The buffers of the slab, in the order in which they begin to live and in that in which they

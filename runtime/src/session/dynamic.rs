@@ -1,6 +1,6 @@
-//! The dynamic mode, for comparison: the same kernels in the same order, but every buffer is taken
-//! from a caching pool at its first write and given back after its last use, as eager frameworks do
-//! it.
+//! The dynamic mode, for comparison: the same kernels in the same order, but every buffer is
+//! allocated from a caching pool at its first write and freed after its last use, as in eager
+//! frameworks.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;

@@ -51,7 +51,7 @@ impl Session {
     /// partial sums raise no false alarm. A fused kernel is named by its layer and main operation;
     /// to search inside of it, compile with [`Fuse::none`](crate::Fuse::none), after which each
     /// operation is a kernel. The search copies every result to the host and makes runs several
-    /// times slower; a CUDA device launches kernels one by one meanwhile.
+    /// times slower; a CUDA device then launches kernels one by one.
     ///
     /// ```
     /// # use slabwise::prelude::*;

@@ -1,5 +1,5 @@
 //! The memory of a session: its device, the slab, the pool, buffers of the user, and optional
-//! buffers that make it faster, which it gives up where memory is short.
+//! buffers that make it faster, which are freed where memory is short.
 
 use std::sync::Arc;
 

@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::optim::Plateau;
 
 impl Session {
-    /// Takes notice of a measure such as a loss on validation data, and lowers the rate of the
-    /// optimizer that follows `plateau` if the measure has stopped improving; gives the rate of the
-    /// next step. A measure that is NaN is no improvement.
+    /// Records a metric such as a loss on validation data, lowers the rate of the optimizer that
+    /// follows `plateau` if the metric has stopped improving, and returns the rate of the next
+    /// step. NaN is no improvement.
     ///
     /// # Errors
     /// If no program of the session trains by this schedule.

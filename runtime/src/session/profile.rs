@@ -1,4 +1,4 @@
-//! The times of a program's kernels, beside the least that the machine could take for them.
+//! The times of a program's kernels, with their roofline floors.
 
 use std::fmt;
 use std::io::{Write, stderr};
@@ -54,7 +54,7 @@ pub struct KernelTime {
     pub least_seconds: Option<f64>,
 }
 
-/// The seconds that some kernels take, and the least that the machine could.
+/// The seconds that some kernels take, and their floors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
     /// The kernels, or the time between them.

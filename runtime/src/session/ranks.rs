@@ -22,7 +22,7 @@ use crate::world::World;
 /// The graph and the kernels of a program, as text.
 type Views = [String; 2];
 
-/// Whether the ranks have met in a run, or in the compilation of a program.
+/// Whether the ranks have synchronized in a run, or in the compilation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
     /// Not yet.
@@ -36,13 +36,13 @@ pub(super) enum Meeting {
 impl Session {
     /// Joins a world, in which the programs of this session run on several ranks. Each rank makes
     /// the same calls: it compiles the same programs, and runs them in the same order, each on its
-    /// own rows of the batch. Unless their number is set, kernels of a rank use as many threads as
-    /// give a core to each thread of all ranks.
+    /// own rows of the batch. Unless the number of threads is set, kernels of a rank use as many
+    /// threads as give each thread of all ranks a core.
     ///
     /// [`Trace::minimize`](crate::Trace::minimize) then takes the step of the whole batch: each
-    /// rank's loss counts by its number of examples, which is the length of the first input, and
-    /// gradients are summed over all ranks. Batch norms use the statistics of a rank's own part. The
-    /// random numbers of a training step differ between ranks; those of a user's
+    /// rank's loss is weighted by its number of examples, which is the length of the first input,
+    /// and gradients are summed over all ranks. Batch norms use the statistics of a rank's own
+    /// part. The random numbers of a training step differ between ranks; those of a user's
     /// [key](crate::Trace::key) and of an inference trace are the same.
     ///
     /// On a [mesh](crate::Mesh) the ranks along its data axis share the batch, and the others have
@@ -111,7 +111,7 @@ impl Session {
     }
 
     /// Compiles a program, which the other ranks compile too if it exchanges bytes: an error of one
-    /// is told to all.
+    /// rank is reported on all.
     pub(super) fn compile_with_ranks<R>(
         &mut self,
         name: &str,
@@ -209,7 +209,8 @@ impl Session {
         )))
     }
 
-    /// Makes a run of a program, which the other ranks make too: an error of one is told to all.
+    /// Makes a run of a program, which the other ranks make too: an error of one rank is reported
+    /// on all.
     pub(super) fn with_ranks<R>(
         &mut self,
         inner: &Compiled,
@@ -230,7 +231,7 @@ impl Session {
         result
     }
 
-    /// Meets the other ranks, once in a run.
+    /// Synchronizes with the other ranks, once in a run.
     pub(super) fn meet(&mut self, inner: &Compiled) -> Result<()> {
         match (self.execution.meeting, inner.fingerprint) {
             (Meeting::Due, Some(program)) => {

@@ -31,7 +31,7 @@ pub(crate) enum Buffers<'a> {
 /// A run of a program.
 pub(crate) struct Run<'a> {
     pub inner: &'a Compiled,
-    /// Where inputs lie that are read where the caller has them.
+    /// The regions of inputs that are read in place from the caller's memory.
     pub fed: &'a [Option<Region>],
     pub buffers: Buffers<'a>,
     /// Whether the device notes the kernels instead of launching them.
@@ -52,7 +52,7 @@ pub(super) enum Ticket {
 type Arguments = SmallVec<[Region; MAX_ARGUMENTS]>;
 
 impl Session {
-    /// Runs a program whose inputs lie at their planned offsets, or where `fed` says of each.
+    /// Runs a program whose inputs lie at their planned offsets, or in the regions of `fed`.
     pub(super) fn run_fed(
         &mut self,
         inner: &Compiled,

@@ -213,7 +213,7 @@ fn count_kept(inner: &Compiled, rows: &mut Rows) {
     }
 }
 
-/// A number with its thousands apart.
+/// A number with thousands separators.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

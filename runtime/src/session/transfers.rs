@@ -15,13 +15,13 @@ use crate::program::{Compiled, Transfer};
 
 impl Session {
     /// Lets programs whose slab would be larger than the budget offload values to the host while
-    /// they lie idle, where that costs less time than recomputing them. Results are the same bits.
+    /// they lie idle, where that costs less time than recomputing them. Results have the same bits.
     /// Without a budget nothing is offloaded.
     ///
     /// On a CUDA device the host's space is pinned memory, and there is a stream for the copies of
     /// each direction. On the CPU it is memory beside the slab, and a thread makes the copies. That
-    /// saves no memory of the machine; it is there so that plans for devices with separate memory
-    /// can be made, tested and compared.
+    /// saves no memory of the machine; its purpose is to make, test and compare plans for devices
+    /// with separate memory.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
         self.memory.offload = offload.into();

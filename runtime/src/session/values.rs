@@ -98,7 +98,7 @@ impl Session {
     }
 
     /// Copies the weights and statistics under one path to those of the same names under another,
-    /// on the device: all of `online.…` to `target.…`, as a target network is brought up to date. A
+    /// on the device: all of `online.…` to `target.…`, to update a target network for instance. A
     /// path is that of a [scope](crate::Scope), or the full name of one weight. Both models are
     /// declared in this session's parameters. Gives the number of tensors copied.
     ///
@@ -248,9 +248,9 @@ impl Session {
         output.array()
     }
 
-    /// Changes a weight or state between runs; nothing is compiled anew. The array has the
-    /// variable's shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16, and
-    /// truth values may be `u8`.
+    /// Changes a weight or state between runs; nothing is recompiled. The array has the variable's
+    /// shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16, and truth
+    /// values may be `u8`.
     ///
     /// # Errors
     /// If nothing has the name, the array has another shape or type, or the variable's type cannot

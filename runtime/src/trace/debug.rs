@@ -26,9 +26,9 @@ pub(crate) struct Debugged {
     pub part: Option<usize>,
     pub dtype: DType,
     pub dims: Dims,
-    /// The least and largest finite element (f32 or i32), the sum of the finite elements and of the
-    /// squares of their deviations, both relative to the largest absolute value (f32), the number
-    /// of finite elements and of NaN (i32). None if it has no elements at all.
+    /// The smallest and largest finite element (f32 or i32), the sum of the finite elements and of
+    /// the squares of their deviations, both relative to the largest absolute value (f32), the
+    /// number of finite elements and of NaN (i32). None if it has no elements at all.
     pub scalars: Option<[NodeId; SCALARS]>,
 }
 
@@ -41,9 +41,9 @@ impl Trace {
     /// The statistics are computed by kernels of the program and describe the whole value: with any
     /// number of threads, on any device, under a budget, in recomputed segments and where a budget
     /// splits the batch. In [`Trace::minimize_in_parts`] each part shows its own, with its number.
-    /// A value that would exist in registers of a fused kernel alone may have to be stored. On a
-    /// CUDA device the host waits for the run. A run that fails shows nothing. No gradient flows
-    /// through it, and results do not change.
+    /// A value that would otherwise exist only in the registers of a fused kernel may have to be
+    /// stored. On a CUDA device the host waits for the run. A run that fails shows nothing. No
+    /// gradient flows through it, and results do not change.
     ///
     /// ```
     /// # use slabwise::prelude::*;

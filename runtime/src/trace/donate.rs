@@ -9,8 +9,8 @@ use crate::ops::Op;
 impl Trace {
     /// Donates the bytes of an input to output `position` of the program: a
     /// [`Buffer`](crate::Buffer) fed to it by [`donate`](crate::Buffer::donate) holds that output
-    /// after the run, and every earlier handle is dead. The two have one type and shape; each is
-    /// named once.
+    /// after the run, and every earlier handle is invalid. Both have the same type and shape; each
+    /// is donated at most once.
     #[track_caller]
     pub fn donate(&self, input: Tensor<'_>, position: usize) {
         let at = Location::caller();

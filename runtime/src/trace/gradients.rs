@@ -1,4 +1,4 @@
-//! Gradients of a scalar, appended to the trace, and hooks of gradients on their way.
+//! Gradients of a scalar, appended to the trace, and gradient hooks.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -132,8 +132,8 @@ impl Trace {
         each.collect()
     }
 
-    /// The gradients with respect to nodes, through the hooks on the way; those of rounded values
-    /// are rounded.
+    /// The gradients with respect to nodes, passed through their hooks; those of rounded values are
+    /// rounded.
     pub(super) fn gradients_of_nodes(&self, of: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
         let half = self.precision.half();
         let rounded = half.map(|half| self.with_graph(|g| Rounded::of(g, half)));

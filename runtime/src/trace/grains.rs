@@ -17,11 +17,11 @@ use crate::world::Spread;
 const STREAMS: u32 = 1 << 16;
 
 impl Trace {
-    /// The graph in which the random numbers of a training step follow from the grain of the batch
-    /// that they are for: the key of a grain is the session's with the number of the grain folded
-    /// in, and the draws of a part are counted from its beginning. So the numbers of two ranks
-    /// differ, and those of a grain are the same whichever rank runs it. A draw outside of all
-    /// parts has the key of the first grain of its rank.
+    /// The graph in which the random numbers of a training step depend on the grain of the batch
+    /// that they are for: the key of a grain is the session's key with the number of the grain
+    /// folded in, and the draws of a part are counted from its beginning. So the numbers of two
+    /// ranks differ, and those of a grain are the same whichever rank runs it. A draw outside of
+    /// all parts has the key of the first grain of its rank.
     ///
     /// # Errors
     /// If the program has too many symbols.

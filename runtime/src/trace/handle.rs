@@ -9,7 +9,7 @@ use slabwise_kernels::spec::Dims;
 use super::Trace;
 use crate::ops::{GraphBuilder, NodeId};
 
-/// The id of the tensor that a mistaken call gives.
+/// The id of a poisoned tensor, which a call with a mistake returns.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);
 
 /// A value of a program that is being traced: a small handle, free to copy.

@@ -1,5 +1,4 @@
-//! Learning: which parameters of a model change, by which gradients, and the recording of their
-//! update.
+//! Training: the parameters that change, their gradients, and the recording of their update.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -39,7 +38,7 @@ pub(crate) struct Gradients(Vec<(u32, NodeId)>);
 /// The sums of a loss and of its gradients over the parts of a step.
 pub(crate) struct PartSums<'t> {
     tree: Tree,
-    /// The share of each part in the mean, if the step is spread over ranks.
+    /// The weight of each part in the mean, if the step is distributed over ranks.
     pub shares: Option<Vec<Tensor<'t>>>,
     pub loss: TreeSum<Tensor<'t>>,
     gradients: BTreeMap<u32, TreeSum<NodeId>>,
@@ -78,7 +77,7 @@ impl Building {
             .map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
     }
 
-    /// The parameters of the trace that gradients may change, with their nodes, and the rules that
+    /// The parameters of the trace that training may change, with their nodes, and the rules that
     /// freeze some. Rules are the user's code, which may use the trace; therefore they are called
     /// while no part of the trace is borrowed.
     fn trained(&self) -> (Vec<(u32, NodeId, VariableInfo)>, Vec<Frozen>) {
@@ -108,7 +107,7 @@ pub(crate) fn names<'a>(infos: impl Iterator<Item = &'a VariableInfo>) -> String
 }
 
 impl Trace {
-    /// The weights of the trace that learn, with their nodes.
+    /// The trained weights of the trace, with their nodes.
     fn learning(&self) -> Vec<(u32, NodeId)> {
         let (trained, frozen) = self.building.borrow().trained();
         let learns = |info: &VariableInfo| !frozen.iter().any(|f| (f.chosen)(info));
@@ -133,9 +132,9 @@ impl Trace {
         }
     }
 
-    /// Freezes the parameters for which `chosen` is true: [`Trace::minimize`] neither changes them
-    /// nor makes gradients or optimizer state for them. Call it before `minimize`. Running
-    /// statistics of a frozen layer are still updated.
+    /// Freezes the parameters for which `chosen` is true: [`Trace::minimize`] does not change them,
+    /// and computes no gradients and no optimizer state for them. Call it before `minimize`.
+    /// Running statistics of a frozen layer are still updated.
     ///
     /// A rule that chooses none of the trace's parameters is a mistake.
     #[track_caller]
@@ -158,7 +157,7 @@ impl Trace {
         });
     }
 
-    /// The gradients of a loss with respect to the learning weights that it depends on.
+    /// The gradients of a loss with respect to the trained weights that it depends on.
     pub(crate) fn weight_gradients(&self, loss: Tensor<'_>) -> Gradients {
         let learning = self.learning();
         Gradients(self.gradients_of_weights(loss.id, learning))
@@ -221,8 +220,8 @@ impl Trace {
         building.parts.push(part);
     }
 
-    /// Whether this trace can learn by an optimizer with this mistake in its numbers, if there is
-    /// one; otherwise records the mistake.
+    /// Whether this trace can be trained by an optimizer whose numbers may have this mistake;
+    /// otherwise records the reason.
     pub(crate) fn may_learn(&self, at: Line, checked: Result<(), String>) -> bool {
         let fault = match checked {
             Err(why) => Some(why),
@@ -339,8 +338,8 @@ impl Trace {
         }
     }
 
-    /// Makes the update that is being recorded, and the new statistics of the model, take effect
-    /// only if a truth value is true.
+    /// Makes the update that is being recorded, and the new statistics of the model, conditional on
+    /// a truth value.
     pub(super) fn skip_unless(&self, at: Line, condition: Tensor<'_>) {
         let (updated, set) = {
             let building = &mut *self.building.borrow_mut();

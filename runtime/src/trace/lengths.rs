@@ -1,4 +1,5 @@
-//! Lengths of a run as values: read from a tensor, computed with, and used as lengths of others.
+//! Lengths of a run as values: read from a tensor, used in computations, and used as lengths of
+//! other tensors.
 
 use std::panic::Location;
 
@@ -104,17 +105,18 @@ impl Trace {
     /// A size that is computed from others; the reason where it has no plan at a bound.
     ///
     /// # Errors
-    /// Parts that fall where a length grows, and more lengths than a program may have.
+    /// Terms that decrease when a length grows, and more lengths than a program may have.
     pub fn computed_size(&self, formula: Computed) -> Result<Size, String> {
         self.with_graph_mut(|g| g.symbols.computed(formula))
     }
 
-    /// a − b, where that has a form: the rest of a sum of lengths without one of them, too.
+    /// a − b, if it can be expressed as a size, such as the rest of a sum of lengths without one of
+    /// them.
     pub fn difference_of_sizes(&self, a: Size, b: Size) -> Option<Size> {
         self.with_graph(|g| g.symbols.difference(a, b))
     }
 
-    /// a / b, where that is exact: a product of lengths without one of them, too.
+    /// a / b, if it is exact, such as a product of lengths without one of them.
     pub fn quotient_of_sizes(&self, a: Size, b: Size) -> Option<Size> {
         self.with_graph(|g| g.symbols.quotient(a, b))
     }
@@ -192,7 +194,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This tensor with `value` after its elements along an axis, up to so many in all.
+    /// This tensor padded with `value` at the end of an axis to a given length.
     #[track_caller]
     pub fn pad_to(self, axis: usize, length: impl Into<Dim>, value: f32) -> Tensor<'t> {
         let length = Shape::from((length,));

@@ -33,7 +33,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// A scale that adapts: 2¹⁶ at first, halved by a step whose gradients are not all finite, and
+    /// A scale that adapts: initially 2¹⁶, halved by a step whose gradients are not all finite, and
     /// doubled after 2,000 steps in a row whose gradients are, as in PyTorch. It is kept in the
     /// states "optim.loss_scale" (f32) and "optim.finite_steps" (i32), which are saved with the
     /// weights.
@@ -46,7 +46,7 @@ impl LossScale {
         }
     }
 
-    /// This scale in all steps.
+    /// A fixed scale.
     pub fn fixed(scale: f32) -> Self {
         LossScale {
             initial: scale,
@@ -73,7 +73,7 @@ impl LossScale {
         self
     }
 
-    /// Growing after so many steps in a row, at least 1.
+    /// Growing after this many steps in a row, at least 1.
     pub fn interval(mut self, steps: u32) -> Self {
         self.interval = Some(steps);
         self

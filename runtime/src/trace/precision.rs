@@ -62,7 +62,7 @@ impl Precision {
 
 /// The rounded values of a graph.
 pub(super) struct Rounded {
-    /// For each node whether all that reads its value reads it rounded.
+    /// For each node whether all its readers read it rounded.
     values: Vec<bool>,
     /// For each node whether its gradient is rounded.
     gradients: Vec<bool>,
@@ -189,8 +189,7 @@ fn selected(node: &Node) -> SmallVec<[NodeId; 3]> {
     }
 }
 
-/// The graph in which all that reads a rounded value reads it by its conversion to the half type
-/// and back.
+/// The graph in which all readers of a rounded value read its conversion to the half type and back.
 pub(super) fn with_roundings(graph: &Graph, to: DType) -> Graph {
     let rounded = Rounded::of(graph, to).values;
     if !rounded.contains(&true) {

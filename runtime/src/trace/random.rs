@@ -1,6 +1,6 @@
 //! Random numbers: each is a function of a key, the step, the operation and the element, so that a
 //! run can be repeated bit by bit, and a recomputed value is identical. The key is the session's
-//! seed, or one of the user's.
+//! seed, or a key of the user.
 
 use std::f32::consts::{SQRT_2, TAU};
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::shape::{Dim, Shape};
 
 /// A key of random numbers: the same key gives the same numbers, in every step, on every device and
 /// with any number of threads, apart from the rounding of `ln` and `cos`. A key is used for one
-/// draw; [`Key::split`] and [`Key::fold_in`] make others of it, as in JAX.
+/// draw; [`Key::split`] and [`Key::fold_in`] derive other keys from it, as in JAX.
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -85,9 +85,9 @@ distributions! {
     /// Normal with these means and standard deviations, f32, in the shape to which the two are
     /// repeated. Gradients reach both.
     normal_of(mean: Tensor<'t>, std: Tensor<'t>);
-    /// Normal with mean 0 and variance 1 under the condition that it lies in a range, f32, by the
-    /// inverse of the distribution function (that of erf by Giles 2010). Beyond ±5 the numbers are
-    /// coarse.
+    /// Truncated normal: with mean 0 and variance 1 under the condition that it lies in a range,
+    /// f32, by the inverse of the distribution function (that of erf by Giles 2010). Beyond ±5 the
+    /// numbers are coarse.
     truncated_normal(range: Range<f32>, shape: impl Into<Shape>);
     /// True with probability `p`, a number or a tensor that is repeated to the shape.
     bernoulli(p: impl Operand<'t>, shape: impl Into<Shape>);
@@ -319,9 +319,9 @@ impl<'t> Key<'t> {
         self.words
     }
 
-    /// Another key for each integer, whose numbers have nothing to do with those of this one: 72
-    /// bits of Philox at the integer. `data` is an i32 scalar, such as
-    /// [`Trace::completed_steps`], or a number.
+    /// A derived key for each integer, whose numbers are independent of those of this key: 72 bits
+    /// of Philox at the integer. `data` is an i32 scalar, such as [`Trace::completed_steps`], or a
+    /// number.
     #[track_caller]
     pub fn fold_in(self, data: impl Operand<'t>) -> Key<'t> {
         let at = Location::caller();

@@ -1,4 +1,4 @@
-//! Steps of several ranks: the share of each in the loss, and the sums of their gradients.
+//! Steps of several ranks: the weight of each rank in the loss, and the sums of their gradients.
 
 use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
@@ -30,7 +30,7 @@ pub(super) enum Summed {
     Shard(NodeId, Shard),
 }
 
-/// A gradient on its way: a variable, its gradient and the number of elements.
+/// A gradient to be summed: a variable, its gradient and the number of elements.
 struct Sent {
     variable: u32,
     gradient: NodeId,
@@ -49,12 +49,13 @@ impl Trace {
         spread
     }
 
-    /// Whether all that depends on how the step is spread was recorded for this.
+    /// Whether all operations that depend on the distribution of the step were recorded for this
+    /// one.
     pub(crate) fn is_for(&self, spread: Option<Spread>) -> bool {
         self.building.borrow().spreads.iter().all(|s| *s == spread)
     }
 
-    /// The part of the whole batch's mean that `parts` equal parts of this rank have each: by the
+    /// The weight in the whole batch's mean of each of `parts` equal parts of this rank: by the
     /// number of examples on every rank, if that can differ from run to run.
     pub(crate) fn share(&self, at: Line, spread: Spread, parts: usize) -> Tensor<'_> {
         self.record(at, &[], |g, _| {
@@ -79,8 +80,8 @@ impl Trace {
 }
 
 impl Trace {
-    /// The part of the whole batch's mean that each of `parts` parts of this rank has: by the rows
-    /// of the part, if the first input is cut into [shares](Tensor::shares).
+    /// The weight in the whole batch's mean of each of `parts` parts of this rank: by the rows of
+    /// the part, if the first input is cut into [shares](Tensor::shares).
     pub(super) fn shares(&self, at: Line, spread: Spread, parts: usize) -> Vec<Tensor<'_>> {
         let examples = self.with_graph(|g| g.inputs.first()?.dims.first().copied());
         let rows = examples.and_then(|examples| examples.symbols().next());
@@ -171,9 +172,10 @@ impl Building {
     /// The gradients of the whole batch on every rank, or of its part of a weight, from those of
     /// each rank's part of the batch.
     ///
-    /// Along an axis of a mesh that is not the batch's all ranks have the same loss. Where values
-    /// are exchanged along it, a rank's gradient is that of the sum of these losses by the weight
-    /// as this rank has it, so that the mean is the gradient of the loss by the weight of all.
+    /// Along an axis of a mesh other than the data axis all ranks have the same loss. Where values
+    /// are exchanged along it, a rank's gradient is that of the sum of these losses with respect to
+    /// the rank's copy of the weight, so that the mean over the ranks is the gradient of the loss
+    /// with respect to the weight.
     pub(super) fn gradients_of_all_ranks(
         &mut self,
         at: Line,
@@ -264,7 +266,7 @@ impl Building {
         summed
     }
 
-    /// Adds up the gradients of a bucket.
+    /// Sums the gradients of a bucket over ranks.
     fn send(
         &mut self,
         at: Line,

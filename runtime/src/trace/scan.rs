@@ -37,8 +37,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// From the last index of time to the first. Results lie at the index of their step, as inputs
-    /// do.
+    /// From the last index to the first. Results lie at the index of their step, as inputs do.
     pub fn reverse(self) -> Self {
         Scan {
             reverse: true,
@@ -54,9 +53,9 @@ impl Scan {
         }
     }
 
-    /// Keeps the carries of every so many steps for the backward pass rather than those of all,
-    /// which computes the steps between them once more. About the square root of the number of
-    /// steps keeps the fewest bytes.
+    /// Keeps the carries at intervals of this many steps for the backward pass rather than those of
+    /// all steps; the backward pass recomputes the steps between them. About the square root of the
+    /// number of steps keeps the fewest bytes.
     ///
     /// Gradient checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     pub fn checkpoint_every(self, steps: usize) -> Self {
@@ -77,14 +76,14 @@ impl Trace {
     /// new carries, of the same types and shapes, and results. The scan returns the last carries,
     /// and the results of all steps along a new first axis.
     ///
-    /// Unlike a loop in Rust, whose steps are all recorded, a scan is compiled once, however many
-    /// steps it has, and the plan has bytes for one step, the carries and the results of all. Tensors
-    /// and parameters from outside may be used in a step; only values that depend on its carries
-    /// and inputs are computed in every step.
+    /// Unlike a loop in Rust, whose steps are all recorded, a scan is compiled once for any number
+    /// of steps, and the plan has bytes for one step, the carries and the results of all steps.
+    /// Tensors and parameters from outside may be used in a step; only values that depend on its
+    /// carries and inputs are computed in every step.
     ///
     /// Gradients of any order are scans in the other direction. For them the carries of all steps
-    /// are kept and everything else in a step is computed once more;
-    /// [`Scan::checkpoint_every`] keeps fewer.
+    /// are kept and everything else in a step is recomputed; [`Scan::checkpoint_every`] keeps
+    /// fewer.
     ///
     /// Mistakes are inputs of different or varying lengths, carries that change their type or
     /// shape, and, in a step, random numbers (which would be the same in every step; draw them

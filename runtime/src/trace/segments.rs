@@ -1,4 +1,4 @@
-//! Segments that the backward pass recomputes, and values that it never does.
+//! Segments that the backward pass recomputes, and values that are never recomputed.
 
 use super::Trace;
 use crate::ops::NodeId;

@@ -37,7 +37,7 @@ pub struct State<'t> {
 }
 
 impl<'t> State<'t> {
-    /// The state that a mistaken call gives; the poisoned tensor names the trace.
+    /// The state that a call with a mistake returns; the poisoned tensor names the trace.
     pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
         State {
             trace: poisoned.trace(),
@@ -68,9 +68,9 @@ impl<'t> State<'t> {
             .map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
     }
 
-    /// Replaces its next value by the rule's result for it: successive updates of one state within
-    /// one step of the program, as for the running statistics of a layer that is applied several
-    /// times.
+    /// Replaces its next value by the function's result for it: for successive updates of one state
+    /// within one step of the program, as for the running statistics of a layer that is applied
+    /// several times.
     #[track_caller]
     pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
         let next = rule(self.last());

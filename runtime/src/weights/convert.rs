@@ -85,7 +85,7 @@ pub(super) fn size(dtype: Dtype) -> usize {
     dtype.bitsize() / 8
 }
 
-/// A number on its way from one type to another.
+/// A number between two types, during a conversion.
 #[derive(Clone, Copy)]
 enum Number {
     Float(f64),

@@ -60,7 +60,7 @@ impl fmt::Debug for LoadOptions<'_> {
 
 impl<'a> LoadOptions<'a> {
     /// Weights alone: optimizer and random state of the session stay as they are, those of the file
-    /// are passed over.
+    /// are skipped.
     pub fn weights() -> Self {
         LoadOptions {
             is_weights: true,
@@ -77,7 +77,7 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// Tensors that the session does not have are passed over.
+    /// Tensors that the session does not have are skipped.
     #[must_use]
     pub fn ignore_extra(self) -> Self {
         LoadOptions {
@@ -123,9 +123,9 @@ pub struct Loaded {
     pub count: usize,
     /// Names of the session that the file does not have, whose values are unchanged.
     pub missing: Vec<String>,
-    /// Names of the file that were passed over, those of types that no model can have among them
-    /// (such as the I64 counters of PyTorch's batch norms) and those that rules ignore, but not
-    /// those that a renaming left out, nor states where only weights were requested.
+    /// Names of the file that were skipped, those of types that no model can have among them (such
+    /// as the I64 counters of PyTorch's batch norms) and those that rules ignore, but not those
+    /// that a renaming left out, nor states where only weights were requested.
     pub extra: Vec<String>,
     /// Names of the session whose values were cast, because the file has another type of floats.
     pub cast: Vec<String>,

@@ -33,9 +33,9 @@ impl Rules {
             .then(gpt2_layers())
     }
 
-    /// BERT in the layout of Hugging Face's `BertForMaskedLM` and its like. Files without the prefix
-    /// `bert.`, with norms called `gamma` and `beta`, and with stored positions load as well. A
-    /// pooler and heads that the model does not have are left out.
+    /// BERT in the layout of Hugging Face's `BertForMaskedLM` and similar models. Files without the
+    /// prefix `bert.`, with norms called `gamma` and `beta`, and with stored positions load as
+    /// well. A pooler and heads that the model does not have are left out.
     ///
     /// The model's names are those of the files: `bert.embeddings.word_embeddings.weight`,
     /// `bert.embeddings.position_embeddings.weight`, `bert.embeddings.token_type_embeddings.weight`,

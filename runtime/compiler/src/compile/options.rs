@@ -7,16 +7,17 @@ use crate::passes::{ChannelsLast, EpilogueSums, Fuse, RowPadding, Simplify};
 use crate::shapes::DynamicShapes;
 
 /// How programs are compiled. Every optimisation that changes no result is on by default; results
-/// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
+/// depend on a field only as its documentation says: by the rounding of sums, or with `tf32` of
+/// operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CompileOptions {
-    /// Which simplifications.
+    /// The simplifications.
     pub simplify: Simplify,
-    /// Which fusions.
+    /// The fusions.
     pub fuse: Fuse,
-    /// How the plan is made.
+    /// The options of the planner.
     pub planner: Options,
-    /// The instruction set kernels use; the best there is if `None`. Results differ in rounding
+    /// The instruction set of kernels; the best available one if `None`. Results differ in rounding
     /// between sets.
     pub isa: Option<Isa>,
     /// The planning of values without a size at compile time, and the memory that they live in.
@@ -28,7 +29,7 @@ pub struct CompileOptions {
     /// Which sums over the results of products a CUDA device computes in their epilogues, where they
     /// round otherwise.
     pub epilogue_sums: EpilogueSums,
-    /// Which rows of values begin at whole sectors of a CUDA device's memory.
+    /// Which rows of values are padded to whole sectors of a CUDA device's memory.
     pub row_padding: RowPadding,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
     /// round sums differently.
@@ -60,7 +61,7 @@ pub struct Measures {
     pub micro_batch: bool,
     /// Convolutions compute their input themselves, so that it is never in memory.
     pub prologue_fusion: bool,
-    /// Kernels have smaller workspaces than the ones that they are fastest with.
+    /// Kernels have smaller workspaces than those with which they are fastest.
     pub small_workspaces: bool,
 }
 
@@ -74,10 +75,10 @@ impl Default for Measures {
     }
 }
 
-/// Which products and convolutions a CUDA device computes by the fastest of a few kernels,
-/// cuBLASLt's and cuDNN's among them, which are timed when a program is compiled. The others are
-/// computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`;
-/// `SLABWISE_CUDNN=0` leaves cuDNN out.
+/// The products and convolutions that are autotuned on a CUDA device: when a program is compiled, a
+/// few kernels, cuBLASLt's and cuDNN's among them, are timed, and the fastest is used. The others
+/// use the kernel that a model of the device ranks first, and so are all with
+/// `SLABWISE_AUTOTUNE=0`; `SLABWISE_CUDNN=0` leaves cuDNN out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
     /// Those that take longer than their launch.

@@ -12,9 +12,9 @@ pub enum Budget {
     /// As much as its programs need.
     #[default]
     Unlimited,
-    /// So many bytes for weights, state and slab together.
+    /// This many bytes for weights, state and slab together.
     Bytes(Bytes),
-    /// For the slab, this part of the bytes that the first program of the session needs without
+    /// For the slab, this fraction of the bytes that the first program of the session needs without
     /// recomputation; weights and state come on top.
     Fraction(f64),
 }

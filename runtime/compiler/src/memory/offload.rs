@@ -15,9 +15,9 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Over a link that moves so many bytes per second in each direction, to as much of the host's
-    /// memory as needed. The speed of the link decides which values are sent rather than
-    /// recomputed; results do not depend on it.
+    /// Over a link of this many bytes per second in each direction, to as much of the host's memory
+    /// as needed. The speed of the link decides which values are sent rather than recomputed;
+    /// results do not depend on it.
     pub fn new(per_second: Bytes) -> Self {
         Offload {
             per_second,
@@ -25,7 +25,7 @@ impl Offload {
         }
     }
 
-    /// At most so many bytes of the host's memory.
+    /// At most this many bytes of the host's memory.
     #[must_use]
     pub fn with_host_bytes(self, bytes: Bytes) -> Self {
         Offload {

@@ -9,7 +9,8 @@ use crate::tensor::Tensor;
 /// A rate that is multiplied by a factor when a measure, such as the loss on validation data, has
 /// stopped improving; as PyTorch's `ReduceLROnPlateau`. The measure is
 /// [observed](crate::Session::observe) between steps. The rate is the state "optim.lr" and the memory of the rule the state
-/// "optim.plateau", so that both are saved with the weights and a resumed run goes on alike.
+/// "optim.plateau", so that both are saved with the weights and a resumed run continues
+/// identically.
 ///
 /// ```
 /// # use slabwise::prelude::*;
