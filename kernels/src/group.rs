@@ -14,7 +14,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// All ranks of a world of so many.
+    /// The group of all ranks of a world.
     pub const fn all(ranks: u32) -> Group {
         Group { ranks, stride: 1 }
     }

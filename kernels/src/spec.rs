@@ -40,8 +40,7 @@ pub struct Operand {
     pub strides: Dims,
 }
 
-/// The maximum number of arguments of a kernel, so that a launch allocates nothing; compilers
-/// observe it.
+/// The maximum number of arguments of a kernel that compilers emit; its launch allocates nothing.
 pub const MAX_ARGUMENTS: usize = 40;
 /// The maximum number of axes of a spec.
 pub const MAX_AXES: usize = 8;
@@ -153,8 +152,8 @@ pub enum Body {
     Pool2dGrad(Pool2dGrad),
     /// `Acc = source[coordinate with the gathered axis replaced by index]`.
     Gather(Gather),
-    /// Reduces values into indexed places of a result that is initialized with the identity of the
-    /// reduction, in a fixed order. `dims` is the space of the *result*.
+    /// Reduces values into indexed places of a result that starts as the reduction's identity, in a
+    /// fixed order. `dims` is the space of the *result*.
     Scatter(Scatter),
     /// A tensor with a part of it replaced; `dims` is its space.
     SliceAssign(Box<SliceAssign>),

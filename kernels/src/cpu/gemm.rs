@@ -44,7 +44,7 @@ pub(super) const ACC: usize = 32 << 10;
 /// Most elements of a block of a convolution when the left operand is packed anew for every block of
 /// columns, which favours a large NC.
 pub(super) const ACC_WIDE: usize = 64 << 10;
-/// The same of a product, of which fewer kernels decide the size of a slab.
+/// The same for a matrix product; the size of a slab depends on fewer of these.
 const ACC_PRODUCT: usize = 256 << 10;
 
 /// Upper bounds on the packed panels and sums of a worker. No bit of a result depends on them.
@@ -116,7 +116,7 @@ static LIMITS: [Limits; 5] = [
     },
 ];
 
-/// As the fastest limits, with sub-blocks of a contracted axis that is at most a k-block.
+/// The fastest limits, but with sub-blocks of a contracted axis that is at most a k-block.
 pub(super) static SHORT: Limits = Limits {
     kc: KC / 4,
     ..LIMITS[0]

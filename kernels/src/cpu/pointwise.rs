@@ -353,14 +353,14 @@ pub(super) trait Vectorized {
     /// instruction set.
     ///
     /// # Safety
-    /// As the implementation says.
+    /// See the implementation.
     unsafe fn run(self);
 }
 
 /// Does the work with the instructions of `isa`, which this CPU has.
 ///
 /// # Safety
-/// That of the work.
+/// The requirements of [`Vectorized::run`] for `work`.
 pub(super) unsafe fn vectorized(isa: Isa, work: impl Vectorized) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -114,7 +114,7 @@ impl Sums {
         }
     }
 
-    /// The same by a function of bits, from the reduction of nothing on.
+    /// The same by a function of bits, starting at the identity of the reduction.
     ///
     /// # Safety
     /// See [`Sums::reduce_by`].

@@ -12,7 +12,7 @@ pub(crate) trait Routine: 'static {
     /// instruction set.
     ///
     /// # Safety
-    /// As the routine says of its arguments.
+    /// The routine's requirements on its arguments.
     unsafe fn run<A: Arith>(args: &Self::Args);
 }
 

@@ -107,8 +107,7 @@ pub fn compile(
     }
 }
 
-/// The error of the program that is closer to its budget if both are budget errors, else the
-/// second.
+/// The error of the program closer to its budget if both are budget errors, else the second.
 fn closer(first: Error, second: Error) -> Error {
     match (&first, &second) {
         (Error::Budget { needed: a, .. }, Error::Budget { needed: b, .. }) if a < b => first,

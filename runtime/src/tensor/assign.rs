@@ -1,4 +1,4 @@
-//! Replacing parts: slices with fixed bounds, and slices that begin where the run says.
+//! Assignment to parts: slices with fixed bounds, and slices whose start a run decides.
 
 use std::ops::RangeBounds;
 use std::panic::Location;
@@ -96,14 +96,14 @@ impl<'t> Tensor<'t> {
     }
 
     /// This tensor with values written over the part of an axis that begins at `start`, an i32
-    /// tensor of the run: a scalar, or one number for each slice of the axes before (of a batch
-    /// `[n]`, each example has its own start). `values` have this tensor's shape, but any length
-    /// along the axis. A part outside of the axis fails the run. To read such a part:
-    /// [`Tensor::slice_from`].
+    /// tensor that is read in each run: a scalar, or one number for each slice of the axes before
+    /// (with a batch `[n]`, each example has its own start). `values` have this tensor's shape, but
+    /// any length along the axis. A part outside of the axis fails the run. [`Tensor::slice_from`]
+    /// reads such a part.
     ///
     /// A state that is set to its own value with a part replaced is written in place: the step
-    /// touches the part alone, whatever the length of the state, unless the old value is needed
-    /// later in the step. Further operations read the new value where it is.
+    /// touches only the part, for any length of the state, unless the old value is needed later in
+    /// the step. Further operations read the new value in place.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -124,8 +124,8 @@ impl<'t> Tensor<'t> {
         self.assign_from("dynamic_update_slice", axis, start, values, false)
     }
 
-    /// [`Tensor::dynamic_update_slice`] with a start that cannot fail: one too small or too large is
-    /// moved to the nearest that fits, so that a step of a scan may use it.
+    /// [`Tensor::dynamic_update_slice`] with a start that cannot fail: it is clamped to the nearest
+    /// start that fits, so that a step of a scan may use it.
     #[track_caller]
     pub fn update_clamped(
         self,

@@ -26,8 +26,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// Dropout for SELU networks (Klambauer et al. 2017): in a training trace each element becomes
-    /// the limit of [`Tensor::selu`] with probability `p`, and all are then scaled and moved so that
-    /// mean 0 and variance 1 stay; otherwise the identity.
+    /// the limit of [`Tensor::selu`] with probability `p`, and all are then scaled and shifted so
+    /// that mean 0 and variance 1 are preserved; otherwise the identity.
     #[track_caller]
     pub fn alpha_dropout(self, p: f32) -> Tensor<'t> {
         const LIMIT: f32 = -1.758_099_3;

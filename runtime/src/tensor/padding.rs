@@ -20,11 +20,11 @@ pub enum PadMode {
     /// One number.
     Constant(f32),
     /// The elements mirrored at the first and last one, which are not repeated: `c b | a b c | b a`.
-    /// Beyond a whole length they go back and forth.
+    /// Beyond a whole length they are mirrored again.
     Reflect,
     /// The first and last element: `a a | a b c | c c`.
     Replicate,
-    /// The elements from the other end: `b c | a b c | a b`.
+    /// Circular: the elements from the other end: `b c | a b c | a b`.
     Circular,
 }
 
@@ -163,7 +163,7 @@ fn pad_axis(
     pick(g, x, axis, index)
 }
 
-/// The remainder with the sign of the divisor, which is at least 0; 0 of a division by 0.
+/// The remainder with the sign of the divisor, which is at least 0; 0 for a divisor of 0.
 fn floor_mod(g: &mut Graph, x: NodeId, y: NodeId, zero: NodeId) -> NodeId {
     let rest = g.scalar(ScalarOp::Fmod, &[x, y]);
     let raised = g.add(rest, y);

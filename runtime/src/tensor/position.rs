@@ -9,13 +9,14 @@ use super::{Operand, Tensor};
 use crate::ops::GraphBuilder;
 use crate::trace::{Line, Trace};
 
-/// Which elements of a vector form the pairs of a rotary embedding, or where sines and cosines go.
+/// The layout of a rotary embedding: the elements of a vector that form pairs, or the order of
+/// sines and cosines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RopeLayout {
-    /// Element i and element i + width/2 (GPT-NeoX, Llama as the hub has it).
+    /// Element i and element i + width/2 (GPT-NeoX, Llama on the Hugging Face hub).
     #[default]
     Halves,
-    /// Elements 2i and 2i + 1 (Su et al. 2021, GPT-J, Llama as Meta has it).
+    /// Elements 2i and 2i + 1 (Su et al. 2021, GPT-J, Meta's Llama).
     Interleaved,
 }
 
@@ -55,7 +56,7 @@ pub enum RopeScaling {
     },
 }
 
-/// A rotary position embedding (Su et al. 2021): pair i of a vector at position p is turned by the
+/// A rotary position embedding (Su et al. 2021): pair i of a vector at position p is rotated by the
 /// angle p·base^(−2i/width). See [`Tensor::rope`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
@@ -66,7 +67,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Turns the first `width` elements of a vector, with the base 10,000 and pairs by halves.
+    /// Rotates the first `width` elements of a vector, with the base 10,000 and pairs by halves.
     pub fn new(width: usize) -> Self {
         Rope {
             width,
@@ -96,8 +97,8 @@ impl Rope {
 
     /// The angle per position of each pair, and the factor of cosines and sines.
     ///
-    /// In f32 and in the steps of the tables that models are trained with: at position 5,000 the
-    /// last bit of a frequency is 3·10⁻⁴ of an angle.
+    /// Computed in f32 with the same operations as the tables that models are trained with, because
+    /// at position 5,000 the last bit of a frequency is 3·10⁻⁴ of an angle.
     fn frequencies(&self) -> (Vec<f32>, f32) {
         let base = match self.scaling {
             RopeScaling::Ntk(factor) => {
@@ -171,10 +172,10 @@ fn table<'t>(trace: &'t Trace, at: Line, numbers: &[f32]) -> Tensor<'t> {
 }
 
 impl<'t> Tensor<'t> {
-    /// This tensor `[…, length, width]` turned by a [rotary embedding](Rope) at `positions` (i32),
+    /// This tensor `[…, length, width]` rotated by a [rotary embedding](Rope) at `positions` (i32),
     /// which broadcast to `[…, length]`: for queries and keys `[batch, heads, length, width]` the
-    /// positions are `[length]` or `[batch, 1, length]`. Positions that begin at a number of the run
-    /// are `trace.arange(length) + begin`. Elements after the first `rope.width` stay.
+    /// positions are `[length]` or `[batch, 1, length]`. Positions that begin at an input of the
+    /// run are `trace.arange(length) + begin`. Elements after the first `rope.width` are unchanged.
     #[track_caller]
     pub fn rope(self, positions: Tensor<'t>, rope: &Rope) -> Tensor<'t> {
         let at = Location::caller();
@@ -218,8 +219,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The pairs (a, b) of each vector `[…, width]` turned to (a·cos − b·sin, b·cos + a·sin): `cos`
-    /// and `sin` broadcast to `[…, pairs]`, and elements beyond the first 2·pairs stay.
+    /// The pairs (a, b) of each vector `[…, width]` rotated to (a·cos − b·sin, b·cos + a·sin):
+    /// `cos` and `sin` broadcast to `[…, pairs]`, and elements beyond the first 2·pairs stay.
     #[track_caller]
     pub fn rotate_pairs(self, cos: Tensor<'t>, sin: Tensor<'t>, layout: RopeLayout) -> Tensor<'t> {
         let at = Location::caller();

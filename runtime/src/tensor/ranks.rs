@@ -34,7 +34,7 @@ impl<'t> Tensor<'t> {
 
     /// The mean of this loss over the whole batch, on every rank of the
     /// [world](crate::Session::on) that the session is in: a rank's loss, the mean over its own
-    /// examples, counts by their number. In a world of one, the loss itself. An f32 scalar.
+    /// examples, is weighted by their number. In a world of one, the loss itself. An f32 scalar.
     #[track_caller]
     pub fn mean_over_ranks(self) -> Tensor<'t> {
         let (at, trace) = (Location::caller(), self.trace());
@@ -89,7 +89,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The mean of this f32 tensor over the ranks along an axis of the mesh, as
+    /// The mean of this f32 tensor over the ranks along an axis of the mesh, like
     /// [`Tensor::sum_across`].
     #[track_caller]
     pub fn mean_across(self, axis: &str) -> Tensor<'t> {

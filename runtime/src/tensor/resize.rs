@@ -2,7 +2,7 @@
 //! `Resize`.
 //!
 //! Axes are resampled one after the other. The result along an axis is a sum of 1, 2 or 4 elements
-//! with weights that are computed from the position, so that nothing but the image is in memory.
+//! with weights that are computed from the position, so that only the image is in memory.
 
 use std::panic::Location;
 
@@ -45,9 +45,9 @@ pub enum Interpolate {
 pub enum Coordinates {
     /// (i + ½)/s − ½: the centres of elements are half-way between edges.
     HalfPixel,
-    /// As `HalfPixel`, but 0 where `out` is 1.
+    /// Like `HalfPixel`, but 0 where `out` is 1.
     PytorchHalfPixel,
-    /// As `HalfPixel`, around the middle of the image where a given s does not make `out` whole.
+    /// Like `HalfPixel`, around the middle of the image where a given s does not make `out` whole.
     HalfPixelSymmetric,
     /// (i + ½)/s, for nearest elements alone.
     TfHalfPixelForNearest,
@@ -59,7 +59,7 @@ pub enum Coordinates {
     Crop,
 }
 
-/// How a coordinate becomes a position.
+/// The rounding of a coordinate to a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
     /// To the nearest, halves down.

@@ -13,18 +13,18 @@ use super::{Tensor, checked};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 
-/// The elements that a sample is computed from.
+/// The interpolation of a sample: the elements that it is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
-    /// The nearest, halves to even.
+    /// The nearest element, halves to even.
     Nearest,
-    /// The four around the place.
+    /// Bilinear, from the four elements around the position.
     Bilinear,
-    /// The sixteen around the place, with a = −¾ (Keys 1981).
+    /// Bicubic, from the sixteen elements around the position, with a = −¾ (Keys 1981).
     Bicubic,
 }
 
-/// The image beyond its edges.
+/// The padding mode: the values of an image beyond its edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beyond {
     /// Zeros.
@@ -37,10 +37,10 @@ pub enum Beyond {
 }
 
 impl<'t> Tensor<'t> {
-    /// An image `[n, channels, h, w]` of fixed height and width, sampled at the places `[n, oh, ow,
-    /// 2]` of a grid: columns, then rows, both in −1..=1 from edge to edge (with `align_corners`
-    /// between the centres of the first and last elements). The gradient flows to the image and to
-    /// the grid. A place that is NaN counts as −1, as in PyTorch.
+    /// An image `[n, channels, h, w]` of fixed height and width, sampled at the positions
+    /// `[n, oh, ow, 2]` of a grid: columns, then rows, both in −1..=1 from edge to edge (with
+    /// `align_corners` between the centres of the first and last elements). The gradient flows to
+    /// the image and to the grid. A position that is NaN counts as −1, as in PyTorch.
     #[track_caller]
     pub fn grid_sample(
         self,
@@ -143,7 +143,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The grid of an affine map, for [`Tensor::grid_sample`]: a matrix `[n, 2, 3]` gives `[n, h, w,
-    /// 2]`, the images of the places (column, row, 1).
+    /// 2]`, the images of the positions (column, row, 1).
     #[track_caller]
     pub fn affine_grid(self, size: [usize; 2], align_corners: bool) -> Tensor<'t> {
         let at = Location::caller();
@@ -186,7 +186,7 @@ impl<'t> Tensor<'t> {
 }
 
 impl Beyond {
-    /// A coordinate brought back to where the image is, unless beyond it are zeros.
+    /// A coordinate mapped back into the image, unless the padding is zeros.
     fn inside<'t>(self, x: Tensor<'t>, n: f32, align_corners: bool) -> Tensor<'t> {
         match self {
             Beyond::Zeros => x,
@@ -210,7 +210,7 @@ impl Beyond {
     }
 }
 
-/// Lengths of the image, if a grid fits it.
+/// The lengths of the image, if the grid fits it.
 fn grid_fits(g: &Graph, image: NodeId, grid: NodeId) -> Result<[f32; 2], String> {
     let (x, y) = (g.dims(image), g.dims(grid));
     let lengths = match (x.as_slice(), y.as_slice()) {
@@ -234,7 +234,7 @@ fn grid_fits(g: &Graph, image: NodeId, grid: NodeId) -> Result<[f32; 2], String>
     }
 }
 
-/// The weights of the four neighbours of a place, t after the second.
+/// The weights of the four neighbours of a position that is t after the second.
 fn cubic(t: Tensor<'_>) -> [Tensor<'_>; 4] {
     const A: f32 = -0.75;
     [

@@ -1,7 +1,7 @@
-//! Writing to places that indices name: scatter, its forms for slices, coordinates and segments.
+//! Scatter: writes at positions that indices name, for elements, slices, coordinates and segments.
 //! An index out of range fails the run, naming the user's line.
 //!
-//! Results do not depend on the number of threads: values of one place are joined in their
+//! Results do not depend on the number of threads: values of one position are combined in their
 //! row-major order, and of several values that are set the last one remains (as in NumPy).
 
 use std::panic::Location;
@@ -17,8 +17,8 @@ use super::{Operand, Tensor, check_index, checked_as, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 
-/// How values are joined with the element at their place, and with each other where several have
-/// one place.
+/// The reduction of a scatter: how values are combined with the element at their position, and with
+/// each other if several have one position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scatter {
     /// The last value replaces the element. Its gradient goes to that value alone.
@@ -152,8 +152,8 @@ fn scatter_at(
 }
 
 impl<'t> Tensor<'t> {
-    /// This tensor with values joined to the elements that an index names along an axis:
-    /// `self[… index[… i …] …]` is joined with `values[… i …]`, for every `i` of the index. Index
+    /// This tensor with values combined with the elements that an index names along an axis:
+    /// `self[… index[… i …] …]` is combined with `values[… i …]`, for every `i` of the index. Index
     /// and values have one shape, which may be shorter than this tensor's along the other axes. A
     /// number is a value for every index.
     ///
@@ -245,7 +245,7 @@ impl<'t> Tensor<'t> {
         self.scatter(axis, index, values, Scatter::Add)
     }
 
-    /// This tensor with slices joined to the slices of an axis that an index `[n]` names, where
+    /// This tensor with slices combined with the slices of an axis that an index `[n]` names, where
     /// `values` have this tensor's shape, but length n along the axis.
     #[track_caller]
     pub fn index_scatter(
@@ -304,7 +304,7 @@ impl<'t> Tensor<'t> {
         self.index_scatter(axis, index, values, Scatter::Set)
     }
 
-    /// This tensor with values joined at coordinates: `index` is `[…, k]`, a row of coordinates
+    /// This tensor with values combined at coordinates: `index` is `[…, k]`, a row of coordinates
     /// along the first k axes for each value, and `values` are `[…]` followed by the other axes.
     /// (ScatterND of ONNX.)
     #[track_caller]
@@ -343,9 +343,9 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This tensor with values joined at coordinates: one index tensor for each of the first axes,
-    /// broadcast to one shape. `values` broadcast to that shape followed by the other axes, as in
-    /// `x[i, j] = values` of NumPy.
+    /// This tensor with values combined at coordinates: one index tensor for each of the first
+    /// axes, broadcast to one shape. `values` broadcast to that shape followed by the other axes,
+    /// as in `x[i, j] = values` of NumPy.
     #[track_caller]
     pub fn index_put(
         self,
@@ -434,22 +434,22 @@ impl<'t> Tensor<'t> {
         self.segment("segment_sum", segments, count, ReduceOp::Sum)
     }
 
-    /// The product of the slices of each segment, as [`Tensor::segment_sum`]; 1 for a segment
+    /// The product of the slices of each segment, like [`Tensor::segment_sum`]; 1 for a segment
     /// without slices.
     #[track_caller]
     pub fn segment_prod(self, segments: Tensor<'t>, count: usize) -> Tensor<'t> {
         self.segment("segment_prod", segments, count, ReduceOp::Prod)
     }
 
-    /// The largest elements of each segment, as [`Tensor::segment_sum`]; −∞ or the lowest i32 for a
-    /// segment without slices.
+    /// The largest elements of each segment, like [`Tensor::segment_sum`]; −∞ or the lowest i32 for
+    /// a segment without slices.
     #[track_caller]
     pub fn segment_max(self, segments: Tensor<'t>, count: usize) -> Tensor<'t> {
         self.segment("segment_max", segments, count, ReduceOp::Max)
     }
 
-    /// The smallest elements of each segment, as [`Tensor::segment_sum`]; ∞ or the highest i32 for
-    /// a segment without slices.
+    /// The smallest elements of each segment, like [`Tensor::segment_sum`]; ∞ or the highest i32
+    /// for a segment without slices.
     #[track_caller]
     pub fn segment_min(self, segments: Tensor<'t>, count: usize) -> Tensor<'t> {
         self.segment("segment_min", segments, count, ReduceOp::Min)

@@ -315,8 +315,8 @@ impl<'t> Tensor<'t> {
         self.part_from("slice_from", axis, start, length, false)
     }
 
-    /// [`Tensor::slice_from`] with a start that cannot fail: one too small or too large is moved to
-    /// the nearest that fits, so that a step of a scan may use it.
+    /// [`Tensor::slice_from`] with a start that cannot fail: it is clamped to the nearest start
+    /// that fits, so that a step of a scan may use it.
     #[track_caller]
     pub fn slice_clamped(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
         self.part_from("slice_clamped", axis, start, length, true)

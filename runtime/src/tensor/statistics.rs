@@ -1,4 +1,4 @@
-//! Variances, lengths of vectors, and products of vectors.
+//! Variances, norms of vectors, and products of vectors.
 
 use std::panic::Location;
 
@@ -29,14 +29,15 @@ macro_rules! along {
 }
 
 along! {
-    /// The variance Σ(x − mean)²/(n − correction), f32: with correction 1 it is the estimate from a
-    /// sample (Bessel), with 0 that of the whole. NaN where n is at most the correction.
+    /// The variance Σ(x − mean)²/(n − correction), f32: with correction 1 it is the unbiased
+    /// estimate from a sample (Bessel), with 0 the variance of the population. NaN where n is at
+    /// most the correction.
     var_over var_keep(correction: usize);
     /// The standard deviation: the root of [`Tensor::var_over`]. Its slope is 0 where it is 0.
     std_over std_keep(correction: usize);
-    /// The length (Σ|x|ᵖ)^(1/p) of vectors: with p 1 the sum of magnitudes, with 2 the Euclidean
-    /// length (of a matrix, over both axes, Frobenius's), with ∞ the largest magnitude, with −∞ the
-    /// smallest, with 0 the number of elements that are not 0. Its slope is 0 where it is 0.
+    /// The p-norm (Σ|x|ᵖ)^(1/p) of vectors: with p 1 the sum of magnitudes, with 2 the Euclidean
+    /// norm (over both axes of a matrix, the Frobenius norm), with ∞ the largest magnitude, with −∞
+    /// the smallest, with 0 the number of elements that are not 0. Its slope is 0 where it is 0.
     norm_over norm_keep(p: f32);
 }
 

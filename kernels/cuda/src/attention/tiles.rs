@@ -16,7 +16,7 @@ pub enum Pass {
     Queries,
     /// The gradients of tiles of keys and values.
     KeysAndValues,
-    /// Those of keys alone, and of values alone.
+    /// The gradients of tiles of keys alone, and of values alone.
     Keys,
     Values,
 }
@@ -33,14 +33,14 @@ pub enum Products {
 }
 
 impl Products {
-    /// Those of attention: of halves if queries, keys and values are of one type of halves, and
-    /// else of f32, which holds every operand.
+    /// The products of attention: of halves if queries, keys and values have one half type, else of
+    /// f32, which holds every operand.
     pub fn of(attention: &Attention, target: &Target) -> Products {
         let operands = [&attention.q, &attention.k, &attention.v];
         Products::of_types(operands.map(|operand| operand.dtype), target)
     }
 
-    /// Those of queries, keys and values of these types.
+    /// The products for queries, keys and values of these types.
     pub fn of_types([dtype, k, v]: [DType; 3], target: &Target) -> Products {
         match dtype.is_half() && [k, v] == [dtype; 2] {
             true => Products::Halves(dtype),
@@ -220,8 +220,8 @@ const KEYS: [Tile; 18] = [
     half([32, 32, 128, 1], 4),
 ];
 
-/// The tiles of gradients of keys alone or values alone, as wide as neither leaves registers for
-/// the other.
+/// The tiles of gradients of keys alone or values alone, which are so wide that registers do not
+/// hold both.
 const PARTS: [Tile; 2] = [half([64, 16, 256, 1], 1), half([32, 16, 256, 1], 2)];
 
 impl Pass {

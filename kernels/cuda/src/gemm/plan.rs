@@ -37,11 +37,11 @@ pub struct SumOrder {
 /// The order in which a kernel adds the products of a part of the contracted axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
-    /// One after the other.
+    /// Sequentially, in registers.
     Registers,
-    /// As tensor cores do, from step to step.
+    /// Step by step on tensor cores.
     Tensor,
-    /// By the lanes of a warp, each of which takes so many neighbours at once.
+    /// By the lanes of a warp, each of which takes this many neighbours at once.
     Dots(i64),
     /// By the warps of a block.
     Columns,

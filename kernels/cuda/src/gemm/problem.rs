@@ -347,7 +347,7 @@ pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> S
 }
 
 impl View {
-    /// The view of a matrix. `apart` keeps the axes of both sides as they are.
+    /// The view of a matrix. With `apart` the axes of both sides are not merged.
     pub fn new(
         matrix: &Matrix,
         problem: &Problem,

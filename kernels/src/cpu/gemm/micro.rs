@@ -204,7 +204,7 @@ pub(in super::super) struct Micro {
     pub correlate: planes::Correlate,
     pub convolve_whole: planes::ConvolveWhole,
     pub correlate_whole: planes::CorrelateWhole,
-    /// Those of F(2×2, 3×3), F(4×4, 3×3) and F(2×2, 5×5).
+    /// The transforms of F(2×2, 3×3), F(4×4, 3×3) and F(2×2, 5×5).
     transforms: [winograd::Transforms; 3],
     pub transform_gradients: winograd::TransformGradients,
     pub transform_sums: winograd::TransformSums,
@@ -222,9 +222,9 @@ trait LeftAccess: Copy {
     const LAYOUT: LeftLayout;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
-    /// The distances of the rows from it, in bytes, which addresses take as they are.
+    /// The offsets of the rows from it, in bytes, which are added to addresses without scaling.
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R];
-    /// Requests a later cache line of each row, before so many steps that remain.
+    /// Prefetches a later cache line of each row, when this many steps remain.
     #[inline(always)]
     unsafe fn request<const R: usize>(_left: &Left, _remaining: usize) {}
 }

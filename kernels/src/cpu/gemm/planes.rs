@@ -10,7 +10,7 @@ use super::simd::Simd;
 const ROWS: usize = 4;
 /// Kernel elements whose sums are kept in registers.
 const TAPS: usize = 9;
-/// The same where fewer are left.
+/// The same where fewer kernel elements are left.
 const FEW_TAPS: usize = 3;
 
 /// One channel of some images: output row (i, r), `columns` long, at `result + i·result_image +

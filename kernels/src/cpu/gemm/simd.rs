@@ -36,7 +36,7 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn in_order(v: Self::V) -> Self::V;
     /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
     unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;
-    /// The same, faster where seldom all bits are set.
+    /// The same, faster where all bits are rarely set.
     #[inline(always)]
     unsafe fn load_part(at: *const f32, lanes: u32) -> Self::V {
         // SAFETY: the caller's promise.

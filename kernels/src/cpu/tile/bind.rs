@@ -387,8 +387,8 @@ impl<'a> Bound<'a> {
         Requests(operands.take(REQUESTS).collect())
     }
 
-    /// The address of the result at a point and the elements from row to row, if the code does
-    /// nothing but store the anchor's values as they are, with neighbouring columns side by side.
+    /// The address of the result at a point and the elements from row to row, if the code only
+    /// stores the anchor's values unchanged, with contiguous columns.
     pub fn target(&self, origin: &[usize]) -> Option<(*mut f32, usize)> {
         let (at, strides) = self.stored(origin)?;
         let (row, column) = (origin.len() - 2, origin.len() - 1);
@@ -401,8 +401,8 @@ impl<'a> Bound<'a> {
         self.code.scratch_bytes()
     }
 
-    /// The address of the result at a point and its strides, if the code does nothing but store the
-    /// anchor's values as they are.
+    /// The address of the result at a point and its strides, if the code only stores the anchor's
+    /// values unchanged.
     pub fn stored(&self, origin: &[usize]) -> Option<(*mut f32, &[isize])> {
         let access = self.accesses.first().filter(|_| self.code.only_stores)?;
         Some((access.at(origin).cast(), &access.strides[..origin.len()]))

@@ -50,7 +50,7 @@ pub(crate) struct TileCode {
     dtypes: Vec<DType>,
     /// Which operands are read, by bit.
     read: u64,
-    /// Whether the anchor's values are stored as they are, and nothing else happens.
+    /// Whether the code only stores the anchor's values unchanged.
     only_stores: bool,
     /// Values of the program.
     values: usize,
@@ -120,7 +120,7 @@ impl TileCode {
             self.lanes_at + (self.program.lanes + self.program.kept * self.kept_lanes) * 4;
     }
 
-    /// Whether the anchor's values are stored as they are, and nothing else happens.
+    /// Whether the code only stores the anchor's values unchanged.
     pub fn only_stores(&self) -> bool {
         self.only_stores
     }

@@ -39,10 +39,10 @@ pub struct CrossEntropy<'t> {
     pub ignore: Option<i32>,
     /// A weight for each class, f32 `[classes]`. A mean divides by the weights of the labels.
     pub weights: Option<Tensor<'t>>,
-    /// The share of a label, in 0..=1, that is spread evenly over all classes (Szegedy et al.
-    /// 2016).
+    /// Label smoothing: the share of a label, in 0..=1, that is spread evenly over all classes
+    /// (Szegedy et al. 2016).
     pub smoothing: f32,
-    /// How the losses of single elements become one.
+    /// The reduction of the losses of single elements.
     pub reduction: Reduction,
 }
 

@@ -67,8 +67,7 @@ impl<'t> Tensor<'t> {
 
     /// The negative logarithm of a normal distribution's density at the target: ½(ln(2π·v) + (x −
     /// target)²/v), with the mean x and the variance v, a tensor of the same shape of which at
-    /// least `eps` counts (PyTorch's default is 10⁻⁶). PyTorch leaves the 2π out unless it is asked
-    /// for.
+    /// least `eps` counts (PyTorch's default is 10⁻⁶). PyTorch omits the 2π by default.
     #[track_caller]
     pub fn gaussian_nll(
         self,
@@ -85,7 +84,7 @@ impl<'t> Tensor<'t> {
         losses.reduced("gaussian_nll", reduction)
     }
 
-    /// x where the target is 1, max(0, `margin` − x) where it is −1: of distances that should be
+    /// x where the target is 1, max(0, `margin` − x) where it is −1: for distances that should be
     /// small or large.
     #[track_caller]
     pub fn hinge_embedding(
@@ -100,7 +99,7 @@ impl<'t> Tensor<'t> {
             .reduced("hinge_embedding", reduction)
     }
 
-    /// max(0, 1 − target·x), for targets of 1 and −1: the loss of a support vector machine.
+    /// The hinge loss max(0, 1 − target·x), for targets of 1 and −1.
     #[track_caller]
     pub fn hinge(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
         let (x, t) = self.beside_target("hinge", target, Location::caller());
