@@ -100,7 +100,7 @@ fn refused<T>(work: impl FnOnce() -> T) -> String {
 }
 
 #[test]
-fn conflicts_are_refused_until_the_movement_has_ended() {
+fn conflicts_are_refused_until_the_exchange_has_ended() {
     let ranks = Sevens::default();
     let (mut memory, [from, to], is_given_back) = memory();
     memory.bytes_mut(&from).fill(1);

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use crate::engine::{Job, Movement};
+use crate::engine::{Collective, Job};
 use crate::world::{Kind, World};
 use crate::{Error, Result};
 
@@ -85,7 +85,7 @@ impl World {
     /// Gathers values of one length, by rank, counted as control traffic.
     fn gather_small(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
         let mut all = vec![0; value.len() * self.size()];
-        let gather = (Movement::AllGather, self.all());
+        let gather = (Collective::AllGather, self.all());
         self.run(gather, name, value, &mut all, Some(Kind::Control))?;
         Ok(all)
     }
@@ -141,7 +141,7 @@ impl World {
         let (own, all) = bytes.split_at_mut(BYTES);
         own.copy_from_slice(&header.to_bytes());
         let job = Job {
-            movement: Movement::AllGather,
+            collective: Collective::AllGather,
             group: self.all(),
             source: own.as_ptr(),
             source_len: own.len(),

@@ -19,7 +19,7 @@ use slabwise_kernels::memory::Foreign;
 /// | shift | `c`, goes to rank `(rank + by) % n` | `c`, comes from rank `(rank - by) % n` |
 /// | barrier | none | none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Movement {
+pub enum Collective {
     /// Exchanges chunks between all ranks of a group.
     AllToAll,
     /// Concatenates the chunks of all ranks on each of them.
@@ -54,7 +54,7 @@ pub(crate) struct Chunk {
     pub len: usize,
 }
 
-impl Movement {
+impl Collective {
     /// The chunk that the rank at place `receiver` gets from that at place `sender`; `None` if
     /// there is no message between them. A chunk of 0 bytes is a message too. Bytes that a rank
     /// sends to itself are copied.
@@ -72,30 +72,30 @@ impl Movement {
             len: destination,
         };
         match self {
-            Movement::AllToAll => Some(Chunk {
+            Collective::AllToAll => Some(Chunk {
                 from: receiver * each,
                 to: sender * each,
                 len: each,
             }),
-            Movement::AllGather => Some(Chunk {
+            Collective::AllGather => Some(Chunk {
                 from: 0,
                 to: sender * each,
                 len: each,
             }),
-            Movement::ReduceScatter => Some(Chunk {
+            Collective::ReduceScatter => Some(Chunk {
                 from: receiver * destination,
                 ..whole
             }),
-            Movement::Broadcast { root } => (sender == root && receiver != root).then_some(whole),
-            Movement::Shift { by } => {
+            Collective::Broadcast { root } => (sender == root && receiver != root).then_some(whole),
+            Collective::Shift { by } => {
                 let by = by.rem_euclid(size as isize) as usize;
                 ((sender + by) % size == receiver).then_some(whole)
             }
-            Movement::Barrier => Some(whole),
+            Collective::Barrier => Some(whole),
         }
     }
 
-    /// The first disagreement of the regions' lengths with the table of [`Movement`].
+    /// The first disagreement of the regions' lengths with the table of [`Collective`].
     pub(crate) fn check(
         self,
         size: usize,
@@ -103,29 +103,29 @@ impl Movement {
         destination: usize,
     ) -> Result<(), String> {
         let is_right = match self {
-            Movement::AllToAll => source == destination && source.is_multiple_of(size),
-            Movement::AllGather => source.checked_mul(size) == Some(destination),
-            Movement::ReduceScatter => {
+            Collective::AllToAll => source == destination && source.is_multiple_of(size),
+            Collective::AllGather => source.checked_mul(size) == Some(destination),
+            Collective::ReduceScatter => {
                 destination.checked_mul(size) == Some(source)
                     && destination.is_multiple_of(size_of::<f32>())
             }
-            Movement::Broadcast { root } if root >= size => {
+            Collective::Broadcast { root } if root >= size => {
                 return Err(format!("broadcast from rank {root} of {size}"));
             }
-            Movement::Broadcast { .. } => source == 0,
-            Movement::Shift { .. } => source == destination,
-            Movement::Barrier => source == 0 && destination == 0,
+            Collective::Broadcast { .. } => source == 0,
+            Collective::Shift { .. } => source == destination,
+            Collective::Barrier => source == 0 && destination == 0,
         };
         if is_right {
             return Ok(());
         }
         let rule = match self {
-            Movement::AllToAll => "as many, in equal chunks for each rank",
-            Movement::AllGather => "one chunk of the source's length for each rank",
-            Movement::ReduceScatter => "the length of one of equal chunks of f32 for each rank",
-            Movement::Broadcast { .. } => "no source, since the root's bytes are its destination",
-            Movement::Shift { .. } => "as many",
-            Movement::Barrier => "no bytes",
+            Collective::AllToAll => "as many, in equal chunks for each rank",
+            Collective::AllGather => "one chunk of the source's length for each rank",
+            Collective::ReduceScatter => "the length of one of equal chunks of f32 for each rank",
+            Collective::Broadcast { .. } => "no source, since the root's bytes are its destination",
+            Collective::Shift { .. } => "as many",
+            Collective::Barrier => "no bytes",
         };
         Err(format!(
             "{} of {source} bytes into {destination} over {size} ranks: it needs {rule}",
@@ -136,12 +136,12 @@ impl Movement {
     /// Its name in texts.
     pub fn name(self) -> &'static str {
         match self {
-            Movement::AllToAll => "all-to-all",
-            Movement::AllGather => "all-gather",
-            Movement::ReduceScatter => "reduce-scatter",
-            Movement::Broadcast { .. } => "broadcast",
-            Movement::Shift { .. } => "shift",
-            Movement::Barrier => "barrier",
+            Collective::AllToAll => "all-to-all",
+            Collective::AllGather => "all-gather",
+            Collective::ReduceScatter => "reduce-scatter",
+            Collective::Broadcast { .. } => "broadcast",
+            Collective::Shift { .. } => "shift",
+            Collective::Barrier => "barrier",
         }
     }
 }
@@ -150,7 +150,7 @@ impl Movement {
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The collective.
-    pub movement: Movement,
+    pub collective: Collective,
     /// The ranks between which bytes move.
     pub group: Group,
     /// The start of the source.
@@ -175,8 +175,8 @@ impl Job {
 
     /// The region from which peers receive.
     pub(crate) fn outgoing_bytes(&self) -> (*const u8, usize) {
-        match self.movement {
-            Movement::Broadcast { .. } => (self.destination, self.destination_len),
+        match self.collective {
+            Collective::Broadcast { .. } => (self.destination, self.destination_len),
             _ => (self.source, self.source_len),
         }
     }
@@ -185,7 +185,7 @@ impl Job {
     pub(crate) fn chunk(&self, receiver: usize, sender: usize) -> Option<Chunk> {
         let [to, from] = [receiver, sender].map(|rank| self.group.place_of(rank));
         let size = self.group.size();
-        self.movement.chunk(to, from, size, self.destination_len)
+        self.collective.chunk(to, from, size, self.destination_len)
     }
 
     /// The ranks other than this one that it exchanges bytes with, from the next place on.
@@ -203,7 +203,7 @@ impl Job {
     pub(crate) unsafe fn copy_own(&self, rank: usize) {
         if let Some(chunk) = self.chunk(rank, rank) {
             // SAFETY: the caller's promise: both regions are valid for their lengths, in which the
-            // chunk lies because `Movement::check` accepted them.
+            // chunk lies because `Collective::check` accepted them.
             unsafe { copy_chunk(self.outgoing(), self.destination, chunk) };
         }
     }
@@ -228,7 +228,7 @@ pub(crate) unsafe fn copy_chunk(source: *const u8, destination: *mut u8, chunk: 
 /// Runs a collective over copies of the regions, which an engine that abandons them may keep after
 /// an error.
 pub(crate) fn with_copies<E>(
-    (movement, group): (Movement, Group),
+    (collective, group): (Collective, Group),
     source: &[u8],
     destination: &mut [u8],
     abandons: bool,
@@ -237,7 +237,7 @@ pub(crate) fn with_copies<E>(
     let source = source.to_vec();
     let mut copy = destination.to_vec();
     let ended = run(Job {
-        movement,
+        collective,
         group,
         source: source.as_ptr(),
         source_len: source.len(),
@@ -280,7 +280,7 @@ pub trait Engine: Send + Sync {
     /// Starts collective number `seq`, and returns at once.
     ///
     /// # Safety
-    /// The groups divide the world, and the lengths agree with [`Movement`]'s table. Until
+    /// The groups divide the world, and the lengths agree with [`Collective`]'s table. Until
     /// [`Engine::wait`] has returned `Ok` for `seq`, both regions stay valid, the source is not
     /// written, and the destination is neither read nor written. They do not overlap, except that
     /// the source of an all-gather may be its own chunk of the destination. After an `Err` they
@@ -332,16 +332,18 @@ mod tests {
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {
-        let told = |m: Movement, source, destination| m.check(3, source, destination).err();
-        assert_eq!(told(Movement::AllToAll, 6, 6), None);
-        assert_eq!(told(Movement::AllGather, 0, 0), None);
-        assert_eq!(told(Movement::Broadcast { root: 2 }, 0, 5), None);
-        assert!(told(Movement::AllToAll, 7, 7).is_some_and(|t| t.contains("equal chunks")));
-        assert!(told(Movement::AllGather, 2, 5).is_some_and(|t| t.contains("2 bytes into 5")));
-        assert!(told(Movement::AllGather, usize::MAX, 3).is_some());
-        assert!(told(Movement::Broadcast { root: 3 }, 0, 5).is_some_and(|t| t.contains("rank 3")));
-        assert!(told(Movement::Shift { by: 1 }, 1, 2).is_some());
-        assert!(told(Movement::Barrier, 1, 1).is_some());
+        let told = |m: Collective, source, destination| m.check(3, source, destination).err();
+        assert_eq!(told(Collective::AllToAll, 6, 6), None);
+        assert_eq!(told(Collective::AllGather, 0, 0), None);
+        assert_eq!(told(Collective::Broadcast { root: 2 }, 0, 5), None);
+        assert!(told(Collective::AllToAll, 7, 7).is_some_and(|t| t.contains("equal chunks")));
+        assert!(told(Collective::AllGather, 2, 5).is_some_and(|t| t.contains("2 bytes into 5")));
+        assert!(told(Collective::AllGather, usize::MAX, 3).is_some());
+        assert!(
+            told(Collective::Broadcast { root: 3 }, 0, 5).is_some_and(|t| t.contains("rank 3"))
+        );
+        assert!(told(Collective::Shift { by: 1 }, 1, 2).is_some());
+        assert!(told(Collective::Barrier, 1, 1).is_some());
     }
 
     #[test]
@@ -349,7 +351,7 @@ mod tests {
         for by in [-4, -3, -1, 0, 1, 2, 7] {
             for sender in 0..3 {
                 let receivers: Vec<usize> = (0..3)
-                    .filter(|r| Movement::Shift { by }.chunk(*r, sender, 3, 8).is_some())
+                    .filter(|r| Collective::Shift { by }.chunk(*r, sender, 3, 8).is_some())
                     .collect();
                 assert_eq!(receivers, [(sender as isize + by).rem_euclid(3) as usize]);
             }

@@ -20,7 +20,7 @@ mod transport;
 mod world;
 
 pub use agree::Header;
-pub use engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+pub use engine::{Collective, Engine, IN_FLIGHT_MAX, Job, Stop};
 pub use error::{Error, Result};
 pub use slabwise_kernels::collective::Group;
 pub use world::{Kind, Sent, Ticket, World};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use slabwise_kernels::collective::Group;
 
-use crate::engine::{Engine, Movement, Stop, with_copies};
+use crate::engine::{Collective, Engine, Stop, with_copies};
 use crate::launcher::{Family, Place};
 use crate::library::{self, Surroundings};
 use crate::near::Introduction;
@@ -89,7 +89,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     let mut near = Introduction::new(mpi.rank, near);
     let card = [&own[..], &Cores::own().to_bytes(), &near.to_bytes()].concat();
     let mut cards = vec![0; card.len() * mpi.size];
-    run(mpi, 0, Movement::AllGather, &card, &mut cards, until)?;
+    run(mpi, 0, Collective::AllGather, &card, &mut cards, until)?;
     let cards = cards.chunks_exact(card.len());
     let is_one_machine = cards.clone().all(|card| card[..HOST] == own);
     let cores: Vec<_> = cards
@@ -127,7 +127,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     run(
         mpi,
         1,
-        Movement::Broadcast { root: 0 },
+        Collective::Broadcast { root: 0 },
         &[],
         &mut address,
         until,
@@ -152,9 +152,9 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     // Windows are open on all ranks until all have looked.
     let own = near.look(&others);
     let mut seen = vec![0; own.len() * mpi.size];
-    run(mpi, 2, Movement::AllGather, &own, &mut seen, until)?;
+    run(mpi, 2, Collective::AllGather, &own, &mut seen, until)?;
     // All have ended these collectives by messages before the first one that is near.
-    run(mpi, 3, Movement::Barrier, &[], &mut [], until)?;
+    run(mpi, 3, Collective::Barrier, &[], &mut [], until)?;
     if let Some(near) = near.meet(&seen) {
         mpi.set_near(near);
     }
@@ -165,13 +165,13 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
 fn run(
     mpi: &Mpi,
     seq: u64,
-    movement: Movement,
+    collective: Collective,
     source: &[u8],
     destination: &mut [u8],
     until: Instant,
 ) -> Result<()> {
     let ended = with_copies(
-        (movement, Group::all(mpi.size as u32)),
+        (collective, Group::all(mpi.size as u32)),
         source,
         destination,
         true,

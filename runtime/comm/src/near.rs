@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use slabwise_kernels::tree_sum::add_in_tree;
 
-use crate::engine::{IN_FLIGHT_MAX, Job, Movement, Stop, copy_chunk};
-use area::{Area, Place, movement};
+use crate::engine::{Collective, IN_FLIGHT_MAX, Job, Stop, copy_chunk};
+use area::{Area, Place, collective};
 pub(crate) use local::Local;
 pub(crate) use processes::{Introduction, Processes, SharedArena};
 
@@ -163,7 +163,7 @@ impl<S: Sight> Near<S> {
     pub fn arrive(&self, seq: u64, until: Instant, fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         self.wait_for_all(seq, &job, until, fate, |area| area.has_started(seq))?;
-        let what = |posted: area::Posted| (posted.movement, posted.group, posted.len);
+        let what = |posted: area::Posted| (posted.collective, posted.group, posted.len);
         let own = what(self.own().posted(seq));
         if self.peers(&job).any(|(_, a)| what(a.posted(seq)) != own) {
             return Err(Stop::Mismatch(self.difference(seq, &job)));
@@ -184,8 +184,8 @@ impl<S: Sight> Near<S> {
     pub fn receive(&self, seq: u64, messages: &[u8], fate: &impl Fate) -> Result<(), Stop> {
         let job = self.job(seq);
         fate.begin_reading()?;
-        let received = match job.movement {
-            Movement::ReduceScatter => self.add(seq, &job, messages),
+        let received = match job.collective {
+            Collective::ReduceScatter => self.add(seq, &job, messages),
             _ => self.copy(seq, &job),
         };
         fate.end_reading();
@@ -344,14 +344,17 @@ impl<S: Sight> Near<S> {
         let seen = members.filter_map(|rank| Some((rank, self.sight.area(rank)?)));
         let all: Vec<_> = seen
             .map(|(rank, area)| (rank, area.posted(seq)))
-            .map(|(rank, posted)| (rank, posted.movement, posted.len, posted.group))
+            .map(|(rank, posted)| (rank, posted.collective, posted.len, posted.group))
             .collect();
         let shown = |(rank, code, len, group): (usize, u64, u64, u64)| {
             let among = match group as u32 {
                 1 => String::new(),
                 stride => format!(" among {} ranks at a distance of {stride}", group >> 32),
             };
-            format!("{:?} of {len} bytes{among} on rank {rank}", movement(code))
+            format!(
+                "{:?} of {len} bytes{among} on rank {rank}",
+                collective(code)
+            )
         };
         let other = all
             .iter()

@@ -4,13 +4,13 @@ use slabwise_kernels::collective::{self, Group, Transport, TransportError};
 use slabwise_kernels::memory::Foreign;
 use slabwise_kernels::spec::CollectiveOp;
 
-use crate::{Error, Movement, Ticket, World};
+use crate::{Collective, Error, Ticket, World};
 
 /// The collective of each [`CollectiveOp`].
-const MOVEMENTS: [Movement; 3] = [
-    Movement::AllToAll,
-    Movement::AllGather,
-    Movement::ReduceScatter,
+const COLLECTIVES: [Collective; 3] = [
+    Collective::AllToAll,
+    Collective::AllGather,
+    Collective::ReduceScatter,
 ];
 
 impl Transport for World {
@@ -33,11 +33,11 @@ impl Transport for World {
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<collective::Ticket, TransportError> {
-        let movement = MOVEMENTS[op as usize];
+        let collective = COLLECTIVES[op as usize];
         // SAFETY: the caller promises as much: until `finish` has returned, and after an error for
         // as long as `abandons` asks for it.
         let started =
-            unsafe { self.start_in(group, movement.name(), movement, source, destination) };
+            unsafe { self.start_in(group, collective.name(), collective, source, destination) };
         let ticket = started.map_err(|error| self.failure(&error))?;
         Ok(collective::Ticket([
             ticket.seq,
@@ -54,7 +54,7 @@ impl Transport for World {
             step,
             collective,
         };
-        let name = MOVEMENTS.get(op as usize).map_or("", |m| m.name());
+        let name = COLLECTIVES.get(op as usize).map_or("", |m| m.name());
         let done = World::finish(self, ticket, name);
         done.map_err(|error| self.failure(&error))
     }

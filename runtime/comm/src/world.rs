@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use slabwise_kernels::collective::Group;
 use slabwise_kernels::memory::Foreign;
 
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop, with_copies};
+use crate::engine::{Collective, Engine, IN_FLIGHT_MAX, Job, Stop, with_copies};
 use crate::launcher::{Launcher, launcher};
 use crate::near::Local;
 use crate::{Error, Result, error, mpi};
@@ -60,7 +60,7 @@ struct Sequence {
 
 #[derive(Default)]
 struct Counter {
-    movements: AtomicU64,
+    collectives: AtomicU64,
     bytes: AtomicU64,
 }
 
@@ -92,14 +92,14 @@ impl Kind {
         Kind::Control,
     ];
 
-    fn of(movement: Movement) -> Kind {
-        match movement {
-            Movement::AllToAll => Kind::AllToAll,
-            Movement::AllGather => Kind::AllGather,
-            Movement::ReduceScatter => Kind::ReduceScatter,
-            Movement::Broadcast { .. } => Kind::Broadcast,
-            Movement::Shift { .. } => Kind::Shift,
-            Movement::Barrier => Kind::Control,
+    fn of(collective: Collective) -> Kind {
+        match collective {
+            Collective::AllToAll => Kind::AllToAll,
+            Collective::AllGather => Kind::AllGather,
+            Collective::ReduceScatter => Kind::ReduceScatter,
+            Collective::Broadcast { .. } => Kind::Broadcast,
+            Collective::Shift { .. } => Kind::Shift,
+            Collective::Barrier => Kind::Control,
         }
     }
 }
@@ -108,14 +108,14 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// The number of collectives started.
-    pub movements: u64,
+    pub collectives: u64,
     /// The bytes sent to other ranks.
     pub bytes: u64,
 }
 
 /// A collective in flight, to be given to [`World::finish`].
 #[derive(Debug)]
-#[must_use = "a movement ends in `World::finish`"]
+#[must_use = "a collective ends in `World::finish`"]
 pub struct Ticket {
     pub(crate) seq: u64,
     pub(crate) step: u64,
@@ -243,7 +243,7 @@ impl World {
     pub fn sent(&self, kind: Kind) -> Sent {
         let counter = &self.0.sent[kind as usize];
         Sent {
-            movements: counter.movements.load(Ordering::Relaxed),
+            collectives: counter.collectives.load(Ordering::Relaxed),
             bytes: counter.bytes.load(Ordering::Relaxed),
         }
     }
@@ -258,7 +258,7 @@ impl World {
     /// collectives in flight may be finished in any order that is the same on all ranks.
     ///
     /// # Errors
-    /// If the lengths do not fit [`Movement`]'s table, [`IN_FLIGHT_MAX`] collectives have been
+    /// If the lengths do not fit [`Collective`]'s table, [`IN_FLIGHT_MAX`] collectives have been
     /// started since one that is not finished, or the world is lost.
     ///
     /// # Safety
@@ -270,12 +270,12 @@ impl World {
     pub unsafe fn start(
         &self,
         name: &str,
-        movement: Movement,
+        collective: Collective,
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<Ticket> {
         // SAFETY: the caller promises as much.
-        unsafe { self.start_in(self.all(), name, movement, source, destination) }
+        unsafe { self.start_in(self.all(), name, collective, source, destination) }
     }
 
     /// Like [`World::start`], between the ranks of each group.
@@ -289,12 +289,12 @@ impl World {
         &self,
         group: Group,
         name: &str,
-        movement: Movement,
+        collective: Collective,
         source: *const [u8],
         destination: *mut [u8],
     ) -> Result<Ticket> {
         let job = Job {
-            movement,
+            collective,
             group,
             source: source.cast(),
             source_len: source.len(),
@@ -325,8 +325,8 @@ impl World {
         self.0.engine.threads()
     }
 
-    /// Whether all ranks read each other's memory in place, so that [`Movement::ReduceScatter`] is
-    /// possible. The same on all of them.
+    /// Whether all ranks read each other's memory in place, so that [`Collective::ReduceScatter`]
+    /// is possible. The same on all of them.
     pub fn sums_in_place(&self) -> bool {
         self.0.engine.sums_in_place()
     }
@@ -356,10 +356,10 @@ impl World {
             )));
         }
         let check = job
-            .movement
+            .collective
             .check(job.group.size(), job.source_len, job.destination_len);
         check.map_err(|why| Error::Size(format!("\"{name}\": {why}")))?;
-        if job.movement == Movement::ReduceScatter && !self.sums_in_place() {
+        if job.collective == Collective::ReduceScatter && !self.sums_in_place() {
             return Err(Error::Size(format!(
                 "\"{name}\": a reduce-scatter among ranks that do not read each other's memory in \
                  place; use all-to-all, and add up"
@@ -389,12 +389,12 @@ impl World {
         sequence.next += 1;
         sequence.in_flight |= slot;
         drop(sequence);
-        let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.movement)) as usize];
+        let counter = &self.0.sent[kind.unwrap_or(Kind::of(job.collective)) as usize];
         let bytes = job
             .peers(self.rank())
             .filter_map(|peer| job.chunk(peer, self.rank()))
             .map(|chunk| chunk.len as u64);
-        counter.movements.fetch_add(1, Ordering::Relaxed);
+        counter.collectives.fetch_add(1, Ordering::Relaxed);
         counter.bytes.fetch_add(bytes.sum(), Ordering::Relaxed);
         Ok(ticket)
     }
@@ -428,7 +428,7 @@ impl World {
     /// # Errors
     /// If the lengths differ or the number of ranks does not divide them, or a rank is lost.
     pub fn all_to_all(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        self.run_in(self.all(), name, Movement::AllToAll, source, destination)
+        self.run_in(self.all(), name, Collective::AllToAll, source, destination)
     }
 
     /// Concatenates the sources of all ranks, by rank, on each of them.
@@ -436,7 +436,7 @@ impl World {
     /// # Errors
     /// If the destination is not as long as all sources together, or a rank is lost.
     pub fn all_gather(&self, name: &str, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        self.run_in(self.all(), name, Movement::AllGather, source, destination)
+        self.run_in(self.all(), name, Collective::AllGather, source, destination)
     }
 
     /// Adds up f32 of all ranks: on rank `i` chunk `i` of the sources, in a tree over the ranks.
@@ -448,7 +448,7 @@ impl World {
         self.run_in(
             self.all(),
             name,
-            Movement::ReduceScatter,
+            Collective::ReduceScatter,
             source,
             destination,
         )
@@ -459,7 +459,7 @@ impl World {
     /// # Errors
     /// If there is no such rank, or a rank is lost.
     pub fn broadcast(&self, name: &str, root: usize, bytes: &mut [u8]) -> Result<()> {
-        self.run_in(self.all(), name, Movement::Broadcast { root }, &[], bytes)
+        self.run_in(self.all(), name, Collective::Broadcast { root }, &[], bytes)
     }
 
     /// Sends to the rank at a distance, cyclically, and receives from the one at the same distance
@@ -477,7 +477,7 @@ impl World {
         self.run_in(
             self.all(),
             name,
-            Movement::Shift { by },
+            Collective::Shift { by },
             source,
             destination,
         )
@@ -488,7 +488,7 @@ impl World {
     /// # Errors
     /// If a rank is lost.
     pub fn barrier(&self, name: &str) -> Result<()> {
-        self.run_in(self.all(), name, Movement::Barrier, &[], &mut [])
+        self.run_in(self.all(), name, Collective::Barrier, &[], &mut [])
     }
 
     /// Runs a collective between the ranks of each group.
@@ -499,11 +499,11 @@ impl World {
         &self,
         group: Group,
         name: &str,
-        movement: Movement,
+        collective: Collective,
         source: &[u8],
         destination: &mut [u8],
     ) -> Result<()> {
-        self.run((movement, group), name, source, destination, None)
+        self.run((collective, group), name, source, destination, None)
     }
 
     /// The group of all ranks.
@@ -514,13 +514,13 @@ impl World {
     /// Runs a collective over copies of the regions, which an engine may keep after an error.
     pub(crate) fn run(
         &self,
-        movement: (Movement, Group),
+        collective: (Collective, Group),
         name: &str,
         source: &[u8],
         destination: &mut [u8],
         kind: Option<Kind>,
     ) -> Result<()> {
-        with_copies(movement, source, destination, self.abandons(), |job| {
+        with_copies(collective, source, destination, self.abandons(), |job| {
             // SAFETY: both regions live until the collective has ended, and nothing else accesses
             // them; after an error they are never freed if the engine may still use them.
             let ticket = unsafe { self.start_job(name, job, kind) }?;

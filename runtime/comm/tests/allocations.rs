@@ -6,7 +6,7 @@ mod allocator;
 use std::sync::Barrier;
 use std::thread;
 
-use slabwise_comm::{Movement, World};
+use slabwise_comm::{Collective, World};
 
 /// Two exchanges in flight at a time, often.
 fn exchanges(world: &World, source: &[Vec<u8>; 2], destination: &mut [Vec<u8>; 2]) {
@@ -14,13 +14,13 @@ fn exchanges(world: &World, source: &[Vec<u8>; 2], destination: &mut [Vec<u8>; 2
         let [first, second] = destination;
         let (own, sum) = (source[0].as_slice(), &mut first[..source[0].len() / 3]);
         // SAFETY: the vectors are not accessed before the collective has ended.
-        let sum = unsafe { world.start("sum", Movement::ReduceScatter, own, sum) };
+        let sum = unsafe { world.start("sum", Collective::ReduceScatter, own, sum) };
         let ended = world.finish(sum.expect("no loss"), "sum");
         ended.expect("no loss");
         let started = [(&source[0], first), (&source[1], second)].map(|(from, to)| {
             let (from, to) = (from.as_slice(), to.as_mut_slice());
             // SAFETY: the vectors are not accessed before both collectives have ended.
-            unsafe { world.start("gradients", Movement::AllToAll, from, to) }
+            unsafe { world.start("gradients", Collective::AllToAll, from, to) }
         });
         for ticket in started {
             let ended = world.finish(ticket.expect("no loss"), "gradients");
@@ -30,7 +30,7 @@ fn exchanges(world: &World, source: &[Vec<u8>; 2], destination: &mut [Vec<u8>; 2
 }
 
 #[test]
-fn movements_allocate_nothing_after_the_first() {
+fn collectives_allocate_nothing_after_the_first() {
     let meet = Barrier::new(4);
     thread::scope(|scope| {
         for world in World::local(3) {

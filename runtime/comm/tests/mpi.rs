@@ -15,7 +15,7 @@ use std::{env, fs, process, thread};
 
 use exercise::exercise;
 use slabwise_comm::launch::{self, Launch};
-use slabwise_comm::{Error, Movement, World};
+use slabwise_comm::{Collective, Error, World};
 
 /// The variable that makes this program a rank.
 const ROLE: &str = "SLABWISE_TEST_RANK";
@@ -137,7 +137,7 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
 fn exchange(world: &World, own: &[u8], all: &mut [u8]) -> Result<(), Error> {
     // SAFETY: the regions are not accessed before the collective has ended; after an error the
     // process ends.
-    let started = unsafe { world.start("gradients", Movement::AllToAll, own, all) };
+    let started = unsafe { world.start("gradients", Collective::AllToAll, own, all) };
     world.finish(started?, "gradients")
 }
 
@@ -151,7 +151,7 @@ fn add_in_place(world: &World, own: &mut [u8], round: usize) {
     let sum = vec![0; own.len() / size].leak();
     // SAFETY: the regions are not accessed before the collective has ended; if it fails, the
     // process ends.
-    let started = unsafe { world.start("sum", Movement::ReduceScatter, &*own, &mut *sum) };
+    let started = unsafe { world.start("sum", Collective::ReduceScatter, &*own, &mut *sum) };
     let ended = started.and_then(|ticket| world.finish(ticket, "sum"));
     ended.expect("no loss");
     let first = rank * sum.len() / 4;
@@ -181,8 +181,8 @@ fn from_arenas(world: &World, seed: u64) -> Result<bool, Error> {
         // SAFETY: the regions are not accessed before both collectives have ended; after an error
         // the process ends without freeing them.
         let moved = unsafe {
-            let exchange = world.start("exchange", Movement::AllToAll, &*own, &mut *all)?;
-            let shift = Movement::Shift { by: 1 };
+            let exchange = world.start("exchange", Collective::AllToAll, &*own, &mut *all)?;
+            let shift = Collective::Shift { by: 1 };
             let shifted = world.start("shift", shift, &own[..len], &mut *next)?;
             world
                 .finish(exchange, "exchange")

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use exercise::exercise;
-use slabwise_comm::{Error, Group, Header, IN_FLIGHT_MAX, Kind, Movement, World};
+use slabwise_comm::{Collective, Error, Group, Header, IN_FLIGHT_MAX, Kind, World};
 
 /// Runs a program on each rank, and returns the results by rank.
 fn on_ranks<T: Send>(size: usize, program: impl Fn(World) -> T + Sync) -> Vec<T> {
@@ -66,7 +66,7 @@ fn overlapped(world: &World, chunks: usize) -> Vec<Vec<u8>> {
         let ticket = unsafe {
             world.start(
                 "chunk",
-                Movement::AllGather,
+                Collective::AllGather,
                 source.as_slice(),
                 all.as_mut_slice(),
             )
@@ -80,7 +80,7 @@ fn overlapped(world: &World, chunks: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn movements_overlap_and_end_in_any_order() {
+fn collectives_overlap_and_end_in_any_order() {
     for all in on_ranks(3, |world| overlapped(&world, IN_FLIGHT_MAX)) {
         for (i, chunk) in all.iter().enumerate() {
             let want: Vec<u8> = (0..3)
@@ -92,10 +92,10 @@ fn movements_overlap_and_end_in_any_order() {
 }
 
 #[test]
-fn too_many_movements_in_flight_are_refused() {
+fn too_many_collectives_in_flight_are_refused() {
     let world = World::alone();
     // SAFETY: a barrier has no regions.
-    let start = || unsafe { world.start("one more", Movement::Barrier, &[], &mut []) };
+    let start = || unsafe { world.start("one more", Collective::Barrier, &[], &mut []) };
     let tickets: Vec<_> = (0..IN_FLIGHT_MAX)
         .map(|_| start().expect("there is room"))
         .collect();
@@ -121,7 +121,7 @@ fn an_all_gather_may_be_in_place() {
         let whole = slice_from_raw_parts_mut(destination, 8);
         // SAFETY: the vector is not accessed before the collective has ended, and the source is
         // this rank's chunk of it.
-        let ticket = unsafe { world.start("weights", Movement::AllGather, own, whole) };
+        let ticket = unsafe { world.start("weights", Collective::AllGather, own, whole) };
         let ticket = ticket.expect("started");
         world.finish(ticket, "weights").expect("finished");
         all
@@ -316,7 +316,7 @@ fn groups_of(size: u32) -> Vec<Group> {
 }
 
 #[test]
-fn movements_stay_in_their_groups() {
+fn collectives_stay_in_their_groups() {
     for size in [4, 6, 8] {
         on_ranks(size, |world| {
             let rank = world.rank();
@@ -334,35 +334,35 @@ fn movements_stay_in_their_groups() {
                 let place = members.iter().position(|r| *r == rank).expect("itself");
                 assert_eq!(group.place_of(rank), place);
                 assert!(group.members(rank).eq(members.iter().copied()));
-                let run = |movement, source: &[u8], len| {
+                let run = |collective, source: &[u8], len| {
                     let mut all = vec![0xaa; len];
-                    let ended = world.run_in(group, "group", movement, source, &mut all);
+                    let ended = world.run_in(group, "group", collective, source, &mut all);
                     ended.expect("no loss");
                     all
                 };
                 let n = members.len();
                 let before = world.sent(Kind::AllGather).bytes;
-                let all = run(Movement::AllGather, &[rank as u8; 3], 3 * n);
+                let all = run(Collective::AllGather, &[rank as u8; 3], 3 * n);
                 let want: Vec<u8> = members.iter().flat_map(|r| [*r as u8; 3]).collect();
                 assert_eq!(all, want);
                 let sent = world.sent(Kind::AllGather).bytes - before;
                 assert_eq!(sent, 3 * (n as u64 - 1));
                 let own: Vec<u8> = (0..n).map(|to| (10 * rank + to) as u8).collect();
-                let all = run(Movement::AllToAll, &own, n);
+                let all = run(Collective::AllToAll, &own, n);
                 let want: Vec<u8> = members.iter().map(|r| (10 * r + place) as u8).collect();
                 assert_eq!(all, want);
                 let own: Vec<u8> = (0..n)
                     .flat_map(|to| ((10 * rank + to) as f32).to_le_bytes())
                     .collect();
-                let sum = run(Movement::ReduceScatter, &own, 4);
+                let sum = run(Collective::ReduceScatter, &own, 4);
                 let want: f32 = members.iter().map(|r| (10 * r + place) as f32).sum();
                 assert_eq!(sum, want.to_le_bytes());
-                let shifted = run(Movement::Shift { by: 1 }, &[rank as u8], 1);
+                let shifted = run(Collective::Shift { by: 1 }, &[rank as u8], 1);
                 assert_eq!(usize::from(shifted[0]), members[(place + n - 1) % n]);
                 let from = members[n - 1];
                 let root = if rank == from { 7 + from as u8 } else { 0 };
                 let mut copied = [root];
-                let copy = Movement::Broadcast { root: n - 1 };
+                let copy = Collective::Broadcast { root: n - 1 };
                 let ended = world.run_in(group, "copy", copy, &[], &mut copied);
                 ended.expect("no loss");
                 assert_eq!(usize::from(copied[0]), 7 + from);
@@ -376,7 +376,13 @@ fn groups_that_do_not_divide_the_world_or_differ_are_refused() {
     let group = |ranks, stride| Group { ranks, stride };
     let results = on_ranks(4, |world| {
         for (ranks, stride, shown) in [(3, 1, "3 ranks"), (2, 3, "2 ranks at a distance of 3")] {
-            let ended = world.run_in(group(ranks, stride), "sum", Movement::Barrier, &[], &mut []);
+            let ended = world.run_in(
+                group(ranks, stride),
+                "sum",
+                Collective::Barrier,
+                &[],
+                &mut [],
+            );
             let told = ended.expect_err("it does not fit").to_string();
             assert_eq!(told, format!("\"sum\": groups of {shown} in a world of 4"));
         }
@@ -385,7 +391,7 @@ fn groups_that_do_not_divide_the_world_or_differ_are_refused() {
         } else {
             group(2, 1)
         };
-        world.run_in(own, "sum", Movement::AllGather, &[1], &mut [0; 2])
+        world.run_in(own, "sum", Collective::AllGather, &[1], &mut [0; 2])
     });
     // Rank 2 shares a group with rank 3, which shares one with rank 1.
     for rank in [2, 3] {
@@ -412,8 +418,8 @@ fn a_rank_that_hangs_is_named_beyond_its_group() {
             thread::sleep(Duration::from_millis(1200));
             return Ok(());
         }
-        world.run_in(group(1), "rows", Movement::Barrier, &[], &mut [])?;
-        world.run_in(group(2), "columns", Movement::Barrier, &[], &mut [])
+        world.run_in(group(1), "rows", Collective::Barrier, &[], &mut [])?;
+        world.run_in(group(2), "columns", Collective::Barrier, &[], &mut [])
     });
     for (rank, result) in results.into_iter().enumerate().take(3) {
         let (late, why) = lost(result);
@@ -436,7 +442,7 @@ fn bytes_of_a_gradient_exchange_are_the_formula() {
                 .expect("no loss");
             let sent = world.sent(Kind::AllToAll).bytes + world.sent(Kind::AllGather).bytes;
             assert_eq!(sent, (2 * (size - 1) * n / size) as u64);
-            assert_eq!(world.sent(Kind::AllToAll).movements, 1);
+            assert_eq!(world.sent(Kind::AllToAll).collectives, 1);
         });
     }
 }

@@ -18,7 +18,7 @@ use slabwise_kernels::memory::Foreign;
 
 use super::calls::{Calls, Handle};
 use super::lifeline::Lifeline;
-use crate::engine::{Engine, IN_FLIGHT_MAX, Job, Movement, Stop};
+use crate::engine::{Collective, Engine, IN_FLIGHT_MAX, Job, Stop};
 use crate::near::{self, Fate, Near, Processes, SharedArena};
 use crate::{Error, Result};
 
@@ -421,7 +421,7 @@ impl Engine for Mpi {
         };
         near.arrive(seq, until, self)?;
         let hidden = near.hidden(seq);
-        let Some(job) = hidden.filter(|job| job.movement == Movement::ReduceScatter) else {
+        let Some(job) = hidden.filter(|job| job.collective == Collective::ReduceScatter) else {
             if let Some(job) = hidden {
                 self.receive_hidden(seq, job);
             }
@@ -435,7 +435,7 @@ impl Engine for Mpi {
         self.receive_hidden(
             seq,
             Job {
-                movement: Movement::AllToAll,
+                collective: Collective::AllToAll,
                 destination: messages.as_mut_ptr(),
                 destination_len: messages.len(),
                 ..job

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use super::segment::Address;
-use crate::engine::{IN_FLIGHT_MAX, Job, Movement};
+use crate::engine::{Collective, IN_FLIGHT_MAX, Job};
 
 /// The most arenas of a rank.
 pub(super) const ARENAS_MAX: usize = 64;
@@ -29,7 +29,7 @@ pub(crate) enum Place {
 /// A collective as a rank has started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Posted {
-    pub movement: u64,
+    pub collective: u64,
     /// The number of ranks of the group, and their distance.
     pub group: u64,
     pub len: u64,
@@ -88,29 +88,29 @@ fn get(number: &AtomicU64) -> u64 {
 }
 
 /// A collective as a number, by which ranks compare theirs.
-pub(super) fn code(movement: Movement) -> u64 {
-    match movement {
-        Movement::AllToAll => 0,
-        Movement::AllGather => 1,
-        Movement::Barrier => 2,
-        Movement::Broadcast { root } => 3 | (root as u64) << 3,
-        Movement::Shift { by } => 4 | (by as u64) << 3,
-        Movement::ReduceScatter => 5,
+pub(super) fn code(collective: Collective) -> u64 {
+    match collective {
+        Collective::AllToAll => 0,
+        Collective::AllGather => 1,
+        Collective::Barrier => 2,
+        Collective::Broadcast { root } => 3 | (root as u64) << 3,
+        Collective::Shift { by } => 4 | (by as u64) << 3,
+        Collective::ReduceScatter => 5,
     }
 }
 
 /// The collective of a number of [`code`].
-pub(super) fn movement(code: u64) -> Movement {
+pub(super) fn collective(code: u64) -> Collective {
     match code & 7 {
-        0 => Movement::AllToAll,
-        1 => Movement::AllGather,
-        2 => Movement::Barrier,
-        3 => Movement::Broadcast {
+        0 => Collective::AllToAll,
+        1 => Collective::AllGather,
+        2 => Collective::Barrier,
+        3 => Collective::Broadcast {
             root: (code >> 3) as usize,
         },
-        5 => Movement::ReduceScatter,
+        5 => Collective::ReduceScatter,
         // The shift back copies the sign.
-        _ => Movement::Shift {
+        _ => Collective::Shift {
             by: (code as i64 >> 3) as isize,
         },
     }
@@ -132,7 +132,7 @@ impl Area {
         let post = self.post(seq);
         let group = u64::from(job.group.ranks) << 32 | u64::from(job.group.stride);
         let len = job.destination_len as u64;
-        let words = [code(job.movement), group, len, a, b, c];
+        let words = [code(job.collective), group, len, a, b, c];
         for (to, word) in post.words.iter().zip(words) {
             to.store(word, Ordering::Relaxed);
         }
@@ -170,7 +170,7 @@ impl Area {
 
     /// A collective that the rank has started.
     pub fn posted(&self, seq: u64) -> Posted {
-        let [movement, group, len, a, b, c] = self.post(seq).words.each_ref().map(get);
+        let [collective, group, len, a, b, c] = self.post(seq).words.each_ref().map(get);
         let place = match a & 3 {
             0 => Place::Address(b as usize),
             1 => Place::Inline,
@@ -182,7 +182,7 @@ impl Area {
             _ => Place::Elsewhere,
         };
         Posted {
-            movement,
+            collective,
             group,
             len,
             place,
@@ -263,17 +263,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn movements_survive_their_code() {
+    fn collectives_survive_their_code() {
         for one in [
-            Movement::AllToAll,
-            Movement::AllGather,
-            Movement::ReduceScatter,
-            Movement::Barrier,
-            Movement::Broadcast { root: 1023 },
-            Movement::Shift { by: 3 },
-            Movement::Shift { by: -2000 },
+            Collective::AllToAll,
+            Collective::AllGather,
+            Collective::ReduceScatter,
+            Collective::Barrier,
+            Collective::Broadcast { root: 1023 },
+            Collective::Shift { by: 3 },
+            Collective::Shift { by: -2000 },
         ] {
-            assert_eq!(movement(code(one)), one);
+            assert_eq!(collective(code(one)), one);
         }
     }
 
@@ -281,7 +281,7 @@ mod tests {
     fn posts_survive_their_words() {
         let area = Area::default();
         let job = Job {
-            movement: Movement::AllGather,
+            collective: Collective::AllGather,
             group: Group {
                 ranks: 3,
                 stride: 2,
@@ -309,9 +309,9 @@ mod tests {
             assert!(!area.has_started(seq));
             area.start(seq, &job, place);
             assert!(area.has_started(seq) && !area.has_ended(seq) && area.has_open());
-            let (movement, len) = (code(job.movement), 6);
+            let (collective, len) = (code(job.collective), 6);
             let posted = Posted {
-                movement,
+                collective,
                 group: 3 << 32 | 2,
                 len,
                 place,
