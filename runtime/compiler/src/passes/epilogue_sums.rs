@@ -27,7 +27,7 @@ use slabwise_kernels::spec::{
 use slabwise_planner::{Kind, Space};
 
 use super::error::PassError;
-use super::joins::{Joins, Work, cycles};
+use super::merge_calls::{CallMerger, LoopMerge, cycles};
 use super::pipeline::Pass;
 use crate::backend::Target;
 use crate::ir::{KernelCall, Piece, Program, Source, Value, ValueId};
@@ -85,23 +85,23 @@ impl<'a> SumInEpilogues<'a> {
     fn summed(&self, program: &Program) -> (Program, f64) {
         let bounds = program.graph.symbols.bounds();
         let has_kernel = |call: &KernelCall| self.target.has_kernel(&call.spec, &bounds);
-        let mut joins = Joins::of(program);
+        let mut merger = CallMerger::of(program);
         let mut saved = 0.0;
-        for at in 0..joins.calls().len() {
-            let Some(found) = Joined::of(&joins, at) else {
+        for at in 0..merger.calls().len() {
+            let Some(found) = Joined::of(&merger, at) else {
                 continue;
             };
             let [product, _] = found.at;
-            let before = [product, at].map(|at| joins.calls()[at].clone());
+            let before = [product, at].map(|at| merger.calls()[at].clone());
             if !has_kernel(&found.with_sums()) {
                 continue;
             }
-            let count = joins.values.len();
-            let near = found.near(&joins);
-            found.replace(&mut joins, &bounds);
-            let whole = with_loop(&joins, [product, at]).filter(has_kernel);
+            let count = merger.values.len();
+            let near = found.near(&merger);
+            found.replace(&mut merger, &bounds);
+            let whole = with_loop(&merger, [product, at]).filter(has_kernel);
             // Adding the sums of all blocks takes time, which small results do not save.
-            let calls = joins.calls();
+            let calls = merger.calls();
             let gone = near.map(|near| &calls[near]);
             let after = match &whole {
                 Some(call) => vec![call],
@@ -115,19 +115,19 @@ impl<'a> SumInEpilogues<'a> {
             let is_worthwhile = saves > 0.0 || self.choice == EpilogueSums::All;
             // More results at once need more memory, and none can be computed again by itself.
             if !is_worthwhile || calls[product].other_stores() > before[0].other_stores() {
-                joins.values.truncate(count);
+                merger.values.truncate(count);
                 let [before_product, before_loop] = before;
-                joins.set(product, before_product);
-                joins.set(at, before_loop);
+                merger.set(product, before_product);
+                merger.set(at, before_loop);
                 continue;
             }
             saved += saves;
             if let Some(call) = whole {
-                joins.set(product, call);
-                joins.moved_to[at] = Some(product);
+                merger.set(product, call);
+                merger.moved_to[at] = Some(product);
             }
         }
-        (joins.finish(), saved)
+        (merger.finish(), saved)
     }
 }
 
@@ -166,8 +166,8 @@ pub(super) fn channels(spec: &Spec) -> Option<usize> {
 
 impl Joined {
     /// The loop of this index, with the product whose result it sums; `None` if it sums none.
-    fn of(joins: &Joins, at: usize) -> Option<Joined> {
-        let (calls, around) = (joins.calls(), &joins.around);
+    fn of(merger: &CallMerger, at: usize) -> Option<Joined> {
+        let (calls, around) = (merger.calls(), &merger.around);
         let call = &calls[at];
         let spec = &call.spec;
         if spec.body != Body::Loop || spec.reduced == 0 || !spec.indices.is_empty() {
@@ -193,7 +193,7 @@ impl Joined {
             .filter(|&product| product < at)?;
         let kept = channels(&calls[product].spec)?;
         let axes = axes(&calls[product], call, kept)?;
-        Sums::of(Work::new(joins, [product, at], axes)).joined(at, per_row)
+        Sums::of(LoopMerge::new(merger, [product, at], axes)).joined(at, per_row)
     }
 
     /// The product with its sums, whose values are not known yet.
@@ -207,8 +207,8 @@ impl Joined {
     }
 
     /// The call that computes the number near the mean and nothing else.
-    fn near(&self, joins: &Joins) -> Option<usize> {
-        let (calls, around) = (joins.calls(), &joins.around);
+    fn near(&self, merger: &CallMerger) -> Option<usize> {
+        let (calls, around) = (merger.calls(), &merger.around);
         let call = &calls[self.at[1]];
         let (mean, _) = self.mean?;
         let mut open = vec![mean];
@@ -223,7 +223,7 @@ impl Joined {
     }
 
     /// Replaces the product and the loop.
-    fn replace(self, joins: &mut Joins, bounds: &Env) {
+    fn replace(self, merger: &mut CallMerger, bounds: &Env) {
         let Joined {
             at: [product, at],
             product: mut new,
@@ -231,7 +231,7 @@ impl Joined {
             mean,
             zeros,
         } = self;
-        let call = joins.calls()[at].clone();
+        let call = merger.calls()[at].clone();
         let old = &call.spec;
         let per_row = old.per_row();
         let kept: Vec<usize> = (0..old.dims.len())
@@ -262,7 +262,7 @@ impl Joined {
         let channels = channels(&new.spec).unwrap_or(0);
         let mut first = None;
         for (number, sum) in sums.iter().enumerate() {
-            let values = &mut joins.values;
+            let values = &mut merger.values;
             let value = value_of(&call.name, &dims, values, &call, bounds);
             let id = ValueId(values.len() as u32);
             values.push(value);
@@ -303,10 +303,10 @@ impl Joined {
             args,
             ..call
         };
-        joins.set(at, rest.with_stores(&stores));
+        merger.set(at, rest.with_stores(&stores));
         // Values that only the loop read are in no memory.
-        let product_call = new.with_needed_stores(&joins.values, joins.calls().iter());
-        joins.set(product, product_call);
+        let product_call = new.with_needed_stores(&merger.values, merger.calls().iter());
+        merger.set(product, product_call);
     }
 }
 

@@ -10,7 +10,7 @@ use slabwise_kernels::spec::{Access, Body, MAX_ARGUMENTS, Spec};
 
 use super::epilogue_sums::channels;
 use super::error::PassError;
-use super::joins::{Joins, Work, axes_along, cycles};
+use super::merge_calls::{CallMerger, LoopMerge, axes_along, cycles};
 use super::pipeline::Pass;
 use crate::backend::Target;
 use crate::ir::{KernelCall, Program};
@@ -35,27 +35,27 @@ impl Pass for ShareReads<'_> {
 
     fn run(&self, program: &Program) -> Result<Program, PassError> {
         let bounds = program.graph.symbols.bounds();
-        let mut joins = Joins::of(program);
-        for at in 0..joins.calls().len() {
-            let Some((other, call)) = joined(&joins, at) else {
+        let mut merger = CallMerger::of(program);
+        for at in 0..merger.calls().len() {
+            let Some((other, call)) = joined(&merger, at) else {
                 continue;
             };
-            let [before, alone] = [other, at].map(|at| &joins.calls()[at]);
+            let [before, alone] = [other, at].map(|at| &merger.calls()[at]);
             let [before, alone, after] =
                 [before, alone, &call].map(|call| cycles(self.target, call, &bounds));
             if after >= before + alone || !self.target.has_kernel(&call.spec, &bounds) {
                 continue;
             }
-            joins.set(other, call);
-            joins.moved_to[at] = Some(other);
+            merger.set(other, call);
+            merger.moved_to[at] = Some(other);
         }
-        Ok(joins.finish())
+        Ok(merger.finish())
     }
 }
 
 /// The call that does the work of a loop beside its own, and its number; `None` if there is none.
-fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
-    let (calls, call) = (joins.calls(), &joins.calls()[at]);
+fn joined(merger: &CallMerger, at: usize) -> Option<(usize, KernelCall)> {
+    let (calls, call) = (merger.calls(), &merger.calls()[at]);
     let spec = &call.spec;
     let is_plain = spec.body == Body::Loop && spec.reduced == 0 && spec.indices.is_empty();
     if !is_plain || !call.after.is_empty() {
@@ -65,8 +65,8 @@ fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
         let reads = |reader: &usize| {
             let is_read = |&(value, access): &(_, _)| value == from && access != Access::Write;
             *reader != at
-                && joins.moved_to[*reader].is_none()
-                && joins.accesses(*reader).iter().any(is_read)
+                && merger.moved_to[*reader].is_none()
+                && merger.accesses(*reader).iter().any(is_read)
         };
         let last = (0..calls.len()).filter(reads).max()?;
         let has_points = |spec: &Spec| spec.body == Body::Loop || channels(spec).is_some();
@@ -79,11 +79,11 @@ fn joined(joins: &Joins, at: usize) -> Option<(usize, KernelCall)> {
     };
     let [there, here] = [strides(&calls[other])?, strides(call)?];
     let axes = axes_along([&calls[other].spec.dims, &spec.dims], [&there, &here])?;
-    let mut work = Work::new(joins, [other, at], axes);
+    let mut merge = LoopMerge::new(merger, [other, at], axes);
     for store in &spec.stores {
-        work.store(store)?;
+        merge.store(store)?;
     }
-    let mut new = work.new;
+    let mut new = merge.new;
     new.name = format!("{} & {}", new.name, call.name);
     (new.args.len() <= MAX_ARGUMENTS).then_some((other, new))
 }

@@ -6,7 +6,7 @@ use slabwise_kernels::spec::{Body, Dims, Inst, MAX_ARGUMENTS, Operand, Store, Va
 
 use super::channels;
 use crate::ir::{CallId, KernelCall, Source};
-use crate::passes::joins::Joins;
+use crate::passes::merge_calls::CallMerger;
 
 /// An operand of the loop in the product.
 #[derive(Clone, Copy)]
@@ -19,8 +19,8 @@ enum Place {
 
 /// A product with the work of a loop over its channels; `None` if the loop needs anything that is
 /// there only after the product.
-pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<KernelCall> {
-    let (call, mut new) = (&joins.calls()[at], joins.calls()[product].clone());
+pub(super) fn with_loop(merger: &CallMerger, [product, at]: [usize; 2]) -> Option<KernelCall> {
+    let (call, mut new) = (&merger.calls()[at], merger.calls()[product].clone());
     let spec = &call.spec;
     if spec.body != Body::Loop || spec.reduced != 0 || !spec.indices.is_empty() {
         return None;
@@ -34,14 +34,14 @@ pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<Kern
     }
     // Where the product reads a variable at points that the loop writes, it has read all elements
     // of a channel before it does the loop's work for it.
-    let after: Vec<usize> = call.after.iter().map(|call| joins.mover(*call)).collect();
+    let after: Vec<usize> = call.after.iter().map(|call| merger.mover(*call)).collect();
     let others = || after.iter().copied().filter(|&before| before != product);
-    if others().next().is_some() && joins.any_behind(product, others()) {
+    if others().next().is_some() && merger.any_behind(product, others()) {
         return None;
     }
     let mut places: Vec<Place> = Vec::with_capacity(spec.operands.len());
     for k in 0..spec.operands.len() as u16 {
-        places.push(place(joins, &mut new, product, call, k, axis)?);
+        places.push(place(merger, &mut new, product, call, k, axis)?);
     }
     let mut made: Vec<InstId> = Vec::with_capacity(spec.code.len());
     for inst in &spec.code {
@@ -76,7 +76,7 @@ pub(super) fn with_loop(joins: &Joins, [product, at]: [usize; 2]) -> Option<Kern
 
 /// An operand of a loop in a product, which is added to the product's unless it has it.
 fn place(
-    joins: &Joins,
+    merger: &CallMerger,
     new: &mut KernelCall,
     product: usize,
     call: &KernelCall,
@@ -102,9 +102,9 @@ fn place(
         return (is_sum && same && !is_stored).then_some(Place::Sum(store.value));
     }
     // Variables keep their values until all calls that read them are done.
-    let is_variable = matches!(joins.values[value.index()].source, Source::Variable(_));
+    let is_variable = matches!(merger.values[value.index()].source, Source::Variable(_));
     let is_there = || {
-        let written = joins.around.writers.get(&value);
+        let written = merger.around.writers.get(&value);
         written.is_none_or(|list| list.iter().all(|&writer| writer < product))
     };
     if spec.reads(k) && !is_variable && !is_there() {

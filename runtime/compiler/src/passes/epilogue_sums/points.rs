@@ -6,7 +6,7 @@ use slabwise_kernels::spec::{Body, Inst, MAX_ARGUMENTS, ReduceOp, Store, ValueId
 
 use super::{Joined, Sum};
 use crate::ir::KernelCall;
-use crate::passes::joins::{Work, axes_along};
+use crate::passes::merge_calls::{LoopMerge, axes_along};
 
 /// For each axis of a loop that is longer than 1 the axis of the product's space along it, by the
 /// strides of a value that one stores and the other reads. The product's channels must be the axis
@@ -36,20 +36,20 @@ pub(super) fn axes(
 
 /// The sums of a loop, as they move into an epilogue.
 pub(super) struct Sums<'a> {
-    work: Work<'a>,
+    merge: LoopMerge<'a>,
     /// The instruction in whose place the mean of a value is, and that value's instruction in the
     /// epilogue.
     mean: Option<(InstId, InstId)>,
 }
 
 impl<'a> Sums<'a> {
-    pub fn of(work: Work<'a>) -> Sums<'a> {
-        Sums { work, mean: None }
+    pub fn of(merge: LoopMerge<'a>) -> Sums<'a> {
+        Sums { merge, mean: None }
     }
 
     /// The product with the loop's sums and stores at points; `None` if an epilogue cannot do that.
     pub fn joined(mut self, at: usize, per_row: &[bool]) -> Option<Joined> {
-        let spec = &self.work.call.spec;
+        let spec = &self.merge.call.spec;
         let mut sums: Vec<Sum> = Vec::new();
         let mut zeros = Vec::new();
         for (inst, reduction) in (0..).zip(&spec.code) {
@@ -68,7 +68,7 @@ impl<'a> Sums<'a> {
                     arg: self.mean?.1,
                 }),
                 None => {
-                    let arg = self.work.value(arg)?;
+                    let arg = self.merge.value(arg)?;
                     sums.push(Sum { inst, op, arg });
                 }
             }
@@ -93,20 +93,20 @@ impl<'a> Sums<'a> {
             }
         };
         let at_points = |store: &&Store| !per_row[usize::from(store.value)];
-        let is_image = !matches!(self.work.new.spec.body, Body::Matmul(_));
+        let is_image = !matches!(self.merge.new.spec.body, Body::Matmul(_));
         for store in spec.stores.iter().filter(at_points) {
             // Other kernels for a network of images under a budget sum such values by themselves.
             if is_image {
                 return None;
             }
-            self.work.store(store)?;
+            self.merge.store(store)?;
         }
-        if sums.is_empty() || self.work.new.args.len() + sums.len() > MAX_ARGUMENTS {
+        if sums.is_empty() || self.merge.new.args.len() + sums.len() > MAX_ARGUMENTS {
             return None;
         }
         Some(Joined {
-            at: [self.work.to, at],
-            product: self.work.new,
+            at: [self.merge.to, at],
+            product: self.merge.new,
             sums,
             mean,
             zeros,
@@ -115,7 +115,7 @@ impl<'a> Sums<'a> {
 
     /// The number of elements of a channel, if it is known.
     fn count(&self) -> Option<i64> {
-        let spec = &self.work.call.spec;
+        let spec = &self.merge.call.spec;
         (0..spec.dims.len())
             .filter(|&axis| spec.is_reduced(axis))
             .try_fold(1i64, |n, axis| n.checked_mul(spec.dims[axis].as_fixed()?))
@@ -125,7 +125,7 @@ impl<'a> Sums<'a> {
     /// (`Some(false)`) or its square (`Some(true)`). The outer `None`: it depends on such a number
     /// in another way, or is the distance of something else.
     fn deviation(&mut self, arg: InstId, per_row: &[bool]) -> Option<Option<bool>> {
-        let spec = &self.work.call.spec;
+        let spec = &self.merge.call.spec;
         let near = |v: InstId| matches!(spec.code[usize::from(v)], Inst::Op(ScalarOp::Near, _));
         let (distance, squared) = match spec.code[usize::from(arg)] {
             Inst::Op(ScalarOp::Mul, [a, b, _]) if a == b => (a, true),
@@ -137,7 +137,7 @@ impl<'a> Sums<'a> {
         if per_row[usize::from(x)] || !near(mean) {
             return Some(None);
         }
-        let of = self.work.value(x)?;
+        let of = self.merge.value(x)?;
         match self.mean {
             None if self.is_read_once(mean) => self.mean = Some((mean, of)),
             Some(known) if known == (mean, of) => {}
@@ -149,10 +149,10 @@ impl<'a> Sums<'a> {
     /// Whether no other call can compute the same number near the mean: none reads its operands,
     /// nor the values that it is computed from here.
     fn is_read_once(&self, mean: InstId) -> bool {
-        if self.work.around.repeats_near {
+        if self.merge.around.repeats_near {
             return false;
         }
-        let spec = &self.work.call.spec;
+        let spec = &self.merge.call.spec;
         let mut open = vec![mean];
         while let Some(at) = open.pop() {
             if at != mean && spec.stores.iter().any(|store| store.value == at) {
@@ -160,7 +160,7 @@ impl<'a> Sums<'a> {
             }
             let inst = &spec.code[usize::from(at)];
             if let Inst::Load(k) = inst
-                && self.work.around.readers.get(&self.work.call.operand(*k)) != Some(&1)
+                && self.merge.around.readers.get(&self.merge.call.operand(*k)) != Some(&1)
             {
                 return false;
             }

@@ -1,10 +1,10 @@
 //! Merging calls: calls that do the work of other calls in addition to their own.
 //!
 //! Shared by the passes that move work from call to call: the calls under construction, with the
-//! analyses that such a pass needs, and the program made of them. [`Work`] moves elementwise
+//! analyses that such a pass needs, and the program made of them. [`LoopMerge`] moves elementwise
 //! operations.
 
-mod points;
+mod loop_merge;
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use slabwise_kernels::spec::analysis::prune;
 use slabwise_kernels::spec::{Access, Body, Store};
 use smallvec::SmallVec;
 
-pub(super) use points::{Work, axes_along};
+pub(super) use loop_merge::{LoopMerge, axes_along};
 
 use super::cost::moved;
 use crate::backend::Target;
@@ -27,7 +27,7 @@ use crate::ops::{NodeId, Op};
 type Accesses = Vec<(ValueId, Access)>;
 
 /// The calls of a program, while the work of some of them moves to others.
-pub(super) struct Joins<'a> {
+pub(super) struct CallMerger<'a> {
     program: Cow<'a, Program>,
     /// Those of the program, in an order in which they can run, changed in place.
     calls: Vec<KernelCall>,
@@ -40,9 +40,9 @@ pub(super) struct Joins<'a> {
     pub moved_to: Vec<Option<usize>>,
 }
 
-impl<'a> Joins<'a> {
+impl<'a> CallMerger<'a> {
     /// A program in which no work has moved.
-    pub fn of(program: &'a Program) -> Joins<'a> {
+    pub fn of(program: &'a Program) -> CallMerger<'a> {
         let accesses = accesses_of(&program.kernels);
         let moved_to = vec![None; program.kernels.len()];
         let order = order(&program.kernels, &accesses, &program.values, &moved_to);
@@ -55,7 +55,7 @@ impl<'a> Joins<'a> {
                 (Cow::Owned(program), accesses)
             }
         };
-        Joins {
+        CallMerger {
             calls: program.kernels.clone(),
             values: program.values.clone(),
             around: Around::of(&program, &accesses),
@@ -113,7 +113,7 @@ impl<'a> Joins<'a> {
     pub fn finish(self) -> Program {
         let order = order(&self.calls, &self.accesses, &self.values, &self.moved_to);
         let unread = unread(&self.calls, &self.accesses, &self.values);
-        let Joins {
+        let CallMerger {
             program,
             mut calls,
             mut values,

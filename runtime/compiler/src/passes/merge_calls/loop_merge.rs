@@ -6,7 +6,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, Inst, Operand, Store, ValueId as InstId};
 
-use super::{Around, Joins};
+use super::{Around, CallMerger};
 use crate::ir::{KernelCall, Source, Value};
 
 /// For each axis of the second of two spaces that is longer than 1 the axis of the first along
@@ -32,8 +32,8 @@ pub(in super::super) fn axes_along(
     all.then_some(axes)
 }
 
-/// The work of a loop at each point, as it moves into another call.
-pub(in super::super) struct Work<'a> {
+/// The merge of a loop into another call, which computes the values of the loop at each point.
+pub(in super::super) struct LoopMerge<'a> {
     pub call: &'a KernelCall,
     pub values: &'a [Value],
     pub around: &'a Around,
@@ -47,18 +47,22 @@ pub(in super::super) struct Work<'a> {
     made: Vec<Option<InstId>>,
 }
 
-impl<'a> Work<'a> {
-    /// The work of the second of two calls, none of which has moved, with [`axes_along`] those of
-    /// the first.
-    pub fn new(joins: &'a Joins, [to, at]: [usize; 2], axes: Vec<Option<usize>>) -> Work<'a> {
-        let call = &joins.calls()[at];
-        Work {
+impl<'a> LoopMerge<'a> {
+    /// The merge of the second of two calls, none of which has moved, into the first, with
+    /// [`axes_along`] those of the first.
+    pub fn new(
+        merger: &'a CallMerger,
+        [to, at]: [usize; 2],
+        axes: Vec<Option<usize>>,
+    ) -> LoopMerge<'a> {
+        let call = &merger.calls()[at];
+        LoopMerge {
             call,
-            values: &joins.values,
-            around: &joins.around,
+            values: &merger.values,
+            around: &merger.around,
             to,
             axes,
-            new: joins.calls()[to].clone(),
+            new: merger.calls()[to].clone(),
             made: vec![None; call.spec.code.len()],
         }
     }
