@@ -16,9 +16,9 @@ use crate::tensor::Tensor;
 /// statistics: a training run with one fails before it changes anything. With one element per
 /// channel, the variance is 0.
 ///
-/// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
+/// `SPATIAL_AXES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Clone, Debug)]
-pub struct BatchNorm<const PLACES: usize> {
+pub struct BatchNorm<const SPATIAL_AXES: usize> {
     at: Scope,
     affine: bool,
     tracked: bool,
@@ -39,7 +39,7 @@ pub type BatchNorm2d = BatchNorm<2>;
 /// [`BatchNorm`] of `[n, channels, depth, h, w]`.
 pub type BatchNorm3d = BatchNorm<3>;
 
-impl<const PLACES: usize> BatchNorm<PLACES> {
+impl<const SPATIAL_AXES: usize> BatchNorm<SPATIAL_AXES> {
     /// Declares `weight` (initially ones), `bias` (zeros), `running_mean` (zeros) and `running_var`
     /// (ones). ε is 10⁻⁵, the momentum 0.1.
     #[track_caller]
@@ -111,14 +111,15 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         let x = x
             .trace()
             .on_behalf(at, || x.require_len("batch norm", 1, self.channels));
-        let fits = x.rank() == PLACES + 2 || (PLACES == 1 && x.rank() == 2) || x.rank() == 0;
+        let fits =
+            x.rank() == SPATIAL_AXES + 2 || (SPATIAL_AXES == 1 && x.rank() == 2) || x.rank() == 0;
         if fits {
             x
         } else {
             x.trace().fail(
                 at,
                 self.weight.layer(),
-                format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit"),
+                format!("batch norm in {SPATIAL_AXES}d of {x:?}: the number of axes does not fit"),
             )
         }
     }
@@ -147,11 +148,11 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
     }
 }
 
-impl<const PLACES: usize> Module for BatchNorm<PLACES> {
+impl<const SPATIAL_AXES: usize> Module for BatchNorm<SPATIAL_AXES> {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let (x, trace) = (self.check(x, Location::caller()), x.trace());
-        // One number per channel, repeated over the places.
+        // One number per channel, repeated over the positions.
         let lengths: Vec<usize> = [self.channels]
             .into_iter()
             .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))

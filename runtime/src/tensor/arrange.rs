@@ -237,14 +237,14 @@ impl<'t> Tensor<'t> {
     /// et al. 2016).
     #[track_caller]
     pub fn pixel_shuffle(self, factor: usize) -> Tensor<'t> {
-        self.to_places("pixel_shuffle", factor, false)
+        self.channels_to_space("pixel_shuffle", factor, false)
     }
 
     /// Spatial positions rearranged to channels, the inverse of [`Tensor::pixel_shuffle`]:
     /// `[…, c, h·r, w·r]` gives `[…, c·r·r, h, w]`.
     #[track_caller]
     pub fn pixel_unshuffle(self, factor: usize) -> Tensor<'t> {
-        self.to_channels("pixel_unshuffle", factor, false)
+        self.space_to_channels("pixel_unshuffle", factor, false)
     }
 
     /// Channels rearranged to spatial positions, where the position inside a block is the outer
@@ -252,18 +252,18 @@ impl<'t> Tensor<'t> {
     /// [`Tensor::pixel_shuffle`] has the other order.
     #[track_caller]
     pub fn depth_to_space(self, block: usize) -> Tensor<'t> {
-        self.to_places("depth_to_space", block, true)
+        self.channels_to_space("depth_to_space", block, true)
     }
 
     /// Spatial positions rearranged to channels, the inverse of [`Tensor::depth_to_space`]:
     /// `[…, c, h·r, w·r]` gives `[…, r·r·c, h, w]`.
     #[track_caller]
     pub fn space_to_depth(self, block: usize) -> Tensor<'t> {
-        self.to_channels("space_to_depth", block, true)
+        self.space_to_channels("space_to_depth", block, true)
     }
 
     #[track_caller]
-    fn to_places(self, what: &str, factor: usize, place_first: bool) -> Tensor<'t> {
+    fn channels_to_space(self, what: &str, factor: usize, block_first: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let dims = g.dims(ids[0]).clone();
             let Some((&[c, h, w], batch, r)) = image(&dims, factor) else {
@@ -272,12 +272,12 @@ impl<'t> Tensor<'t> {
             let Some(c) = c.checked_div(factor as i64 * factor as i64) else {
                 return Err(no_blocks(g, what, &dims, factor));
             };
-            let split = if place_first {
+            let split = if block_first {
                 [r, r, c, h, w]
             } else {
                 [c, r, r, h, w]
             };
-            let order = if place_first {
+            let order = if block_first {
                 [2, 3, 0, 4, 1]
             } else {
                 [0, 3, 1, 4, 2]
@@ -288,7 +288,7 @@ impl<'t> Tensor<'t> {
     }
 
     #[track_caller]
-    fn to_channels(self, what: &str, factor: usize, place_first: bool) -> Tensor<'t> {
+    fn space_to_channels(self, what: &str, factor: usize, block_first: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let dims = g.dims(ids[0]).clone();
             let Some((&[c, h, w], batch, r)) = image(&dims, factor) else {
@@ -299,7 +299,7 @@ impl<'t> Tensor<'t> {
                 return Err(no_blocks(g, what, &dims, factor));
             };
             let split = [c, h, r, w, r];
-            let order = if place_first {
+            let order = if block_first {
                 [2, 4, 0, 1, 3]
             } else {
                 [0, 2, 4, 1, 3]
