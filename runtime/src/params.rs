@@ -12,7 +12,7 @@ use slabwise_kernels::size::Size;
 use crate::error::Mistake;
 use crate::graph::VariableInfo;
 use crate::shape::{Dim, Dims, Shape};
-use crate::world::Spread;
+use crate::world::Distribution;
 
 pub use slabwise_compiler::init::Init;
 
@@ -36,7 +36,7 @@ struct Registry {
     declarations: u64,
     mistakes: Vec<Mistake>,
     /// How the steps of their session are distributed over ranks.
-    spread: Option<Spread>,
+    distribution: Option<Distribution>,
 }
 
 impl Registry {
@@ -120,12 +120,12 @@ impl Params {
     }
 
     /// How the steps of their session are distributed over ranks, if they are.
-    pub(crate) fn spread(&self) -> Option<Spread> {
-        self.registry().spread
+    pub(crate) fn distribution(&self) -> Option<Distribution> {
+        self.registry().distribution
     }
 
-    pub(crate) fn set_spread(&self, spread: Option<Spread>) {
-        self.registry().spread = spread;
+    pub(crate) fn set_distribution(&self, distribution: Option<Distribution>) {
+        self.registry().distribution = distribution;
     }
 
     /// Whether both are clones of the same parameters.

@@ -252,7 +252,7 @@ impl Session {
                 trace.name()
             )));
         }
-        if !trace.is_for(self.world.spread()) {
+        if !trace.is_for(self.world.distribution()) {
             return Err(Error::Value(format!(
                 "\"{}\" sums over ranks, and was not traced for the {} of this session's world; call Session::on before tracing, and read a \
                  parameter before a sum over ranks",
@@ -268,9 +268,9 @@ impl Session {
                         trace.name()
                     );
                 }
-                match self.world.spread().filter(|_| trace.is_training()) {
-                    Some(spread) => trace
-                        .with_random_numbers_by_grain(graph, spread)
+                match self.world.distribution().filter(|_| trace.is_training()) {
+                    Some(distribution) => trace
+                        .with_random_numbers_by_grain(graph, distribution)
                         .map_err(Error::Value),
                     None => Ok(graph),
                 }

@@ -42,7 +42,7 @@ use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
-use crate::world::Spread;
+use crate::world::Distribution;
 
 use handle::{POISON, Tensor};
 
@@ -103,7 +103,7 @@ struct Building {
     /// The values that the program shows.
     debugged: Vec<Debugged>,
     /// How the step is distributed over ranks, as far as the recorded operations depend on it.
-    spreads: Vec<Option<Spread>>,
+    distributions: Vec<Option<Distribution>>,
     /// For each part of the graph but the first, its number if it belongs to a step in parts.
     parts: Vec<Option<usize>>,
     /// The layer of operations without a parameter.

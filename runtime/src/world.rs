@@ -256,7 +256,7 @@ impl World {
     ///
     /// # Errors
     /// If a rank is lost, or ranks run different programs.
-    pub(crate) fn meet(&self, program: u64, has_failed: bool) -> Result<Option<usize>> {
+    pub(crate) fn synchronize(&self, program: u64, has_failed: bool) -> Result<Option<usize>> {
         let Some(ranks) = &self.transport else {
             return Ok(None);
         };
@@ -316,9 +316,9 @@ impl World {
     }
 
     /// How the traces of a session in this world are distributed; `None` if they are not.
-    pub(crate) fn spread(&self) -> Option<Spread> {
+    pub(crate) fn distribution(&self) -> Option<Distribution> {
         let is_alone = self.ranks() == 1 && self.grains.is_none() && self.axes.is_none();
-        (!is_alone).then(|| Spread {
+        (!is_alone).then(|| Distribution {
             group: self.data(),
             grains: self.grains(),
             strategy: self.strategy,
@@ -354,7 +354,7 @@ impl fmt::Debug for World {
 
 /// How a step is distributed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
+pub(crate) struct Distribution {
     /// The ranks that share a batch.
     pub group: Group,
     pub grains: usize,
@@ -365,7 +365,7 @@ pub(crate) struct Spread {
     pub sums_in_place: bool,
 }
 
-impl Spread {
+impl Distribution {
     /// The number of ranks that share a batch.
     pub fn ranks(&self) -> usize {
         self.group.size()

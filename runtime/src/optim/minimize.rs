@@ -16,20 +16,20 @@ impl Trace {
             return;
         }
         let loss = self.scalar_loss(at, "minimize", loss);
-        let spread = self.spread();
-        if let Some(spread) = spread.filter(|s| s.grains != s.ranks()) {
-            let each = spread.grains / spread.ranks();
+        let distribution = self.distribution();
+        if let Some(distribution) = distribution.filter(|d| d.grains != d.ranks()) {
+            let each = distribution.grains / distribution.ranks();
             let message = format!(
                 "minimize: each of {} ranks runs {each} of {} grains; use minimize_in_parts({each}, …)",
-                spread.ranks(),
-                spread.grains
+                distribution.ranks(),
+                distribution.grains
             );
             self.fail(at, "", message);
             return;
         }
         // Scaled before differentiation, so that the sums are gradients of the mean.
-        let loss = match spread {
-            Some(spread) => self.on_behalf(at, || loss * self.share(at, spread, 1)),
+        let loss = match distribution {
+            Some(distribution) => self.on_behalf(at, || loss * self.share(at, distribution, 1)),
             None => loss,
         };
         let scaling = self.scaling(at);
@@ -81,7 +81,7 @@ impl Trace {
             return self.poisoned();
         }
         let scaling = self.scaling(at);
-        // The model's parameters say how the step is spread, and no part has read them yet.
+        // The model's parameters say how the step is distributed, and no part has read them yet.
         let mut sums: Option<PartSums<'t>> = None;
         for part in 0..parts {
             self.begin_part(Some(part));
@@ -110,13 +110,13 @@ impl Trace {
         let Some(sums) = sums else {
             return self.poisoned();
         };
-        let spreads = sums.shares.is_some();
+        let is_distributed = sums.shares.is_some();
         let (total, gradients) = sums.finish();
         self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
             update_by(&optimizer, self, &learning, (at, scaling))
         });
         let total = total.unwrap_or(self.poisoned());
-        if spreads {
+        if is_distributed {
             self.on_behalf(at, || total.sum_over_ranks())
         } else {
             total

@@ -7,7 +7,7 @@ use super::data_dependent::DataDependent;
 use super::debug::Sink;
 use super::measure::Recording;
 use super::profile::{Profile, Profiles};
-use super::ranks::Meeting;
+use super::ranks::RankSync;
 use super::steps::Ticket;
 use crate::error::Result;
 use crate::memory::Handle;
@@ -34,8 +34,8 @@ pub(crate) struct Execution {
     pub(super) sink: Option<Sink>,
     /// The record of the run, while one is made.
     pub(super) recording: Option<Recording>,
-    /// Whether the ranks have met in the run in progress.
-    pub(super) meeting: Meeting,
+    /// Whether the ranks have synchronized in the run in progress.
+    pub(super) rank_sync: RankSync,
 }
 
 impl Execution {
@@ -56,7 +56,7 @@ impl Execution {
             nan_check: settings::check_nan()?,
             sink: None,
             recording: None,
-            meeting: Meeting::Due,
+            rank_sync: RankSync::Pending,
         })
     }
 

@@ -24,11 +24,11 @@ type Views = [String; 2];
 
 /// Whether the ranks have synchronized in a run, or in the compilation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meeting {
+pub(super) enum RankSync {
     /// Not yet.
-    Due,
+    Pending,
     /// They have, and all of them go on.
-    Held,
+    Done,
     /// They have, and none goes on.
     Failed,
 }
@@ -94,7 +94,7 @@ impl Session {
         if let Some(threads) = world.threads().filter(|_| !self.execution.has_own_threads) {
             self.execution.team = Team::new(threads.clamp(1, 1024));
         }
-        self.variables.params.set_spread(world.spread());
+        self.variables.params.set_distribution(world.distribution());
         self.world = world;
         Ok(self)
     }
@@ -118,12 +118,14 @@ impl Session {
         exchanges: bool,
         compile: impl FnOnce(&mut Session) -> Result<R>,
     ) -> Result<R> {
-        self.execution.meeting = Meeting::Due;
+        self.execution.rank_sync = RankSync::Pending;
         let compiled = compile(self);
-        let told = match self.execution.meeting {
-            Meeting::Due if !exchanges => Ok(()),
-            Meeting::Due | Meeting::Held => self.exchange_errors(name, compiled.as_ref().err()),
-            Meeting::Failed => Ok(()),
+        let told = match self.execution.rank_sync {
+            RankSync::Pending if !exchanges => Ok(()),
+            RankSync::Pending | RankSync::Done => {
+                self.exchange_errors(name, compiled.as_ref().err())
+            }
+            RankSync::Failed => Ok(()),
         };
         compiled.and_then(|compiled| told.map(|()| compiled))
     }
@@ -156,10 +158,10 @@ impl Session {
         let Some(views) = shown.filter(|_| compiled.exchanges()) else {
             return Ok(None);
         };
-        self.execution.meeting = Meeting::Failed;
+        self.execution.rank_sync = RankSync::Failed;
         self.exchange_errors(&compiled.name, None)?;
         let agreed = self.agree_on(compiled, views)?;
-        self.execution.meeting = Meeting::Held;
+        self.execution.rank_sync = RankSync::Done;
         Ok(Some(agreed))
     }
 
@@ -216,13 +218,13 @@ impl Session {
         inner: &Compiled,
         run: impl FnOnce(&mut Session) -> Result<R>,
     ) -> Result<R> {
-        self.execution.meeting = Meeting::Due;
+        self.execution.rank_sync = RankSync::Pending;
         if inner.fingerprint.is_some() {
             self.world.begin_run();
         }
         let result = run(self);
         match (&result, inner.fingerprint) {
-            (Err(error), Some(program)) if self.execution.meeting == Meeting::Due => {
+            (Err(error), Some(program)) if self.execution.rank_sync == RankSync::Pending => {
                 // The other ranks end this run with an error that has this one in it.
                 let _ = self.exchange_headers(program, Some(error));
             }
@@ -232,12 +234,12 @@ impl Session {
     }
 
     /// Synchronizes with the other ranks, once in a run.
-    pub(super) fn meet(&mut self, inner: &Compiled) -> Result<()> {
-        match (self.execution.meeting, inner.fingerprint) {
-            (Meeting::Due, Some(program)) => {
-                self.execution.meeting = Meeting::Failed;
+    pub(super) fn synchronize_ranks(&mut self, inner: &Compiled) -> Result<()> {
+        match (self.execution.rank_sync, inner.fingerprint) {
+            (RankSync::Pending, Some(program)) => {
+                self.execution.rank_sync = RankSync::Failed;
                 self.exchange_headers(program, None)?;
-                self.execution.meeting = Meeting::Held;
+                self.execution.rank_sync = RankSync::Done;
                 Ok(())
             }
             _ => Ok(()),
@@ -247,7 +249,7 @@ impl Session {
     /// Shows the other ranks this one's program and error; the error that ends the run on all of
     /// them, if there is one.
     fn exchange_headers(&self, program: u64, error: Option<&Error>) -> Result<()> {
-        let Some(rank) = self.world.meet(program, error.is_some())? else {
+        let Some(rank) = self.world.synchronize(program, error.is_some())? else {
             return Ok(());
         };
         let own = error.map_or(String::new(), Error::to_string);

@@ -67,7 +67,7 @@ impl Session {
         let inner = run.inner;
         self.execution.tickets[transfer] = match &inner.transfers[transfer] {
             Transfer::Ranks(kernel, places) => {
-                self.meet(inner)?;
+                self.synchronize_ranks(inner)?;
                 let [from, to] = places;
                 let arguments = [self.argument(run, from, env)?, self.argument(run, to, env)?];
                 let call = Call {

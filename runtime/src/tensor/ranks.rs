@@ -11,7 +11,7 @@ use super::Tensor;
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::{Trace, exchanged, gathered_rows, scattered_sum, sum_over};
-use crate::world::Spread;
+use crate::world::Distribution;
 
 impl<'t> Tensor<'t> {
     /// The sum of this tensor over the ranks of the [world](crate::Session::on) that the session is
@@ -22,11 +22,11 @@ impl<'t> Tensor<'t> {
     /// Of f32 or i32 numbers, of a shape without bounded dimensions; integers wrap.
     #[track_caller]
     pub fn sum_over_ranks(self) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             check_sum(g, ids[0], "sum_over_ranks")?;
-            Ok(match spread {
-                Some(spread) => sum_over(g, ids[0], &spread, spread.group),
+            Ok(match distribution {
+                Some(distribution) => sum_over(g, ids[0], &distribution, distribution.group),
                 None => ids[0],
             })
         })
@@ -39,9 +39,9 @@ impl<'t> Tensor<'t> {
     pub fn mean_over_ranks(self) -> Tensor<'t> {
         let (at, trace) = (Location::caller(), self.trace());
         let loss = trace.scalar_loss(at, "mean_over_ranks", self);
-        match trace.spread().filter(|_| !loss.is_poisoned()) {
-            Some(spread) => {
-                let share = trace.share(at, spread, 1);
+        match trace.distribution().filter(|_| !loss.is_poisoned()) {
+            Some(distribution) => {
+                let share = trace.share(at, distribution, 1);
                 trace.on_behalf(at, || (loss * share).sum_over_ranks())
             }
             None => loss,
@@ -80,12 +80,12 @@ impl<'t> Tensor<'t> {
     /// ```
     #[track_caller]
     pub fn sum_across(self, axis: &str) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("sum_across(\"{axis}\")");
-            let (spread, group) = along(spread, axis, &call)?;
+            let (distribution, group) = along(distribution, axis, &call)?;
             check_sum(g, ids[0], &call)?;
-            Ok(sum_over(g, ids[0], &spread, group))
+            Ok(sum_over(g, ids[0], &distribution, group))
         })
     }
 
@@ -93,15 +93,15 @@ impl<'t> Tensor<'t> {
     /// [`Tensor::sum_across`].
     #[track_caller]
     pub fn mean_across(self, axis: &str) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("mean_across(\"{axis}\")");
-            let (spread, group) = along(spread, axis, &call)?;
+            let (distribution, group) = along(distribution, axis, &call)?;
             check_sum(g, ids[0], &call)?;
             if g.dtype(ids[0]) != DType::F32 {
                 return Err(format!("{call} does not take i32; convert with cast"));
             }
-            let sum = sum_over(g, ids[0], &spread, group);
+            let sum = sum_over(g, ids[0], &distribution, group);
             let dims = g.dims(sum).clone();
             let part = g.full(1.0 / group.ranks as f32, DType::F32, &dims);
             Ok(g.mul(sum, part))
@@ -112,10 +112,10 @@ impl<'t> Tensor<'t> {
     /// order of the ranks, on each of them.
     #[track_caller]
     pub fn gather_across(self, axis: &str, dim: usize) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("gather_across(\"{axis}\", {dim})");
-            let (_, group) = along(spread, axis, &call)?;
+            let (_, group) = along(distribution, axis, &call)?;
             check_dims(g, ids[0], &[dim], &call)?;
             let rows = gathered_rows(g, ids[0], group);
             Ok(joined(g, rows, dim))
@@ -126,14 +126,14 @@ impl<'t> Tensor<'t> {
     /// of the mesh, which is cut along dimension `dim` into as many equal parts (a reduce-scatter).
     #[track_caller]
     pub fn scatter_across(self, axis: &str, dim: usize) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("scatter_across(\"{axis}\", {dim})");
-            let (spread, group) = along(spread, axis, &call)?;
+            let (distribution, group) = along(distribution, axis, &call)?;
             check_sum(g, ids[0], &call)?;
             check_dims(g, ids[0], &[dim], &call)?;
             let rows = cut(g, ids[0], dim, group, &call)?;
-            Ok(scattered_sum(g, rows, &spread, group))
+            Ok(scattered_sum(g, rows, &distribution, group))
         })
     }
 
@@ -142,10 +142,10 @@ impl<'t> Tensor<'t> {
     /// along dimension `to`.
     #[track_caller]
     pub fn exchange_across(self, axis: &str, from: usize, to: usize) -> Tensor<'t> {
-        let (at, spread) = (Location::caller(), self.trace().spread());
+        let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("exchange_across(\"{axis}\", {from}, {to})");
-            let (_, group) = along(spread, axis, &call)?;
+            let (_, group) = along(distribution, axis, &call)?;
             check_dims(g, ids[0], &[from, to], &call)?;
             let rows = cut(g, ids[0], from, group, &call)?;
             let rows = exchanged(g, rows, group);
@@ -159,9 +159,9 @@ impl Trace {
     /// on, an i32 scalar. A parameter must have been read before.
     #[track_caller]
     pub fn coordinate(&self, axis: &str) -> Tensor<'_> {
-        let (at, spread) = (Location::caller(), self.spread());
+        let (at, distribution) = (Location::caller(), self.distribution());
         self.record(at, &[], |g, _| {
-            let (_, group) = along(spread, axis, &format!("coordinate(\"{axis}\")"))?;
+            let (_, group) = along(distribution, axis, &format!("coordinate(\"{axis}\")"))?;
             let place = match group.ranks {
                 1 => Size::ZERO,
                 _ => Size::symbol(g.symbols.rank(group)?),
@@ -172,15 +172,21 @@ impl Trace {
 }
 
 /// The ranks along an axis.
-fn along(spread: Option<Spread>, axis: &str, call: &str) -> Result<(Spread, Group), String> {
-    let spread = spread.ok_or_else(|| {
+fn along(
+    distribution: Option<Distribution>,
+    axis: &str,
+    call: &str,
+) -> Result<(Distribution, Group), String> {
+    let distribution = distribution.ok_or_else(|| {
         format!(
             "{call}: no mesh is known; put the session on a World::mesh, and read a parameter \
              before"
         )
     })?;
-    let group = spread.along(axis).map_err(|why| format!("{call}: {why}"))?;
-    Ok((spread, group))
+    let group = distribution
+        .along(axis)
+        .map_err(|why| format!("{call}: {why}"))?;
+    Ok((distribution, group))
 }
 
 /// Refuses tensors that cannot be summed over ranks.

@@ -11,7 +11,7 @@ use super::Trace;
 use super::random::folded;
 use crate::graph::{Graph, Node};
 use crate::ops::{GraphBuilder, NodeId, Op};
-use crate::world::Spread;
+use crate::world::Distribution;
 
 /// The first stream of the draws in parts, and the number of streams of each step in parts.
 const STREAMS: u32 = 1 << 16;
@@ -28,7 +28,7 @@ impl Trace {
     pub(crate) fn with_random_numbers_by_grain(
         &self,
         graph: Graph,
-        spread: Spread,
+        distribution: Distribution,
     ) -> Result<Graph, String> {
         let state = graph.ids().find(|&id| match graph.node(id).op {
             Op::Variable(v) => *graph.variables[v as usize].name == *super::state::RANDOM,
@@ -63,7 +63,7 @@ impl Trace {
                 inputs[0] = match keys.get(&grain) {
                     Some(&key) => key,
                     None => {
-                        let number = number_of(&mut new, spread, grain)?;
+                        let number = number_of(&mut new, distribution, grain)?;
                         let key = folded(&mut new, map[state.at()], number);
                         *keys.entry(grain).or_insert(key)
                     }
@@ -79,11 +79,11 @@ impl Trace {
 }
 
 /// The number of a grain of the batch: of the grains of this rank, that of a part.
-fn number_of(g: &mut Graph, spread: Spread, part: usize) -> Result<NodeId, String> {
-    let each = Size::fixed((spread.grains / spread.ranks()) as i64);
-    let first = match spread.ranks() {
+fn number_of(g: &mut Graph, distribution: Distribution, part: usize) -> Result<NodeId, String> {
+    let each = Size::fixed((distribution.grains / distribution.ranks()) as i64);
+    let first = match distribution.ranks() {
         1 => Some(Size::ZERO),
-        _ => Size::symbol(g.symbols.rank(spread.group)?).checked_mul(each),
+        _ => Size::symbol(g.symbols.rank(distribution.group)?).checked_mul(each),
     };
     let number = first.and_then(|first| first.checked_add(Size::fixed(part as i64)));
     let number = number.ok_or("too many grains")?;

@@ -10,7 +10,7 @@ use super::ranks::Summed;
 use super::{Building, Line, Trace};
 use crate::graph::{Graph, Phase, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
-use crate::world::{Shard, Spread, Strategy, Tree, TreeSum};
+use crate::world::{Distribution, Shard, Strategy, Tree, TreeSum};
 
 /// An update that is being recorded.
 #[derive(Default)]
@@ -194,11 +194,11 @@ impl Trace {
     /// # Errors
     /// If ranks run another number of parts.
     pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
-        let Some(spread) = self.spread() else {
+        let Some(distribution) = self.distribution() else {
             // One after the other, which holds the fewest gradients.
             return Ok(PartSums::new(Tree::chain(parts), None));
         };
-        let (ranks, grains) = (spread.ranks(), spread.grains);
+        let (ranks, grains) = (distribution.ranks(), distribution.grains);
         if grains / ranks != parts {
             return Err(format!(
                 "minimize_in_parts({parts}): each of {ranks} ranks runs {} of {grains} grains, one in each part",
@@ -206,7 +206,7 @@ impl Trace {
             ));
         }
         let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
-        let shares = self.shares(at, spread, parts);
+        let shares = self.shares(at, distribution, parts);
         Ok(PartSums::new(
             below.unwrap_or(Tree::chain(parts)),
             Some(shares),
@@ -249,9 +249,9 @@ impl Trace {
         update: impl FnOnce(Vec<Learning<'t>>),
     ) {
         self.check_frozen();
-        let spread = self.spread();
-        let is_sharded = |s: Spread| s.ranks() > 1 && s.strategy == Strategy::ShardedState;
-        if spread.is_some_and(is_sharded) && !is_elementwise {
+        let distribution = self.distribution();
+        let is_sharded = |d: Distribution| d.ranks() > 1 && d.strategy == Strategy::ShardedState;
+        if distribution.is_some_and(is_sharded) && !is_elementwise {
             let message = "minimize: this optimizer reads more of a weight than the element that it updates, \
                            so ranks cannot hold parts of its state; Strategy::Replicated can be used"
                 .into();
@@ -296,10 +296,10 @@ impl Trace {
             };
             gradients.0.iter().map(value).collect::<Vec<_>>()
         };
-        let summed = match spread {
-            Some(spread) => {
+        let summed = match distribution {
+            Some(distribution) => {
                 let building = &mut *self.building.borrow_mut();
-                building.gradients_of_all_ranks(at, gradients.0, spread)
+                building.gradients_of_all_ranks(at, gradients.0, distribution)
             }
             None => {
                 let whole = gradients.0.into_iter();

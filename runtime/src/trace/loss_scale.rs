@@ -8,7 +8,7 @@ use super::ranks::sum_over;
 use super::state::State;
 use super::{Line, Trace};
 use crate::params::Init;
-use crate::world::Spread;
+use crate::world::Distribution;
 
 /// The scale, f32.
 const SCALE: &str = "optim.loss_scale";
@@ -182,12 +182,15 @@ impl Trace {
         let Some(count) = count else {
             return self.poisoned();
         };
-        let count = match self.spread() {
-            Some(spread) => self.record(at, &[count], |g, ids| {
-                let others = spread.axes.iter().flat_map(|axes| axes.others());
-                let groups = std::iter::once(spread.group).chain(others);
+        let count = match self.distribution() {
+            Some(distribution) => self.record(at, &[count], |g, ids| {
+                let others = distribution.axes.iter().flat_map(|axes| axes.others());
+                let groups = std::iter::once(distribution.group).chain(others);
                 Ok(groups.fold(ids[0], |count, group| {
-                    let along = Spread { group, ..spread };
+                    let along = Distribution {
+                        group,
+                        ..distribution
+                    };
                     sum_over(g, count, &along, group)
                 }))
             }),

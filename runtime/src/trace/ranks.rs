@@ -13,7 +13,7 @@ use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Params;
 use crate::shape;
-use crate::world::{Shard, Spread, Strategy, Tree};
+use crate::world::{Distribution, Shard, Strategy, Tree};
 
 /// The bytes from which on the gradient of a weight is sent by itself; smaller ones are joined.
 const LARGE: i64 = 64 << 10;
@@ -40,37 +40,41 @@ struct Sent {
 impl Trace {
     /// How the step is distributed over ranks, if it is. The caller's recorded operations depend on
     /// it.
-    pub(crate) fn spread(&self) -> Option<Spread> {
+    pub(crate) fn distribution(&self) -> Option<Distribution> {
         let building = &mut *self.building.borrow_mut();
-        let spread = building.params.as_ref().and_then(Params::spread);
-        if !building.spreads.contains(&spread) {
-            building.spreads.push(spread);
+        let distribution = building.params.as_ref().and_then(Params::distribution);
+        if !building.distributions.contains(&distribution) {
+            building.distributions.push(distribution);
         }
-        spread
+        distribution
     }
 
     /// Whether all operations that depend on the distribution of the step were recorded for this
     /// one.
-    pub(crate) fn is_for(&self, spread: Option<Spread>) -> bool {
-        self.building.borrow().spreads.iter().all(|s| *s == spread)
+    pub(crate) fn is_for(&self, distribution: Option<Distribution>) -> bool {
+        self.building
+            .borrow()
+            .distributions
+            .iter()
+            .all(|d| *d == distribution)
     }
 
     /// The weight in the whole batch's mean of each of `parts` equal parts of this rank: by the
     /// number of examples on every rank, if that can differ from run to run.
-    pub(crate) fn share(&self, at: Line, spread: Spread, parts: usize) -> Tensor<'_> {
+    pub(crate) fn share(&self, at: Line, distribution: Distribution, parts: usize) -> Tensor<'_> {
         self.record(at, &[], |g, _| {
             let examples = g
                 .inputs
                 .first()
                 .and_then(|input| input.dims.first().copied());
             let examples = examples.filter(|n| n.as_fixed().is_none());
-            let Some(examples) = examples.filter(|_| spread.ranks() > 1) else {
-                let share = 1.0 / (spread.ranks() * parts) as f32;
+            let Some(examples) = examples.filter(|_| distribution.ranks() > 1) else {
+                let share = 1.0 / (distribution.ranks() * parts) as f32;
                 return Ok(g.emit(Op::Const(Value::F32(share)), &[], DType::F32, Dims::new()));
             };
             let own = g.emit(Op::Size(examples), &[], DType::I32, Dims::new());
             let own = g.cast(own, DType::F32);
-            let total = sum_over(g, own, &spread, spread.group);
+            let total = sum_over(g, own, &distribution, distribution.group);
             let number = Op::Const(Value::F32(parts as f32));
             let parts = g.emit(number, &[], DType::F32, Dims::new());
             let total = g.mul(total, parts);
@@ -82,7 +86,12 @@ impl Trace {
 impl Trace {
     /// The weight in the whole batch's mean of each of `parts` parts of this rank: by the rows of
     /// the part, if the first input is cut into [shares](Tensor::shares).
-    pub(super) fn shares(&self, at: Line, spread: Spread, parts: usize) -> Vec<Tensor<'_>> {
+    pub(super) fn shares(
+        &self,
+        at: Line,
+        distribution: Distribution,
+        parts: usize,
+    ) -> Vec<Tensor<'_>> {
         let examples = self.with_graph(|g| g.inputs.first()?.dims.first().copied());
         let rows = examples.and_then(|examples| examples.symbols().next());
         let length = |from: u32| {
@@ -96,7 +105,7 @@ impl Trace {
         };
         let lengths: Option<Vec<Symbol>> = (0..parts as u32).map(length).collect();
         let Some((lengths, examples)) = lengths.zip(examples) else {
-            return vec![self.share(at, spread, parts); parts];
+            return vec![self.share(at, distribution, parts); parts];
         };
         let number = |g: &mut Graph, size| {
             let number = g.emit(Op::Size(size), &[], DType::I32, Dims::new());
@@ -104,7 +113,7 @@ impl Trace {
         };
         let total = self.record(at, &[], |g, _| {
             let own = number(g, examples);
-            Ok(sum_over(g, own, &spread, spread.group))
+            Ok(sum_over(g, own, &distribution, distribution.group))
         });
         let share = |length| {
             self.record(at, &[total], |g, ids| {
@@ -180,17 +189,17 @@ impl Building {
         &mut self,
         at: Line,
         gradients: Vec<(u32, NodeId)>,
-        spread: Spread,
+        distribution: Distribution,
     ) -> Vec<(u32, Summed)> {
-        let others = spread.axes.iter().flat_map(|axes| axes.others());
+        let others = distribution.axes.iter().flat_map(|axes| axes.others());
         let used = others.filter(|group| group.ranks > 1 && self.graph.exchanges_along(*group));
         let used: Vec<Group> = used.collect();
         let mut gradients = gradients;
         for group in used {
-            let replicated = Spread {
+            let replicated = Distribution {
                 group,
                 strategy: Strategy::Replicated,
-                ..spread
+                ..distribution
             };
             let sums = self.sums_of_gradients(at, gradients, &replicated);
             gradients = sums
@@ -206,11 +215,11 @@ impl Building {
                 })
                 .collect();
         }
-        if spread.ranks() == 1 {
+        if distribution.ranks() == 1 {
             let whole = gradients.into_iter();
             return whole.map(|(v, g)| (v, Summed::Whole(g))).collect();
         }
-        self.sums_of_gradients(at, gradients, &spread)
+        self.sums_of_gradients(at, gradients, &distribution)
     }
 
     /// The sums of gradients over the ranks of a group.
@@ -218,9 +227,9 @@ impl Building {
         &mut self,
         at: Line,
         gradients: Vec<(u32, NodeId)>,
-        spread: &Spread,
+        distribution: &Distribution,
     ) -> Vec<(u32, Summed)> {
-        let (group, ranks) = (spread.group, spread.ranks());
+        let (group, ranks) = (distribution.group, distribution.ranks());
         let mut summed: Vec<(u32, Summed)> = Vec::with_capacity(gradients.len());
         let mut bucket: Vec<Sent> = Vec::new();
         let mut bytes = 0;
@@ -233,13 +242,13 @@ impl Building {
                 gradient,
                 elements,
             };
-            let is_sharded = spread.strategy == Strategy::ShardedState;
+            let is_sharded = distribution.strategy == Strategy::ShardedState;
             if elements * 4 >= LARGE && (is_sharded || elements % ranks as i64 == 0) {
                 self.origin_of(at, variable);
                 let g = &mut self.graph;
                 let row = row_of(g, &sent);
                 let row = joined(g, SmallVec::from_slice(&[row]), elements, ranks);
-                let own = sum_of_part(g, row, spread, group);
+                let own = sum_of_part(g, row, distribution, group);
                 let sum = if is_sharded {
                     let shard = Shard {
                         group,
@@ -257,11 +266,11 @@ impl Building {
             bytes += elements * 4;
             bucket.push(sent);
             if bytes >= BUCKET {
-                self.send(at, std::mem::take(&mut bucket), spread, &mut summed);
+                self.send(at, std::mem::take(&mut bucket), distribution, &mut summed);
                 bytes = 0;
             }
         }
-        self.send(at, bucket, spread, &mut summed);
+        self.send(at, bucket, distribution, &mut summed);
         summed.sort_unstable_by_key(|(variable, _)| *variable);
         summed
     }
@@ -271,17 +280,17 @@ impl Building {
         &mut self,
         at: Line,
         bucket: Vec<Sent>,
-        spread: &Spread,
+        distribution: &Distribution,
         summed: &mut Vec<(u32, Summed)>,
     ) {
         let Some(first) = bucket.first() else { return };
-        let (group, ranks) = (spread.group, spread.ranks());
+        let (group, ranks) = (distribution.group, distribution.ranks());
         self.origin_of(at, first.variable);
         let g = &mut self.graph;
         let rows = bucket.iter().map(|sent| row_of(g, sent)).collect();
         let elements = bucket.iter().map(|sent| sent.elements).sum();
         let whole = joined(g, rows, elements, ranks);
-        let own = sum_of_part(g, whole, spread, group);
+        let own = sum_of_part(g, whole, distribution, group);
         let sum = gathered(g, own, group);
         let mut start = 0;
         for sent in bucket {
@@ -348,21 +357,26 @@ fn narrowed(g: &mut Graph, row: NodeId, start: i64, elements: i64) -> NodeId {
 
 /// The sum over the ranks of a group of this rank's part of a row: each rank adds up one part of
 /// all rows.
-fn sum_of_part(g: &mut Graph, row: NodeId, spread: &Spread, group: Group) -> NodeId {
+fn sum_of_part(g: &mut Graph, row: NodeId, distribution: &Distribution, group: Group) -> NodeId {
     let each = g.dims(row)[0].checked_div(i64::from(group.ranks));
     let rows = Size::fixed(i64::from(group.ranks));
     let parts = Dims::from_slice(&[rows, each.unwrap_or(Size::ZERO)]);
     let parts = g.reshape(row, &parts);
-    scattered_sum(g, parts, spread, group)
+    scattered_sum(g, parts, distribution, group)
 }
 
 /// `[ranks, …] → […]`: the row at this rank's place, added up over the ranks of a group.
-pub(crate) fn scattered_sum(g: &mut Graph, rows: NodeId, spread: &Spread, group: Group) -> NodeId {
+pub(crate) fn scattered_sum(
+    g: &mut Graph,
+    rows: NodeId,
+    distribution: &Distribution,
+    group: Group,
+) -> NodeId {
     let (dtype, dims) = (g.dtype(rows), Dims::from_slice(&g.dims(rows)[1..]));
     if group.ranks == 1 {
         return g.reshape(rows, &dims);
     }
-    if spread.sums_in_place && dtype == DType::F32 {
+    if distribution.sums_in_place && dtype == DType::F32 {
         let op = CollectiveOp::ReduceScatter;
         return g.emit(Op::Collective { op, group }, &[rows], dtype, dims);
     }
@@ -402,7 +416,12 @@ fn gathered(g: &mut Graph, part: NodeId, group: Group) -> NodeId {
 
 /// The sum of a value of fixed shape over the ranks of a group, on each of them. Small values go to
 /// every rank; of large ones each rank adds up a part, with the same bits.
-pub(crate) fn sum_over(g: &mut Graph, own: NodeId, spread: &Spread, group: Group) -> NodeId {
+pub(crate) fn sum_over(
+    g: &mut Graph,
+    own: NodeId,
+    distribution: &Distribution,
+    group: Group,
+) -> NodeId {
     if group.ranks == 1 {
         return own;
     }
@@ -410,7 +429,7 @@ pub(crate) fn sum_over(g: &mut Graph, own: NodeId, spread: &Spread, group: Group
     let elements: i64 = dims.iter().map(|d| d.as_fixed().unwrap_or(0)).product();
     if elements * 4 >= LARGE && elements % i64::from(group.ranks) == 0 {
         let row = g.reshape(own, &Dims::from_slice(&[Size::fixed(elements)]));
-        let part = sum_of_part(g, row, spread, group);
+        let part = sum_of_part(g, row, distribution, group);
         let sum = gathered(g, part, group);
         return g.reshape(sum, &dims);
     }
