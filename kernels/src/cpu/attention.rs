@@ -32,16 +32,16 @@ use rows::{Rows, is_contiguous};
 use softmax::{Exponentials, Quotients, Routines, Terms};
 
 /// Tasks for each thread, if heads are split among threads.
-const TASKS: usize = 4;
+const TASKS_PER_THREAD: usize = 4;
 /// Most rows of a micro-kernel of any instruction set.
 const ROWS: usize = 16;
 /// Columns of rows that are converted at a time before they are transposed.
 const COLUMNS: usize = 64;
 /// Elements of rows whose columns are summed at a time: they stay in L1, where every micro-kernel
 /// reads a part of each row.
-const BLOCK: usize = 4 << 10;
+const ROW_BLOCK_ELEMENTS: usize = 4 << 10;
 /// 0, 1, …: the offsets of steps or rows that are neighbours.
-static COUNTS: [i32; KC] = {
+static NEIGHBOUR_OFFSETS: [i32; KC] = {
     let (mut counts, mut i) = ([0; KC], 0);
     while i < KC {
         counts[i] = i as i32;
@@ -373,7 +373,7 @@ impl Panels {
                 let left = Left::indirect(
                     rows.at.wrapping_add(row * rows.stride + first),
                     offsets.as_ptr(),
-                    COUNTS.as_ptr(),
+                    NEIGHBOUR_OFFSETS.as_ptr(),
                 );
                 let right = Right::packed(right.wrapping_add(first * self.width), self.width);
                 let before = if first == 0 {
@@ -397,7 +397,7 @@ impl Panels {
     /// See [`Panels::rows`].
     unsafe fn columns(&self, rows: Matrix, range: Range<usize>, right: *const f32, to: *mut f32) {
         let height = self.micro.mr;
-        let block = (BLOCK / rows.width.max(1)).clamp(1, KC);
+        let block = (ROW_BLOCK_ELEMENTS / rows.width.max(1)).clamp(1, KC);
         let mut steps = [0; KC];
         for (i, step) in steps.iter_mut().enumerate().take(block) {
             *step = (i * rows.stride) as i32;
@@ -422,7 +422,7 @@ impl Panels {
                 let columns = height.min(rows.width - column);
                 let left = Left::indirect(
                     rows.at.wrapping_add(first * rows.stride + column),
-                    COUNTS.as_ptr(),
+                    NEIGHBOUR_OFFSETS.as_ptr(),
                     steps.as_ptr(),
                 );
                 let to = to.wrapping_add(column * self.width);
@@ -453,7 +453,7 @@ impl Panels {
             };
             return pack(from, rows.width, to);
         }
-        let mut some = [0.0; COLUMNS * softmax::LANES];
+        let mut some = [0.0; COLUMNS * softmax::PANEL_QUERIES];
         for first in (0..rows.width).step_by(COLUMNS) {
             let columns = rows.columns(first..rows.width.min(first + COLUMNS));
             for (i, row) in range.clone().enumerate() {
@@ -551,7 +551,7 @@ impl Attention {
         if rest.is_empty() {
             return;
         }
-        let parts = TASKS * shared.share(&rest);
+        let parts = TASKS_PER_THREAD * shared.share(&rest);
         if Copies::needed(body, spec.dims[rank - 1]) {
             shared.split(launch, &rest, parts, |number, part, slot| {
                 let head = head(number, slot);
@@ -673,7 +673,7 @@ impl Head<'_> {
             scores, q, k, v, ..
         } = &self.sources;
         let seen = scores.visible_to(queries.clone(), sizes.keys);
-        let mut sums = [0.0; softmax::LANES];
+        let mut sums = [0.0; softmax::PANEL_QUERIES];
         // SAFETY: the caller's promise; the memory has room for the panel.
         unsafe {
             panels.pack(q, queries.clone(), memory.q);

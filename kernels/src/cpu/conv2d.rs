@@ -34,7 +34,7 @@ mod winograd_weight;
 use super::gemm::micro::Micro;
 use super::gemm::winograd::Filtering;
 use super::gemm::workspace::{Resources, Space};
-use super::gemm::{Limits, SHORT, workers};
+use super::gemm::{Limits, SHORT_K_LIMITS, workers};
 use super::simd::{Entry, entry};
 use super::tile::TileCode;
 use super::{Config, Launch, MicroBatchLimits, SpecError};
@@ -138,7 +138,7 @@ impl Conv2d {
         let (mut limits, mut parts) = Limits::within(most, space);
         // Packed panels of few positions take more memory than the operands.
         if limits.is_fastest() && body.kind != ConvKind::WeightGrad && columns::is_small(&sizes) {
-            (limits, parts) = (&SHORT, space(&SHORT));
+            (limits, parts) = (&SHORT_K_LIMITS, space(&SHORT_K_LIMITS));
         }
         let space = parts;
         let prologue = prologue.map(|prologue| Box::new(prologue.with_buffer(elements(limits))));

@@ -35,17 +35,17 @@ pub(super) const KC: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const MC: usize = 168;
 /// Elements of a tile of an image above which a smaller part of it is taken, if there is one.
-pub(super) const TILE: usize = 32 << 10;
+pub(super) const IMAGE_TILE_ELEMENTS: usize = 32 << 10;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
-pub(super) const LEFT: usize = 96 << 10;
+pub(super) const LEFT_PACKED_ELEMENTS: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds
 /// them in L2.
-pub(super) const ACC: usize = 32 << 10;
+pub(super) const ACC_ELEMENTS: usize = 32 << 10;
 /// Most elements of a block of a convolution when the left operand is packed anew for every block of
 /// columns, which favours a large NC.
-pub(super) const ACC_WIDE: usize = 64 << 10;
+pub(super) const ACC_ELEMENTS_REPACKED_CONV: usize = 64 << 10;
 /// The same for a matrix product; the size of a slab depends on fewer of these.
-const ACC_PRODUCT: usize = 256 << 10;
+const ACC_ELEMENTS_REPACKED_PRODUCT: usize = 256 << 10;
 
 /// Upper bounds on the packed panels and sums of a worker. No bit of a result depends on them.
 #[derive(Debug)]
@@ -71,75 +71,75 @@ pub(super) struct Limits {
 static LIMITS: [Limits; 5] = [
     Limits {
         mc: MC,
-        left: LEFT,
-        acc: [ACC, ACC_WIDE],
-        acc_product: ACC_PRODUCT,
+        left: LEFT_PACKED_ELEMENTS,
+        acc: [ACC_ELEMENTS, ACC_ELEMENTS_REPACKED_CONV],
+        acc_product: ACC_ELEMENTS_REPACKED_PRODUCT,
         kc: KC,
-        tile: TILE,
+        tile: IMAGE_TILE_ELEMENTS,
         slower: [1.0; 3],
     },
     Limits {
         mc: MC / 2,
-        left: LEFT / 3,
-        acc: [ACC / 4; 2],
-        acc_product: ACC / 4,
+        left: LEFT_PACKED_ELEMENTS / 3,
+        acc: [ACC_ELEMENTS / 4; 2],
+        acc_product: ACC_ELEMENTS / 4,
         kc: KC / 2,
-        tile: TILE / 2,
+        tile: IMAGE_TILE_ELEMENTS / 2,
         slower: [1.05, 1.1, 1.02],
     },
     Limits {
         mc: MC / 3,
-        left: LEFT / 12,
-        acc: [ACC / 8; 2],
-        acc_product: ACC / 8,
+        left: LEFT_PACKED_ELEMENTS / 12,
+        acc: [ACC_ELEMENTS / 8; 2],
+        acc_product: ACC_ELEMENTS / 8,
         kc: KC / 4,
-        tile: TILE / 4,
+        tile: IMAGE_TILE_ELEMENTS / 4,
         slower: [1.15, 1.2, 1.1],
     },
     Limits {
         mc: MC / 6,
-        left: LEFT / 48,
-        acc: [ACC / 16; 2],
-        acc_product: ACC / 16,
+        left: LEFT_PACKED_ELEMENTS / 48,
+        acc: [ACC_ELEMENTS / 16; 2],
+        acc_product: ACC_ELEMENTS / 16,
         kc: KC / 8,
-        tile: TILE / 8,
+        tile: IMAGE_TILE_ELEMENTS / 8,
         slower: [1.3, 1.3, 1.5],
     },
     Limits {
         mc: MC / 12,
-        left: LEFT / 192,
-        acc: [ACC / 64; 2],
-        acc_product: ACC / 64,
+        left: LEFT_PACKED_ELEMENTS / 192,
+        acc: [ACC_ELEMENTS / 64; 2],
+        acc_product: ACC_ELEMENTS / 64,
         kc: KC / 16,
-        tile: TILE / 16,
+        tile: IMAGE_TILE_ELEMENTS / 16,
         slower: [1.6, 1.4, 2.6],
     },
 ];
 
 /// The fastest limits, but with sub-blocks of a contracted axis that is at most a k-block.
-pub(super) static SHORT: Limits = Limits {
+pub(super) static SHORT_K_LIMITS: Limits = Limits {
     kc: KC / 4,
     ..LIMITS[0]
 };
 
 /// Fewest rows for which the next right micro-panel is copied while one is multiplied: beside so many
 /// rows, a second micro-panel is little memory.
-const AHEAD_ROWS: usize = 256;
+const AHEAD_ROWS_MIN: usize = 256;
 /// Elements between rows at which their cache lines share a set: of the panels of wide vectors, which
 /// have more rows than a set has lines, none stays in the cache then.
-const SAME_SET: i64 = 1 << 10;
+const SAME_SET_STRIDE: i64 = 1 << 10;
 /// Blocks of rows beside each block of columns of a product with swapped operands, at least.
-const SWAPPED_BLOCKS: usize = 4;
+const SWAPPED_ROW_BLOCKS_MIN: usize = 4;
 /// Most columns of such a block.
-const SWAPPED_COLUMNS: usize = 512;
+const SWAPPED_COLUMNS_MAX: usize = 512;
 /// Most elements of a block of columns of the right operand that stays packed; twice as many if the
 /// fewest columns need that.
-const RIGHT: usize = 64 << 10;
+const RIGHT_PACKED_ELEMENTS: usize = 64 << 10;
 /// Most columns of a product of several blocks of rows for which its left operand is not worth
 /// packing. A single block of rows is packed by every worker.
-const NARROW: usize = 768;
+const NARROW_COLUMNS_MAX: usize = 768;
 /// The types of operands.
-const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const OPERAND_DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// NC when the contracted axis is split.
 pub(super) const SPLIT_NC: usize = 128;
@@ -183,8 +183,8 @@ impl Matmul {
         if !(2..=MAX_AXES).contains(&rank) {
             return Err(SpecError::unsupported(format!("a product of rank {rank}")));
         }
-        check_operand("the left operand", &body.a, rank, &FLOATS)?;
-        check_operand("the right operand", &body.b, rank, &FLOATS)?;
+        check_operand("the left operand", &body.a, rank, &OPERAND_DTYPES)?;
+        check_operand("the right operand", &body.b, rank, &OPERAND_DTYPES)?;
         let code = TileCode::new(spec, bound, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
@@ -200,7 +200,9 @@ impl Matmul {
         let is_whole = splits(fewest(m, n), k[1].div_ceil(KC)) == 1;
         let layout = |limits: &Limits, swaps: bool| Layout {
             left_stays: swaps
-                || (groups == 1 && (n <= NARROW || m <= limits.mc) && left_stays(spec, body)),
+                || (groups == 1
+                    && (n <= NARROW_COLUMNS_MAX || m <= limits.mc)
+                    && left_stays(spec, body)),
             // Sub-blocks of a k-block have sums of their own.
             sums_stay: !swaps && sums_stay && is_whole && limits.is_fastest(),
             swaps,
@@ -231,7 +233,7 @@ impl Matmul {
         let swapped = (groups == 1
             && is_whole
             && (micro.lanes..n).contains(&m)
-            && k[0] <= 2 * RIGHT / micro.nr()
+            && k[0] <= 2 * RIGHT_PACKED_ELEMENTS / micro.nr()
             && swaps(spec, body))
         .then(|| space(false, &LIMITS[0], true))
         .filter(|space| space.bytes(threads) <= most.saturating_mul(threads) as u64);
@@ -450,7 +452,7 @@ fn left_stays(spec: &Spec, body: &crate::spec::Matmul) -> bool {
         && body.a.dtype == DType::F32
         && step == Some(1)
         && right_step.is(1)
-        && stride.is_some_and(|stride| small::fits(stride) && stride % SAME_SET != 0)
+        && stride.is_some_and(|stride| small::fits(stride) && stride % SAME_SET_STRIDE != 0)
 }
 
 /// Whether a product may be computed transposed, so that its right operand is read where it lies:
@@ -464,7 +466,7 @@ fn swaps(spec: &Spec, body: &crate::spec::Matmul) -> bool {
         && body.k.as_fixed().is_some()
         && [&body.a, &body.b].map(|operand| operand.dtype) == [DType::F32; 2]
         && [step(&body.a, rank - 1), step(&body.b, rank - 2)] == [Some(1); 2]
-        && apart.is_some_and(|apart| small::fits(apart) && apart % SAME_SET != 0)
+        && apart.is_some_and(|apart| small::fits(apart) && apart % SAME_SET_STRIDE != 0)
 }
 
 /// Whether every block of a product whose code only stores it, and whose contracted axis is not
@@ -576,13 +578,13 @@ fn blocking(
 /// Most columns of a block of a product with swapped operands; no fewer for more columns.
 fn swapped_columns([n, k]: [usize; 2], micro: &Micro) -> usize {
     let width = micro.nr();
-    let most = (RIGHT / k.max(1)).min(SWAPPED_COLUMNS) / width * width;
+    let most = (RIGHT_PACKED_ELEMENTS / k.max(1)).min(SWAPPED_COLUMNS_MAX) / width * width;
     most.max(width).min(n.max(1).next_multiple_of(micro.lanes))
 }
 
 /// Most rows of such a block, of which every thread has several; no fewer for more columns.
 fn swapped_rows([m, n]: [usize; 2], nc: usize, threads: usize) -> usize {
-    m.div_ceil(SWAPPED_BLOCKS * threads.div_ceil(n.div_ceil(nc).max(1)))
+    m.div_ceil(SWAPPED_ROW_BLOCKS_MIN * threads.div_ceil(n.div_ceil(nc).max(1)))
 }
 
 /// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
@@ -656,7 +658,7 @@ fn space(
     // In place of a left operand, a micro-panel is no more memory.
     let rows_ahead = match layout.left_stays {
         true => width,
-        false => AHEAD_ROWS,
+        false => AHEAD_ROWS_MIN,
     };
     let copies_ahead = limits.is_fastest() && m >= rows_ahead;
     let block = |rows: usize, left: usize, acc: usize| Space {

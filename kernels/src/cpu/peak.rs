@@ -12,7 +12,7 @@ const ELEMENTS: usize = 16 << 20;
 /// Rounds of the arithmetic loop in one timed run, some tenths of a millisecond.
 const ROUNDS: usize = 1 << 15;
 /// The time for which each measurement is repeated; the fastest run counts.
-const PATIENCE: Duration = Duration::from_millis(80);
+const REPEAT_TIME: Duration = Duration::from_millis(80);
 
 /// The peak arithmetic and memory rates of a team of threads, measured on this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +80,7 @@ impl Peak {
 /// Seconds of the fastest run.
 fn fastest(mut run: impl FnMut()) -> f64 {
     let (start, mut best) = (Instant::now(), f64::INFINITY);
-    while start.elapsed() < PATIENCE || best.is_infinite() {
+    while start.elapsed() < REPEAT_TIME || best.is_infinite() {
         let before = Instant::now();
         run();
         best = best.min(before.elapsed().as_secs_f64());

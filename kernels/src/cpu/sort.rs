@@ -25,11 +25,11 @@ use crate::spec::{Body, Spec};
 
 /// Elements that a thread takes at least: it sorts as many in 40 µs and selects a few of them in 3,
 /// and a region costs one.
-const LEAST: usize = 4096;
+const THREAD_ELEMENTS_MIN: usize = 4096;
 /// Parts of a row at most.
-const PARTS: usize = 16;
+const ROW_PARTS_MAX: usize = 16;
 /// Elements whose ranks are computed at once.
-const BLOCK: usize = 64;
+const RANK_BLOCK: usize = 64;
 
 /// See [`Body::Sort`].
 pub(crate) struct Sort {
@@ -49,7 +49,7 @@ impl Sort {
         let (outer, last) = spec.dims.split_at(spec.dims.len() - 1);
         let threads = config.threads.max(1);
         Ok(Sort {
-            held: (room(last[0].usize_at(bound)) * threads.min(PARTS))
+            held: (room(last[0].usize_at(bound)) * threads.min(ROW_PARTS_MAX))
                 .min(sort.len.usize_at(bound)),
             rows: Space::new(outer, bound).points().min(threads),
             threads,
@@ -80,7 +80,7 @@ impl Sort {
         let flip = if sort.descending { u32::MAX } else { 0 };
         let rows = outer.points();
         let parts = match rows < self.threads {
-            true => share(len, self.threads.min(PARTS)),
+            true => share(len, self.threads.min(ROW_PARTS_MAX)),
             false => 1,
         };
         // The keys of a part of a row, of as many as are held of it.
@@ -108,9 +108,9 @@ impl Sort {
             let own = unsafe { std::slice::from_raw_parts_mut(own, count) };
             let mut selection = Selection::new(own, wanted);
             let part = range(len, part, parts);
-            let mut ranks = [0; BLOCK];
-            for first in part.clone().step_by(BLOCK) {
-                let ranks = &mut ranks[..(part.end - first).min(BLOCK)];
+            let mut ranks = [0; RANK_BLOCK];
+            for first in part.clone().step_by(RANK_BLOCK) {
+                let ranks = &mut ranks[..(part.end - first).min(RANK_BLOCK)];
                 // SAFETY: elements of the row.
                 unsafe { load_ranks(&source, from, axis, first, ranks) };
                 for (k, &rank) in (first..).zip(&*ranks) {
@@ -132,7 +132,7 @@ impl Sort {
         let shares = share(wanted, parts);
         launch.team.run(rows * shares, &|chunk, _| {
             let (row, ranks) = (chunk / shares, range(wanted, chunk % shares, shares));
-            let runs: SmallVec<[&[u64]; PARTS]> = (0..parts)
+            let runs: SmallVec<[&[u64]; ROW_PARTS_MAX]> = (0..parts)
                 .map(|part| {
                     let (run, count) = keys(row, part);
                     // SAFETY: the keys that were sorted above, which nothing writes any more.
@@ -152,7 +152,7 @@ fn room(wanted: usize) -> usize {
 
 /// How many parts `count` elements are divided into, at most `most`.
 fn share(count: usize, most: usize) -> usize {
-    (count / LEAST).clamp(1, most)
+    (count / THREAD_ELEMENTS_MIN).clamp(1, most)
 }
 
 /// The elements of a part.
@@ -220,9 +220,9 @@ fn merge(runs: &[&[u64]], ranks: Range<usize>, mut put: impl FnMut(usize, u64)) 
             high = middle;
         }
     }
-    let mut next = [0; PARTS];
+    let mut next = [0; ROW_PARTS_MAX];
     // The next key of each run; the largest number at its end.
-    let mut heads = [u64::MAX; PARTS];
+    let mut heads = [u64::MAX; ROW_PARTS_MAX];
     let head = |run: usize, at: usize| runs[run].get(at).copied().unwrap_or(u64::MAX);
     for (run, keys) in runs.iter().enumerate() {
         next[run] = below(keys, low);

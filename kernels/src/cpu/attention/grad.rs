@@ -11,7 +11,8 @@ use std::ops::Range;
 use super::rows::Rows;
 use super::softmax::{self, Exponentials, ScoreGradients};
 use super::{
-    Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, Sources, TASKS, Views, part_of, terms,
+    Copies, Panels, Parts, ROWS, Shared, Sizes, Slot, Sources, TASKS_PER_THREAD, Views, part_of,
+    terms,
 };
 use crate::cpu::gemm::micro::{Before, Left, LeftLayout, Micro, Right};
 use crate::cpu::pointwise::{OperandView, Space};
@@ -22,7 +23,7 @@ use crate::spec::{self, Body, Spec};
 
 /// Panels whose terms of the gradients of keys and values are one sum each, and their most queries.
 const PANELS: usize = 4;
-const QUERIES: usize = PANELS * softmax::LANES;
+const QUERIES: usize = PANELS * softmax::PANEL_QUERIES;
 
 /// See [`Body::AttentionGrad`].
 pub(crate) struct AttentionGrad {
@@ -110,7 +111,7 @@ impl AttentionGrad {
             return;
         }
         let share = shared.share(&rest);
-        let (parts, panels) = (TASKS * share, PANELS * share);
+        let (parts, panels) = (TASKS_PER_THREAD * share, PANELS * share);
         if Copies::needed(&body.of, body.of.width) {
             shared.split(launch, &rest, parts, |number, part, slot| {
                 let head = head(number, panels, slot);
@@ -306,7 +307,7 @@ impl Head<'_> {
             v,
             ..
         } = &self.sources;
-        let mut sums = [0.0; softmax::LANES];
+        let mut sums = [0.0; softmax::PANEL_QUERIES];
         // SAFETY: the caller's promise; the memory has room for the panel.
         unsafe {
             for (i, row) in queries.clone().enumerate() {

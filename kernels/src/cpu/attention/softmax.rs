@@ -8,7 +8,7 @@ use crate::math::{Arith, exp, tanh};
 use crate::spec::Scores;
 
 /// Most queries of a panel.
-pub(super) const LANES: usize = 32;
+pub(super) const PANEL_QUERIES: usize = 32;
 
 /// Replaces the products of queries and keys in a panel by the exponentials of their scores, relative
 /// to the largest score of the query, and sums them.
@@ -139,8 +139,8 @@ impl Exponentials {
             };
         }
         for (keys, masked) in &parts {
-            for first in keys.clone().step_by(BLOCK) {
-                let keys = first..keys.end.min(first + BLOCK);
+            for first in keys.clone().step_by(KEY_BLOCK) {
+                let keys = first..keys.end.min(first + KEY_BLOCK);
                 match masked {
                     true => lanes.powers::<A, true>(rows, keys),
                     false => lanes.powers::<A, false>(rows, keys),
@@ -191,7 +191,7 @@ impl Exponentials {
 }
 
 /// Keys whose exponentials are summed before their sum is added to the others.
-const BLOCK: usize = 64;
+const KEY_BLOCK: usize = 64;
 
 /// The state of the lanes.
 struct Lanes<const N: usize> {

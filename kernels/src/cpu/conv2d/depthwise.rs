@@ -18,7 +18,7 @@ use crate::cpu::gemm::drive::Product;
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
 use crate::cpu::gemm::workspace::{Slot, Space};
-use crate::cpu::gemm::{ACC, TILE, even, wanted};
+use crate::cpu::gemm::{ACC_ELEMENTS, IMAGE_TILE_ELEMENTS, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
@@ -33,8 +33,8 @@ fn channels(sizes: &Sizes, sums: usize) -> usize {
     let plane = Shape::new(&sizes.axes, 1, rows, columns)
         .elements(1)
         .max(rows.saturating_mul(columns));
-    (TILE / plane.max(1))
-        .min(ACC / sums.max(1))
+    (IMAGE_TILE_ELEMENTS / plane.max(1))
+        .min(ACC_ELEMENTS / sums.max(1))
         .clamp(1, CHANNELS)
         .min(sizes.groups)
 }
@@ -64,7 +64,8 @@ pub(super) fn space(
         sizes.taps().next_multiple_of(LANES),
     );
     let channels = channels(sizes, sums(sizes, micro, kind));
-    let tile = TILE.max(Shape::new(axes, 1, 1, width.min(axes[1].out.max(1))).elements(1));
+    let tile =
+        IMAGE_TILE_ELEMENTS.max(Shape::new(axes, 1, 1, width.min(axes[1].out.max(1))).elements(1));
     if kind == ConvKind::WeightGrad {
         return Space {
             left: channels.saturating_mul(sizes.taps()),
@@ -82,7 +83,7 @@ pub(super) fn space(
     if let Some(in_place) = in_place {
         return in_place.space(sizes);
     }
-    let acc = ACC.saturating_add(
+    let acc = ACC_ELEMENTS.saturating_add(
         channels
             .saturating_mul(phases(axes))
             .saturating_mul(2 * width),
@@ -123,8 +124,8 @@ pub(super) unsafe fn run(call: &Call) {
             sizes.images,
             axes,
             channels,
-            ACC / channels / phases(axes),
-            TILE,
+            ACC_ELEMENTS / channels / phases(axes),
+            IMAGE_TILE_ELEMENTS,
             micro.nr(),
         )
     };
@@ -259,7 +260,14 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     // Vectors of a row begin at the same places for every partition.
-    let parts = Parts::new(images, axes, size, TILE / size, TILE, micro.lanes);
+    let parts = Parts::new(
+        images,
+        axes,
+        size,
+        IMAGE_TILE_ELEMENTS / size,
+        IMAGE_TILE_ELEMENTS,
+        micro.lanes,
+    );
     let [image, gradient] = [(&body.a, 0), (&body.b, 1)]
         .map(|(operand, at)| source(operand, launch.args[at], launch.env));
     let product = WeightGrad {

@@ -12,20 +12,20 @@ use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{KBlocks, SERIAL_WORK};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::pack;
-use crate::cpu::gemm::small::{Block, ROWS, fits};
+use crate::cpu::gemm::small::{Block, ROWS_MAX, fits};
 use crate::cpu::gemm::workspace::{Slot, Space};
 use crate::cpu::gemm::{KC, even};
 use crate::cpu::tile::Bound;
 use crate::spec::{self, ConvKind};
 
 /// Most output channels of a block of the result, each of which fills its own tiles.
-const CHANNELS: usize = 64;
+const CHANNELS_MAX: usize = 64;
 /// Most positions that are computed here, most if the image is read in place, and most of several
 /// positions of an image if the kernel is one element: there packing costs least.
-const POSITIONS: [usize; 2] = [12, ROWS];
-const POINTS: usize = 4;
+const POSITIONS_MAX: [usize; 2] = [12, ROWS_MAX];
+const IMAGE_POSITIONS_MAX: usize = 4;
 /// Elements of a tile above which it has fewer channels.
-const TILE: usize = 256;
+const TILE_ELEMENTS: usize = 256;
 /// Output channels that are passed to the epilogue at a time.
 const FINISHED: usize = 16;
 
@@ -44,8 +44,8 @@ pub(super) fn applies(body: &spec::Conv2d, sizes: &Sizes) -> bool {
 /// Most positions that are computed here.
 fn most(body: &spec::Conv2d, sizes: &Sizes) -> usize {
     match sizes.taps() == 1 && sizes.axes[0].out * sizes.axes[1].out > 1 {
-        true => POINTS,
-        false => POSITIONS[usize::from(in_place(body, sizes))],
+        true => IMAGE_POSITIONS_MAX,
+        false => POSITIONS_MAX[usize::from(in_place(body, sizes))],
     }
 }
 
@@ -100,7 +100,7 @@ fn channel(sizes: &Sizes) -> usize {
 
 /// Output channels of a block, a multiple of the lanes.
 fn block_channels(sizes: &Sizes, micro: &Micro) -> usize {
-    CHANNELS.min(sizes.other.next_multiple_of(micro.lanes))
+    CHANNELS_MAX.min(sizes.other.next_multiple_of(micro.lanes))
 }
 
 /// Multiply-adds.
@@ -115,7 +115,9 @@ pub(super) fn space(body: &spec::Conv2d, sizes: &Sizes, micro: &Micro) -> Space 
     let plane = sizes.axes[0].out * sizes.axes[1].out;
     let acc = positions(sizes) * block_channels(sizes, micro);
     let (in_place, channel) = (in_place(body, sizes), channel(sizes));
-    let tile = channel.saturating_mul(sizes.source).min(TILE.max(channel));
+    let tile = channel
+        .saturating_mul(sizes.source)
+        .min(TILE_ELEMENTS.max(channel));
     Space {
         // Offsets of the kernel's elements.
         left: if in_place { 0 } else { sizes.taps() },
@@ -203,10 +205,10 @@ impl Few<'_> {
         };
         let channels = match self.in_place {
             true => sizes.source.max(1),
-            false => (TILE / self::channel(sizes).max(1)).clamp(1, sizes.source.max(1)),
+            false => (TILE_ELEMENTS / self::channel(sizes).max(1)).clamp(1, sizes.source.max(1)),
         };
         let shape = Shape::new(axes, channels, axes[0].out, axes[1].out);
-        let mut rows = [0; ROWS];
+        let mut rows = [0; ROWS_MAX];
         let mut count = 0;
         for i in part.images.clone() {
             for (y, x) in part

@@ -11,7 +11,7 @@ use super::{Call, Sizes, source};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::WholePlanes;
 use crate::cpu::gemm::workspace::{Slot, Space};
-use crate::cpu::gemm::{ACC, TILE, even, wanted};
+use crate::cpu::gemm::{ACC_ELEMENTS, IMAGE_TILE_ELEMENTS, even, wanted};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::spec::{self, ConvKind, Operand, Spec};
 use std::ops::Range;
@@ -58,7 +58,9 @@ impl InPlace {
         let [rows, columns] = [axes[0].out, axes[1].out];
         let (positions, taps) = (rows.checked_mul(columns)?, sizes.taps());
         let vectors = positions.div_ceil(micro.lanes);
-        let is_small = vectors.checked_mul(taps).is_some_and(|masks| masks <= TILE);
+        let is_small = vectors
+            .checked_mul(taps)
+            .is_some_and(|masks| masks <= IMAGE_TILE_ELEMENTS);
         if !axes.iter().all(is_same)
             || !read.iter().all(|operand| is_plane(operand, axes))
             || !is_small
@@ -92,7 +94,7 @@ impl InPlace {
 
     /// Most channels of a block of so many images.
     fn channels(&self, sizes: &Sizes, images: usize) -> usize {
-        (ACC / self.positions / images.max(1))
+        (ACC_ELEMENTS / self.positions / images.max(1))
             .clamp(1, CHANNELS)
             .min(sizes.groups)
     }
@@ -105,7 +107,7 @@ impl InPlace {
             left: channels * self.offsets.len(),
             acc: match self.is_stored {
                 true => 0,
-                false => ACC.max(channels * self.positions),
+                false => ACC_ELEMENTS.max(channels * self.positions),
             },
             ..Space::default()
         }
@@ -141,7 +143,7 @@ impl InPlace {
         } = *call;
         let wanted = wanted(kernel.threads.min(launch.team.threads()));
         let mut channels = self.channels(sizes, sizes.images.min(IMAGES));
-        let most = (ACC / (channels * self.positions)).max(1);
+        let most = (ACC_ELEMENTS / (channels * self.positions)).max(1);
         let images = even(sizes.images, most, 1);
         let image_blocks = sizes.images.div_ceil(images);
         if sizes.groups.div_ceil(channels) * image_blocks < wanted {

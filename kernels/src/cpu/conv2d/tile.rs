@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::gemm::{TILE, pack};
+use crate::cpu::gemm::{IMAGE_TILE_ELEMENTS, pack};
 
 /// A four-axis operand: images, channels, rows, columns.
 #[derive(Clone, Copy)]
@@ -264,9 +264,14 @@ impl Parts {
         most: usize,
         multiple: usize,
     ) -> Parts {
-        Parts::cut(images, axes, channels, [most, TILE], multiple, |_, most| {
-            most
-        })
+        Parts::cut(
+            images,
+            axes,
+            channels,
+            [most, IMAGE_TILE_ELEMENTS],
+            multiple,
+            |_, most| most,
+        )
     }
 
     fn cut(

@@ -25,13 +25,13 @@ use crate::spec::{self, ConvKind};
 /// Elements that tables are rounded up to.
 const LANES: usize = 16;
 /// Most output positions of an image, and most elements of an image.
-const PLANES: [usize; 2] = [16, 64];
+const PLANE_ELEMENTS_MAX: [usize; 2] = [16, 64];
 /// Most steps of a k-block, those of all positions together.
-const STEPS: usize = 8 << 10;
+const K_BLOCK_STEPS_MAX: usize = 8 << 10;
 /// Images of a batch that are computed here: fewer leave too many lanes empty.
 const IMAGES: RangeInclusive<usize> = 12..=64;
 /// Output channels that are passed to the epilogue at a time.
-const FINISHED: usize = 16;
+const FINISHED_CHANNELS: usize = 16;
 /// Most rows of a block.
 const ROWS: usize = MC / 2;
 
@@ -43,10 +43,10 @@ pub(super) fn applies(body: &spec::Conv2d, env: &Env, sizes: &Sizes) -> bool {
     let taps = sizes.taps();
     let channels = even(sizes.source, KC / taps, 1);
     body.kind != ConvKind::WeightGrad
-        && (0..2).all(|i| (1..=PLANES[i]).contains(&planes[i]))
+        && (0..2).all(|i| (1..=PLANE_ELEMENTS_MAX[i]).contains(&planes[i]))
         && taps > 1
         && channels * taps <= KC
-        && channels * geometry.pairs(0..planes[0]).count() <= STEPS
+        && channels * geometry.pairs(0..planes[0]).count() <= K_BLOCK_STEPS_MAX
 }
 
 /// Whether a run is computed here, if [`applies`]: `columns` packs the weights of more positions.
@@ -179,13 +179,13 @@ pub(super) fn space(
     };
     Space {
         left: rows.next_multiple_of(LANES) + steps.next_multiple_of(LANES),
-        right: (PLANES[0] + 1).next_multiple_of(LANES)
+        right: (PLANE_ELEMENTS_MAX[0] + 1).next_multiple_of(LANES)
             + steps.next_multiple_of(LANES)
             + (tile * wide).next_multiple_of(LANES)
             + raw,
         micro_panel: channels * sizes.taps() * micro.width(images),
         acc,
-        scratch: (acc * 4).min(FINISHED * geometry.plane() * wide * 4),
+        scratch: (acc * 4).min(FINISHED_CHANNELS * geometry.plane() * wide * 4),
         k_block: if blocks.count() > 1 && blocks.blocks(0).len() > 1 {
             acc
         } else {
@@ -311,7 +311,7 @@ impl Vertical<'_> {
     fn tables(&self, right: *const f32, block: usize) -> (*const i32, *const f32) {
         let steps = right
             .cast::<i32>()
-            .wrapping_add((PLANES[0] + 1).next_multiple_of(LANES));
+            .wrapping_add((PLANE_ELEMENTS_MAX[0] + 1).next_multiple_of(LANES));
         let count = self.steps * self.k_blocks.range(block).len();
         let tile = steps.wrapping_add(count.next_multiple_of(LANES));
         (steps, tile.cast())
@@ -538,8 +538,8 @@ impl Product for Vertical<'_> {
         // for some channels of a block.
         unsafe {
             let scratch = scratch.add(kernel.space.scratch - kernel.code.scratch_bytes());
-            for some in (0..rows.len()).step_by(FINISHED) {
-                let channels = FINISHED.min(rows.len() - some);
+            for some in (0..rows.len()).step_by(FINISHED_CHANNELS) {
+                let channels = FINISHED_CHANNELS.min(rows.len() - some);
                 // Positions of an image are neighbours again.
                 for channel in 0..channels {
                     let from = pack::Source {

@@ -14,7 +14,8 @@ use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, drive_some, 
 use crate::cpu::gemm::micro::{Left, LeftLayout, Micro, Right};
 use crate::cpu::gemm::workspace::Space;
 use crate::cpu::gemm::{
-    Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
+    IMAGE_TILE_ELEMENTS, Limits, MC, SPLIT_NC, even, pack, partial_space, share_rows, split_blocks,
+    splits, wanted,
 };
 use crate::cpu::tile::Bound;
 
@@ -64,7 +65,8 @@ pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
         return Shape::of_channel(&sizes.axes, rows, columns);
     }
     let least = Shape::of_channel(&sizes.axes, 1, 1);
-    Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out).min(TILE.max(least))
+    Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out)
+        .min(IMAGE_TILE_ELEMENTS.max(least))
 }
 
 /// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
@@ -108,7 +110,8 @@ pub(super) fn space(
             (tile(rows, block), block.iter().product())
         }
         false => (
-            TILE.max(tile(MC, [1; 3]))
+            IMAGE_TILE_ELEMENTS
+                .max(tile(MC, [1; 3]))
                 .min(tile(MC, [sizes.images, height, length])),
             positions.min(POSITIONS),
         ),

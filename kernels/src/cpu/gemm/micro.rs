@@ -39,7 +39,7 @@ pub(in super::super) struct Left {
 }
 
 /// Steps of a row in a cache line.
-const LINE: usize = 16;
+const LINE_STEPS: usize = 16;
 /// Steps from the ones that are multiplied to the ones that are requested.
 const REQUEST_AHEAD: usize = 64;
 
@@ -239,7 +239,7 @@ struct Indirect;
 struct Strided;
 
 /// Bytes of an element.
-const BYTES: isize = size_of::<f32>() as isize;
+const ELEMENT_BYTES: isize = size_of::<f32>() as isize;
 
 impl LeftAccess for Packed {
     const LAYOUT: LeftLayout = LeftLayout::Packed;
@@ -251,7 +251,7 @@ impl LeftAccess for Packed {
     }
     #[inline(always)]
     unsafe fn rows<const R: usize>(_left: &Left) -> [isize; R] {
-        std::array::from_fn(|row| row as isize * BYTES)
+        std::array::from_fn(|row| row as isize * ELEMENT_BYTES)
     }
 }
 
@@ -266,7 +266,7 @@ impl LeftAccess for Indirect {
     #[inline(always)]
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
         // SAFETY: as above.
-        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize * BYTES })
+        std::array::from_fn(|row| unsafe { *left.rows.add(row) as isize * ELEMENT_BYTES })
     }
 }
 
@@ -280,7 +280,7 @@ impl LeftAccess for Strided {
     }
     #[inline(always)]
     unsafe fn rows<const R: usize>(left: &Left) -> [isize; R] {
-        std::array::from_fn(|row| row as isize * left.stride * BYTES)
+        std::array::from_fn(|row| row as isize * left.stride * ELEMENT_BYTES)
     }
     #[inline(always)]
     unsafe fn request<const R: usize>(left: &Left, remaining: usize) {
@@ -447,7 +447,7 @@ unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C
         let (mut left, mut right) = (left, right);
         let mut taken = 0;
         for group in 0..depth / STEPS {
-            if group % (LINE / STEPS) == 0 {
+            if group % (LINE_STEPS / STEPS) == 0 {
                 W::request::<R>(&left, depth - taken);
             }
             while F::COPIES && taken >= next && ahead.steps > 0 {

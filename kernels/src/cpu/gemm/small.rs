@@ -15,25 +15,25 @@ use super::workspace::{Resources, Slot, Space};
 use super::{KC, Strided, even, wanted};
 
 /// Most rows of a product that is computed here, and of a block of it.
-pub(in super::super) const ROWS: usize = 40;
+pub(in super::super) const ROWS_MAX: usize = 40;
 /// Most rows of a matrix product that is computed here.
-const MATRIX_ROWS: usize = 16;
+const MATRIX_ROWS_MAX: usize = 16;
 /// Most k-blocks: a longer contracted axis may be split.
-const K_BLOCKS: usize = 2 * SPLIT_K_BLOCKS - 1;
+const K_BLOCKS_MAX: usize = 2 * SPLIT_K_BLOCKS - 1;
 /// Most steps of a contracted axis that is packed at once in every product.
-const STEPS: usize = 128;
+const PACKED_STEPS_MAX: usize = 128;
 /// Columns of the widest micro-panel of any instruction set.
-const WIDTH: usize = 32;
+const PANEL_COLUMNS_MAX: usize = 32;
 /// Elements of the right operand that are packed at a time.
-const PANEL: usize = STEPS * WIDTH;
+const PANEL_ELEMENTS: usize = PACKED_STEPS_MAX * PANEL_COLUMNS_MAX;
 /// Most elements of a block of the result, if it has more than one micro-panel.
-const ACC: usize = 2 << 10;
+const ACC_ELEMENTS_MAX: usize = 2 << 10;
 /// Elements between neighbours along an axis, of which [`KC`] have offsets in `i32`, are fewer.
-const REACH: i64 = 1 << 21;
+const STRIDE_END: i64 = 1 << 21;
 
 /// A stride that offsets are computed from.
 pub(in super::super) fn fits(stride: i64) -> bool {
-    (0..REACH).contains(&stride)
+    (0..STRIDE_END).contains(&stride)
 }
 
 /// The right operand of a [`Block`], from an element (0, 0) on.
@@ -149,7 +149,7 @@ impl Block<'_> {
         acc: *mut f32,
         begun: bool,
     ) {
-        let mut panel = [const { std::mem::MaybeUninit::<f32>::uninit() }; PANEL];
+        let mut panel = [const { std::mem::MaybeUninit::<f32>::uninit() }; PANEL_ELEMENTS];
         let (to, height) = (panel.as_mut_ptr().cast::<f32>(), self.micro.mr);
         let mut offsets = [0; KC];
         for first in (0..depth).step_by(KC) {
@@ -163,7 +163,7 @@ impl Block<'_> {
                 let in_place = |step| right.in_place(column, step).filter(|_| whole);
                 let most = match in_place(first) {
                     Some(_) => count,
-                    None => PANEL / width,
+                    None => PANEL_ELEMENTS / width,
                 };
                 for step in (0..count).step_by(most) {
                     let steps = most.min(count - step);
@@ -226,22 +226,22 @@ impl Block<'_> {
 /// Whether a product of up to `[m, n, k]` with these strides of both operands along their last two
 /// axes can be computed here.
 pub(super) fn applies([m, _, k]: [usize; 3], strides: [i64; 4]) -> bool {
-    m <= MATRIX_ROWS && k.div_ceil(KC) <= K_BLOCKS && strides.into_iter().all(fits)
+    m <= MATRIX_ROWS_MAX && k.div_ceil(KC) <= K_BLOCKS_MAX && strides.into_iter().all(fits)
 }
 
 /// Whether that takes no longer than with packed operands: for one row, and for few columns; with
 /// wide vectors, whose packed micro-panels are larger than the result, also for one left panel and
 /// few steps, unless the right operand needs no packing.
 pub(super) fn is_fast([m, n, k]: [usize; 3], packs: bool, micro: &Micro) -> bool {
-    let is_wide = micro.nr() == WIDTH;
-    m == 1 || n <= micro.nr() || (is_wide && packs && m <= micro.mr && k <= STEPS)
+    let is_wide = micro.nr() == PANEL_COLUMNS_MAX;
+    m == 1 || n <= micro.nr() || (is_wide && packs && m <= micro.mr && k <= PACKED_STEPS_MAX)
 }
 
 /// The buffers for sizes up to these.
 pub(super) fn space([m, n, k]: [usize; 3], micro: &Micro) -> Space {
     let acc = m
         .saturating_mul(n.next_multiple_of(micro.lanes))
-        .min(ACC.max(m * micro.nr()));
+        .min(ACC_ELEMENTS_MAX.max(m * micro.nr()));
     Space {
         acc,
         k_block: if k > KC { acc } else { 0 },
@@ -252,8 +252,12 @@ pub(super) fn space([m, n, k]: [usize; 3], micro: &Micro) -> Space {
 /// NC: no more than the space has room for, and little enough that every thread has a block.
 pub(super) fn columns([groups, m, n, k]: [usize; 4], threads: usize, micro: &Micro) -> usize {
     let width = micro.nr();
-    let columns = even(n, (ACC / m.max(1) / width * width).max(width), width)
-        .min(n.next_multiple_of(micro.lanes));
+    let columns = even(
+        n,
+        (ACC_ELEMENTS_MAX / m.max(1) / width * width).max(width),
+        width,
+    )
+    .min(n.next_multiple_of(micro.lanes));
     let work = groups.saturating_mul(m).saturating_mul(n).saturating_mul(k);
     if threads > 1 && work >= SERIAL_WORK && groups * n.div_ceil(columns) < wanted(threads) {
         let parts = wanted(threads).div_ceil(groups.max(1));
@@ -276,7 +280,7 @@ pub(super) unsafe fn run(product: &Strided, resources: &Resources) {
     let column_blocks = n.div_ceil(product.nc);
     let work = groups.saturating_mul(m).saturating_mul(n).saturating_mul(k);
     let (rank, micro) = (product.spec.dims.len(), product.micro);
-    let mut rows = [0; MATRIX_ROWS];
+    let mut rows = [0; MATRIX_ROWS_MAX];
     for (i, row) in rows[..m].iter_mut().enumerate() {
         *row = (i as isize * product.a.strides[0]) as i32;
     }

@@ -58,8 +58,8 @@ const GROUPS_MAX: usize = 3;
 const RESULTS_MAX: usize = 4;
 
 /// The inner points of tiles of six elements.
-const A: f32 = std::f32::consts::FRAC_1_SQRT_2;
-const B: f32 = std::f32::consts::SQRT_2;
+const POINT_A: f32 = std::f32::consts::FRAC_1_SQRT_2;
+const POINT_B: f32 = std::f32::consts::SQRT_2;
 
 /// Most lanes of a vector.
 const LANES: usize = 16;
@@ -380,11 +380,11 @@ unsafe fn of_tile<S: Simd, const P: usize>(d: [S::V; P]) -> [S::V; P] {
         } else {
             to[0] = scaled::<S>(d[2], -2.5, S::add(d[0], d[4]));
             let (even, odd) = (scaled::<S>(d[2], -2.0, d[4]), scaled::<S>(d[1], -2.0, d[3]));
-            to[1] = scaled::<S>(odd, A, even);
-            to[2] = scaled::<S>(odd, -A, even);
+            to[1] = scaled::<S>(odd, POINT_A, even);
+            to[2] = scaled::<S>(odd, -POINT_A, even);
             let (even, odd) = (scaled::<S>(d[2], -0.5, d[4]), scaled::<S>(d[1], -0.5, d[3]));
-            to[3] = scaled::<S>(odd, B, even);
-            to[4] = scaled::<S>(odd, -B, even);
+            to[3] = scaled::<S>(odd, POINT_B, even);
+            to[4] = scaled::<S>(odd, -POINT_B, even);
             to[5] = scaled::<S>(d[3], -2.5, S::add(d[1], d[5]));
         }
         to
@@ -523,7 +523,7 @@ unsafe fn of_kernel<S: Simd, const P: usize, const R: usize>(g: [S::V; R]) -> [S
             to[1] = scaled::<S>(g[1], 0.5, outer);
             to[2] = scaled::<S>(g[1], -0.5, outer);
         } else {
-            let points = [(A, 0.5, -2.0 / 3.0), (B, 2.0, 1.0 / 6.0)];
+            let points = [(POINT_A, 0.5, -2.0 / 3.0), (POINT_B, 2.0, 1.0 / 6.0)];
             for k in 0..2 {
                 let (x, square, scale) = points[k];
                 let (mut even, mut odd) = (g[2], g[1]);
@@ -631,12 +631,12 @@ unsafe fn of_products<S: Simd, const P: usize, const M: usize>(m: [S::V; P]) -> 
             to[0] = S::add(m[0], inner);
             let (a, b) = (S::sub(m[1], m[2]), S::sub(m[3], m[4]));
             if M == 2 {
-                to[1] = scaled::<S>(b, B, scaled::<S>(a, A, m[5]));
+                to[1] = scaled::<S>(b, POINT_B, scaled::<S>(a, POINT_A, m[5]));
             } else {
-                to[1] = scaled::<S>(b, B, scaled::<S>(a, A, S::zero()));
+                to[1] = scaled::<S>(b, POINT_B, scaled::<S>(a, POINT_A, S::zero()));
                 let even = scaled::<S>(S::add(m[1], m[2]), 0.5, S::zero());
                 to[2] = scaled::<S>(S::add(m[3], m[4]), 2.0, even);
-                to[3] = scaled::<S>(b, 2.0 * B, scaled::<S>(a, 0.5 * A, m[5]));
+                to[3] = scaled::<S>(b, 2.0 * POINT_B, scaled::<S>(a, 0.5 * POINT_A, m[5]));
             }
         }
         to

@@ -1,6 +1,6 @@
 //! Loops without reductions.
 
-use super::{CHUNK, LEAST, Loop, chunk};
+use super::{CHUNK_POINTS_MAX, CHUNK_POINTS_MIN, Loop, chunk};
 use crate::cpu::Launch;
 use crate::cpu::tile::{AXES, Along, Bound, MAX_ROWS, Machine, TILE, VECTOR};
 use crate::spec::Spec;
@@ -37,7 +37,7 @@ impl Loop {
                 .iter()
                 .any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        let each = chunk(dims.iter().product(), LEAST);
+        let each = chunk(dims.iter().product(), CHUNK_POINTS_MIN);
         // Blocks of rows that share values which are invariant along them, of a chunk at most; a
         // long row is several blocks. Tall tiles need the largest possible number of rows.
         let high = if tall {
@@ -46,7 +46,7 @@ impl Loop {
             (each / dims[col]).clamp(1, MAX_ROWS)
         }
         .min(dims[row]);
-        let most = if tall { CHUNK } else { each };
+        let most = if tall { CHUNK_POINTS_MAX } else { each };
         let long = dims[col].min((most / high / wide).max(1) * wide);
         let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));
         let strips = dims[..row].iter().product::<usize>() * down * across;

@@ -20,15 +20,15 @@ use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
 /// The most points that a thread takes at a time: enough work to be worth handing out.
-const CHUNK: usize = 1 << 15;
+const CHUNK_POINTS_MAX: usize = 1 << 15;
 
 /// The least points that a thread takes at a time, if the code is short.
-const LEAST: usize = CHUNK / 8;
+const CHUNK_POINTS_MIN: usize = CHUNK_POINTS_MAX / 8;
 
 /// Points that a thread takes at a time of a loop over so many, at least `least`: fewer of a small
 /// loop, so that all threads have a part of it.
 fn chunk(points: usize, least: usize) -> usize {
-    (points / 8).clamp(least, CHUNK)
+    (points / 8).clamp(least, CHUNK_POINTS_MAX)
 }
 
 /// A prepared [`crate::spec::Body::Loop`].

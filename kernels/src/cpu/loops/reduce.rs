@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{CHUNK, LEAST, Loop, chunk};
+use super::{CHUNK_POINTS_MAX, CHUNK_POINTS_MIN, Loop, chunk};
 use crate::cpu::MicroBatchLimits;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
@@ -23,19 +23,19 @@ use crate::size::Env;
 use crate::spec::{Inst, ReduceOp, Spec};
 
 /// Columns of a group where columns are kept points.
-const WIDE: usize = 256;
+const GROUP_COLUMNS: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
-const PARTS: usize = 64;
-const FEW_GROUPS: usize = 16;
+const PARTS_MAX: usize = 64;
+const WHOLE_GROUPS_MIN: usize = 16;
 /// Most parts of the first reduced axis where it lies outside of the kept ones, and the fewest
 /// points of a group in a part.
-const OUTER_PARTS: usize = 8;
-const OUTER_POINTS: usize = 1 << 12;
+const OUTER_PARTS_MAX: usize = 8;
+const OUTER_POINTS_MIN: usize = 1 << 12;
 /// Lanes that each value kept between passes may take beyond need, so that several points are
 /// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
 /// The least points of a chunk, times the instructions of the code: some microseconds of work.
-const CHUNK_WORK: usize = 1 << 15;
+const CHUNK_WORK_MIN: usize = 1 << 15;
 
 /// The choices made about a reduction when it is prepared.
 pub(super) struct Reduction {
@@ -127,7 +127,7 @@ impl Reduction {
             }
             code.keep(kept_lanes);
         }
-        let split_words = if passes == 1 && all >= 2 * CHUNK {
+        let split_words = if passes == 1 && all >= 2 * CHUNK_POINTS_MAX {
             code.reduction_words()
         } else {
             0
@@ -143,7 +143,7 @@ impl Reduction {
 
     /// Bytes of the results of parts, for all sizes up to the bound.
     pub fn partial_bytes(&self) -> usize {
-        PARTS * self.split_words * WIDE * 4
+        PARTS_MAX * self.split_words * GROUP_COLUMNS * 4
     }
 
     /// The same for a space that has these sizes in every run.
@@ -211,20 +211,20 @@ impl Reduction {
         if self.split_words == 0 {
             return 1;
         }
-        if cut.groups >= FEW_GROUPS {
+        if cut.groups >= WHOLE_GROUPS_MIN {
             let outer = match cut.reduced < cut.reduced_axis && self.along == Along::Columns {
                 true => bound.dims()[cut.reduced],
                 false => 1,
             };
-            return OUTER_PARTS
+            return OUTER_PARTS_MAX
                 .min(outer)
-                .min(points / cut.groups / OUTER_POINTS)
-                .min(PARTS * WIDE / cut.groups.saturating_mul(cut.result_lanes()))
+                .min(points / cut.groups / OUTER_POINTS_MIN)
+                .min(PARTS_MAX * GROUP_COLUMNS / cut.groups.saturating_mul(cut.result_lanes()))
                 .max(1);
         }
         cut.tiles
-            .min(PARTS / cut.groups.max(1))
-            .min(points / CHUNK)
+            .min(PARTS_MAX / cut.groups.max(1))
+            .min(points / CHUNK_POINTS_MAX)
             .max(1)
     }
 
@@ -261,7 +261,7 @@ impl Reduction {
                 } else {
                     usize::MAX
                 };
-                let wide = dims[col].clamp(1, WIDE).min(most.max(VECTOR));
+                let wide = dims[col].clamp(1, GROUP_COLUMNS).min(most.max(VECTOR));
                 (
                     wide,
                     (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1),
@@ -472,7 +472,7 @@ impl Loop {
             }
         }
         if parts == 1 {
-            let least = (CHUNK_WORK / spec.code.len().max(1)).min(LEAST);
+            let least = (CHUNK_WORK_MIN / spec.code.len().max(1)).min(CHUNK_POINTS_MIN);
             let per_chunk = (chunk(points, least) / (points / cut.groups).max(1)).max(1);
             let work = |chunk: usize, worker: usize| {
                 // SAFETY: the worker's own scratch memory; groups are disjoint.

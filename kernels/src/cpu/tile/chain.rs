@@ -16,7 +16,7 @@ use crate::scalar::{Named, ScalarOp, Word};
 use crate::spec::{Inst, ValueId};
 
 /// Most arguments of a chain.
-const MAX: usize = 6;
+const ARGUMENTS_MAX: usize = 6;
 
 /// A value that differs from point to point. Number 0 is the one that the result may overwrite.
 struct Varying<const K: usize>;
@@ -63,7 +63,7 @@ trait Expression: 'static {
     const VARYING: usize = 0;
     const SHARED: usize = 0;
     /// Its value for these arguments.
-    fn value<A: Arith>(args: &[f32; MAX]) -> f32;
+    fn value<A: Arith>(args: &[f32; ARGUMENTS_MAX]) -> f32;
     /// Whether `value` is such an expression; sets its arguments.
     fn matches(values: &Values, value: ValueId, args: &mut Matched) -> bool;
     /// [`Expression::matches`] for an expression that is part of another.
@@ -73,7 +73,7 @@ trait Expression: 'static {
 }
 
 /// The arguments found so far.
-type Matched = [Option<ValueId>; MAX];
+type Matched = [Option<ValueId>; ARGUMENTS_MAX];
 
 /// The values that a chain is looked for in.
 pub(super) struct Values<'a> {
@@ -88,12 +88,12 @@ pub(super) struct Values<'a> {
 impl<const K: usize> Expression for Varying<K> {
     const VARYING: usize = 1 << K;
     #[inline(always)]
-    fn value<A: Arith>(args: &[f32; MAX]) -> f32 {
+    fn value<A: Arith>(args: &[f32; ARGUMENTS_MAX]) -> f32 {
         args[K]
     }
     fn matches(values: &Values, value: ValueId, args: &mut Matched) -> bool {
         // Each argument is another value, so that none but number 0 lies where the result does.
-        let taken = (0..MAX).any(|k| k != K && args[k] == Some(value));
+        let taken = (0..ARGUMENTS_MAX).any(|k| k != K && args[k] == Some(value));
         !taken && (values.varies)(value) && *args[K].get_or_insert(value) == value
     }
 }
@@ -101,7 +101,7 @@ impl<const K: usize> Expression for Varying<K> {
 impl<const K: usize> Expression for Shared<K> {
     const SHARED: usize = 1 << K;
     #[inline(always)]
-    fn value<A: Arith>(args: &[f32; MAX]) -> f32 {
+    fn value<A: Arith>(args: &[f32; ARGUMENTS_MAX]) -> f32 {
         args[K]
     }
     fn matches(values: &Values, value: ValueId, args: &mut Matched) -> bool {
@@ -113,7 +113,7 @@ impl<O: Named<In = f32, Out = f32>, X: Expression> Expression for One<O, X> {
     const VARYING: usize = X::VARYING;
     const SHARED: usize = X::SHARED;
     #[inline(always)]
-    fn value<A: Arith>(args: &[f32; MAX]) -> f32 {
+    fn value<A: Arith>(args: &[f32; ARGUMENTS_MAX]) -> f32 {
         O::apply::<A>([X::value::<A>(args), 0.0, 0.0])
     }
     fn matches(values: &Values, value: ValueId, args: &mut Matched) -> bool {
@@ -131,7 +131,7 @@ impl<O: Named<In = f32, Out = f32>, X: Expression, Y: Expression> Expression for
     const VARYING: usize = X::VARYING | Y::VARYING;
     const SHARED: usize = X::SHARED | Y::SHARED;
     #[inline(always)]
-    fn value<A: Arith>(args: &[f32; MAX]) -> f32 {
+    fn value<A: Arith>(args: &[f32; ARGUMENTS_MAX]) -> f32 {
         O::apply::<A>([X::value::<A>(args), Y::value::<A>(args), 0.0])
     }
     fn matches(values: &Values, value: ValueId, args: &mut Matched) -> bool {
@@ -168,14 +168,14 @@ pub(super) struct Chain {
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     chain: usize,
-    pub args: [ValueId; MAX],
+    pub args: [ValueId; ARGUMENTS_MAX],
 }
 
 /// The work of a chain on one tile: `rows` lines of `lanes` elements.
 pub(super) struct ChainCall {
     pub rows: usize,
     pub lanes: usize,
-    pub args: [View; MAX],
+    pub args: [View; ARGUMENTS_MAX],
     pub out: *mut u32,
     pub out_rs: usize,
 }
@@ -199,7 +199,7 @@ impl Chain {
             .iter()
             .enumerate()
             .find_map(|(k, chain)| {
-                let mut args = [None; MAX];
+                let mut args = [None; ARGUMENTS_MAX];
                 (chain.matches)(values, value, &mut args).then(|| {
                     let first = args[0].expect("every chain has argument 0");
                     Found {
@@ -224,7 +224,8 @@ impl Chain {
     /// The views must be readable for the lines, `out` writable, and `out` must overlap no view but
     /// that of argument 0, in which it is if `in_place`.
     pub unsafe fn run(&self, call: &ChainCall, in_place: bool) {
-        let varies = (0..MAX).all(|k| self.varying >> k & 1 == 0 || !call.args[k].is_invariant());
+        let varies =
+            (0..ARGUMENTS_MAX).all(|k| self.varying >> k & 1 == 0 || !call.args[k].is_invariant());
         let which = match (varies, in_place) {
             (false, _) => ANY,
             (true, false) => APART,
@@ -250,7 +251,7 @@ impl<E: Expression, const WHICH: usize> Routine for Sweep<E, WHICH> {
         for r in 0..call.rows {
             // SAFETY: the caller promises readable views of this row.
             let start = |k: usize| unsafe { call.args[k].ptr.offset(r as isize * call.args[k].rs) };
-            let shared: [f32; MAX] = std::array::from_fn(|k| match E::SHARED >> k & 1 {
+            let shared: [f32; ARGUMENTS_MAX] = std::array::from_fn(|k| match E::SHARED >> k & 1 {
                 // SAFETY: shared values have one element.
                 1 => f32::of(unsafe { *start(k) }),
                 _ => 0.0,
@@ -270,7 +271,7 @@ impl<E: Expression, const WHICH: usize> Routine for Sweep<E, WHICH> {
                 }
                 continue;
             }
-            let lines: [&[u32]; MAX] = std::array::from_fn(|k| {
+            let lines: [&[u32]; ARGUMENTS_MAX] = std::array::from_fn(|k| {
                 let read = E::VARYING >> k & 1 == 1 && !(WHICH == IN_PLACE && k == 0);
                 let len = if read { call.lanes } else { 0 };
                 // SAFETY: the caller promises readable views; others have no length.
@@ -285,13 +286,13 @@ impl<E: Expression, const WHICH: usize> Routine for Sweep<E, WHICH> {
 
 #[inline(always)]
 fn line<E: Expression, A: Arith, const WHICH: usize>(
-    lines: &[&[u32]; MAX],
-    shared: &[f32; MAX],
+    lines: &[&[u32]; ARGUMENTS_MAX],
+    shared: &[f32; ARGUMENTS_MAX],
     out: &mut [u32],
 ) {
     let n = out.len();
     let is_read = |k: usize| E::VARYING >> k & 1 == 1 && !(WHICH == IN_PLACE && k == 0);
-    let lines: [&[u32]; MAX] =
+    let lines: [&[u32]; ARGUMENTS_MAX] =
         std::array::from_fn(|k| if is_read(k) { &lines[k][..n] } else { lines[k] });
     for i in 0..n {
         let args = std::array::from_fn(|k| {

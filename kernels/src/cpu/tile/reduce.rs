@@ -253,7 +253,7 @@ impl<I: Lanewise<In = f32, Out = f32>, const INVARIANT: u32> Elements for Result
 struct Columns<O, E>(PhantomData<(O, E)>);
 
 /// Vectors reduced side by side, so that one addition need not wait for the one before.
-const SIDE: usize = 4;
+const UNROLLED_VECTORS: usize = 4;
 
 impl<O: Lanewise, E: Elements> Routine for Columns<O, E> {
     type Args = ReduceCall;
@@ -287,17 +287,17 @@ impl<O: Lanewise, E: Elements> Routine for Columns<O, E> {
                 join_rest(acc);
                 continue;
             }
-            let mut sums = [[call.identity; VECTOR]; SIDE];
-            for block in 0..whole / SIDE {
+            let mut sums = [[call.identity; VECTOR]; UNROLLED_VECTORS];
+            for block in 0..whole / UNROLLED_VECTORS {
                 for (side, sum) in sums.iter_mut().enumerate() {
-                    join(block * SIDE + side, sum);
+                    join(block * UNROLLED_VECTORS + side, sum);
                 }
             }
-            for (side, sum) in sums.iter_mut().enumerate().take(whole % SIDE) {
-                join(whole / SIDE * SIDE + side, sum);
+            for (side, sum) in sums.iter_mut().enumerate().take(whole % UNROLLED_VECTORS) {
+                join(whole / UNROLLED_VECTORS * UNROLLED_VECTORS + side, sum);
             }
             if rest > 0 {
-                join_rest(&mut sums[SIDE - 1]);
+                join_rest(&mut sums[UNROLLED_VECTORS - 1]);
             }
             let [mut a, b, mut c, d] = sums;
             join_all::<O, A>(&mut a, &b);
