@@ -158,7 +158,7 @@ pub enum Body {
     /// A tensor with a part of it replaced; `dims` is its space.
     SliceAssign(Box<SliceAssign>),
     /// Prefix reductions, such as running sums, along the last axis of `dims`.
-    Scan(Scan),
+    PrefixReduce(PrefixReduce),
     /// Attention of queries to keys and values, and its gradients.
     Attention(Box<Attention>),
     /// See [`Body::Attention`].
@@ -360,9 +360,9 @@ pub struct SliceAssign {
     pub result: Operand,
 }
 
-/// The prefix reduction of a [`Scan`], over the elements up to each one.
+/// The operator of a [`PrefixReduce`], over the elements up to each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ScanOp {
+pub enum PrefixOp {
     /// Their sum (f32 or i32).
     Sum,
     /// `state = factor · state + element` (f32 or i32), a linear recurrence. The first state is the
@@ -376,11 +376,11 @@ pub enum ScanOp {
     ArgMin,
 }
 
-/// See [`Body::Scan`]. Writes its result itself: there is no `code`.
+/// See [`Body::PrefixReduce`]. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scan {
+pub struct PrefixReduce {
     /// The reduction.
-    pub op: ScanOp,
+    pub op: PrefixOp,
     /// Each result excludes its own element; not for reductions that give positions.
     pub exclusive: bool,
     /// From the last element to the first.
@@ -596,7 +596,7 @@ impl Body {
                 };
                 list.push((s.result.clone(), dims.clone(), access));
             }
-            Body::Scan(s) => {
+            Body::PrefixReduce(s) => {
                 list.push((s.source.clone(), dims.clone(), Access::Read));
                 let factor = s.factor.iter();
                 list.extend(factor.map(|factor| (factor.clone(), dims.clone(), Access::Read)));

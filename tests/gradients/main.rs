@@ -18,7 +18,7 @@ use slabwise_compiler::passes::autodiff::gradients;
 use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{Class, ScalarOp, Value};
-use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Window};
+use slabwise_kernels::spec::{PoolKind, PrefixOp, ReduceOp, Window};
 use support::{KINDS, Rng, array, dims, graph, input, kind, select_by};
 
 /// Half the distance between the two points of a difference.
@@ -494,43 +494,43 @@ fn assigned(rng: &mut Rng, cases: &mut Vec<Case>) {
     }
 }
 
-fn scanned(rng: &mut Rng, cases: &mut Vec<Case>) {
+fn prefix_reductions(rng: &mut Rng, cases: &mut Vec<Case>) {
     let ops = [
-        ScanOp::Sum,
-        ScanOp::Linear,
-        ScanOp::LogSumExp,
-        ScanOp::ArgMax,
-        ScanOp::ArgMin,
+        PrefixOp::Sum,
+        PrefixOp::Linear,
+        PrefixOp::LogSumExp,
+        PrefixOp::ArgMax,
+        PrefixOp::ArgMin,
     ];
     for op in ops {
         for (exclusive, reverse) in [(false, false), (false, true), (true, false), (true, true)] {
-            let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
+            let finds = matches!(op, PrefixOp::ArgMax | PrefixOp::ArgMin);
             if finds && exclusive {
                 continue;
             }
             let mut arguments = vec![floats(rng, &[2, 4])];
-            if op == ScanOp::Linear {
+            if op == PrefixOp::Linear {
                 arguments.push(floats(rng, &[2, 4]));
                 // A factor of 0 changes nothing about its gradient.
                 arguments[1].values[2] = 0.0;
             }
             cases.push(Case::new(
-                format!("a scan by {op:?}, exclusive {exclusive}, reverse {reverse}"),
+                format!("a prefix reduction by {op:?}, exclusive {exclusive}, reverse {reverse}"),
                 arguments,
                 move |g, x| {
-                    let scan = Op::Scan {
+                    let reduction = Op::PrefixReduce {
                         op,
                         exclusive,
                         reverse,
                     };
                     let dtype = if finds { DType::I32 } else { DType::F32 };
-                    let y = g.emit(scan, x, dtype, dims(&[2, 4]));
+                    let y = g.emit(reduction, x, dtype, dims(&[2, 4]));
                     if finds {
                         let chosen = Op::Gather { axis: 1 };
                         let chosen = g.emit(chosen, &[x[0], y], DType::F32, dims(&[2, 4]));
                         return g.mul(chosen, chosen);
                     }
-                    if op == ScanOp::LogSumExp {
+                    if op == PrefixOp::LogSumExp {
                         // Of no elements it is −∞.
                         return g.scalar(ScalarOp::Exp, &[y]);
                     }
@@ -652,7 +652,7 @@ fn every_structural_operation() {
     poolings(&mut rng, &mut cases);
     indexed(&mut rng, &mut cases);
     assigned(&mut rng, &mut cases);
-    scanned(&mut rng, &mut cases);
+    prefix_reductions(&mut rng, &mut cases);
     loops::iterated(&mut rng, &mut cases);
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);

@@ -138,7 +138,7 @@ pub fn kind(op: &Op) -> usize {
         Op::Sort { .. } => 28,
         Op::NonMaxSuppression { .. } => 29,
         Op::SliceAssign { .. } => 30,
-        Op::Scan { .. } => 31,
+        Op::PrefixReduce { .. } => 31,
         // A placeholder is in no graph that runs.
         Op::Iterate(_) | Op::Placeholder => 32,
         Op::Iterated(_) => 33,

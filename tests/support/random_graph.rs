@@ -286,7 +286,7 @@ impl Maker {
             22 => self.order(),
             23 => self.suppress(),
             24 => self.assign_part(),
-            25 => self.scan(),
+            25 => self.prefix_reduce(),
             26 => self.iterate(),
             27 => self.attention(),
             _ => self.effect(),

@@ -212,7 +212,7 @@ const FAMILIES: [(&str, &str); 22] = [
     ("attention", "lengths_may_be_those_of_a_run"),
     ("choosing", "positions_are_those_of_a_plain_loop"),
     ("choosing", "orders_are_those_of_a_stable_sort"),
-    ("choosing", "scans_run_along_rows"),
+    ("choosing", "prefix_reductions_run_along_rows"),
     ("fused_launches", "parameter_updates_are_fused_horizontally"),
 ];
 

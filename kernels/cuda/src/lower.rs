@@ -51,7 +51,7 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
-        Body::Scan(scan) => scan::lower(spec, scan, bounds, target),
+        Body::PrefixReduce(scan) => scan::lower(spec, scan, bounds, target),
         Body::Attention(of) => attention::lower(spec, of, bounds, target),
         Body::AttentionGrad(grad) => attention::lower_grad(spec, grad, bounds, target),
         Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),

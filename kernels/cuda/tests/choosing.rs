@@ -9,7 +9,7 @@ use slabwise_cuda::{Lowered, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, Dims, NonMaxSuppression, Nonzero, Operand, Scan, ScanOp, Sort, Spec,
+    Body, Dims, NonMaxSuppression, Nonzero, Operand, PrefixOp, PrefixReduce, Sort, Spec,
 };
 
 fn spec(body: Body, dims: Dims) -> Spec {
@@ -206,25 +206,25 @@ fn orders_are_those_of_a_stable_sort() {
 }
 
 #[test]
-fn scans_run_along_rows() {
+fn prefix_reductions_run_along_rows() {
     if !available() {
         return;
     }
     let mut choices = Choices::new(34);
     let mut cases = Vec::new();
     let ops = [
-        ScanOp::Sum,
-        ScanOp::Linear,
-        ScanOp::LogSumExp,
-        ScanOp::ArgMax,
-        ScanOp::ArgMin,
+        PrefixOp::Sum,
+        PrefixOp::Linear,
+        PrefixOp::LogSumExp,
+        PrefixOp::ArgMax,
+        PrefixOp::ArgMin,
     ];
     for round in 0..60 {
         let op = ops[round % 5];
-        let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
+        let finds = matches!(op, PrefixOp::ArgMax | PrefixOp::ArgMin);
         let types: &[DType] = match op {
-            ScanOp::LogSumExp => &[DType::F32],
-            ScanOp::Sum | ScanOp::Linear => &[DType::F32, DType::I32],
+            PrefixOp::LogSumExp => &[DType::F32],
+            PrefixOp::Sum | PrefixOp::Linear => &[DType::F32, DType::I32],
             _ => &[DType::F32, DType::I32, DType::U8, DType::BF16],
         };
         let dtype = choices.pick(types);
@@ -235,9 +235,10 @@ fn scans_run_along_rows() {
         ];
         dims.drain(..choices.below(3));
         let contiguous = choices.once_in(2);
-        let factor = (op == ScanOp::Linear).then(|| layout(&mut choices, dtype, &dims, contiguous));
+        let factor =
+            (op == PrefixOp::Linear).then(|| layout(&mut choices, dtype, &dims, contiguous));
         let result = if finds { DType::I32 } else { dtype };
-        let body = Body::Scan(Scan {
+        let body = Body::PrefixReduce(PrefixReduce {
             op,
             exclusive: !finds && choices.once_in(2),
             reverse: choices.once_in(2),
@@ -245,9 +246,9 @@ fn scans_run_along_rows() {
             factor,
             result: layout(&mut choices, result, &dims, contiguous),
         });
-        let name = format!("scan {round} by {op:?}");
+        let name = format!("prefix reduction {round} by {op:?}");
         let mut case = Case::new(name, spec(body, sizes(&dims)), &mut choices);
-        if op == ScanOp::Linear && dtype == DType::F32 {
+        if op == PrefixOp::Linear && dtype == DType::F32 {
             // Factors below 1, so that rounding errors fade; or products of factors near 1, whose
             // elements are 0; or a few large factors, which alone vanish or overflow together.
             let kind = choices.below(4);
@@ -262,10 +263,12 @@ fn scans_run_along_rows() {
             if kind > 1 {
                 case.args[0].fill(0);
             }
-            if let (2, [n], Body::Scan(scan)) = (kind, dims.as_slice(), &case.spec.body) {
-                let [offset, stride] =
-                    [scan.source.offset, scan.source.strides[0]].map(|s| s.at(&Env::default()));
-                let first = if scan.reverse { n - 1 } else { 0 };
+            if let (2, [n], Body::PrefixReduce(reduction)) =
+                (kind, dims.as_slice(), &case.spec.body)
+            {
+                let [offset, stride] = [reduction.source.offset, reduction.source.strides[0]]
+                    .map(|s| s.at(&Env::default()));
+                let first = if reduction.reverse { n - 1 } else { 0 };
                 let at = 4 * (offset + first * stride) as usize;
                 if let Some(bytes) = case.args[0].get_mut(at..at + 4) {
                     bytes.copy_from_slice(&3.0f32.to_le_bytes());

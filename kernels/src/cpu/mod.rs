@@ -13,7 +13,7 @@ mod nonzero;
 mod peak;
 mod pointwise;
 mod pool2d;
-mod scan;
+mod prefix_reduce;
 mod scatter;
 mod simd;
 mod slice_assign;
@@ -120,7 +120,7 @@ enum Prepared {
     Gather(gather::Gather),
     Scatter(scatter::Scatter),
     SliceAssign(slice_assign::SliceAssign),
-    Scan(scan::Scan),
+    PrefixReduce(prefix_reduce::PrefixReduce),
     Attention(attention::Attention),
     AttentionGrad(attention::AttentionGrad),
     BoundsCheck(gather::BoundsCheck),
@@ -185,7 +185,9 @@ impl Kernel {
             Body::SliceAssign(_) => {
                 Prepared::SliceAssign(slice_assign::SliceAssign::new(&spec, bound, config)?)
             }
-            Body::Scan(_) => Prepared::Scan(scan::Scan::new(&spec, bound, config)?),
+            Body::PrefixReduce(_) => {
+                Prepared::PrefixReduce(prefix_reduce::PrefixReduce::new(&spec, bound, config)?)
+            }
             Body::Attention(_) => {
                 Prepared::Attention(attention::Attention::new(&spec, bound, config)?)
             }
@@ -292,7 +294,7 @@ impl Kernel {
             Prepared::Gather(k) => k.workspace(),
             Prepared::Scatter(k) => k.workspace(),
             Prepared::SliceAssign(k) => k.workspace(),
-            Prepared::Scan(k) => k.workspace(),
+            Prepared::PrefixReduce(k) => k.workspace(),
             Prepared::Attention(k) => k.workspace(),
             Prepared::AttentionGrad(k) => k.workspace(),
             Prepared::BoundsCheck(k) => k.workspace(),
@@ -502,7 +504,7 @@ impl Kernel {
                 Prepared::Gather(k) => k.run(&self.spec, &launch),
                 Prepared::Scatter(k) => k.run(&self.spec, &launch),
                 Prepared::SliceAssign(k) => k.run(&self.spec, &launch),
-                Prepared::Scan(k) => k.run(&self.spec, &launch),
+                Prepared::PrefixReduce(k) => k.run(&self.spec, &launch),
                 Prepared::Attention(k) => k.run(&self.spec, &launch),
                 Prepared::AttentionGrad(k) => k.run(&self.spec, &launch),
                 Prepared::BoundsCheck(k) => return k.run(&self.spec, &launch),

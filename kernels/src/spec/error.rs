@@ -1,6 +1,6 @@
 //! The reasons why a spec is invalid, or has no kernel on a back end.
 
-use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, ReduceOp, ScanOp, Window};
+use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, PrefixOp, ReduceOp, Window};
 use crate::dtype::DType;
 use crate::size::Size;
 
@@ -119,11 +119,11 @@ pub enum SpecError {
         /// The space of the result.
         dims: Vec<Size>,
     },
-    /// A scan of a scalar, with factors where there are none, or of exclusive positions.
-    #[error("invalid kernel: a scan by {op:?} over {axes} axes")]
-    Scan {
+    /// A prefix reduction of a scalar, with factors where there are none, or of exclusive positions.
+    #[error("invalid kernel: a prefix reduction by {op:?} over {axes} axes")]
+    PrefixReduce {
         /// The reduction.
-        op: ScanOp,
+        op: PrefixOp,
         /// The number of axes.
         axes: usize,
     },

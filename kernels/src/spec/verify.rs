@@ -4,8 +4,8 @@
 use super::analysis::contiguous_strides;
 use super::{
     Body, Collective, CollectiveOp, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS,
-    MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrologueError, ReduceOp, Scan, ScanOp,
-    Scatter, SliceAssign, Spec, SpecError, Window,
+    MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrefixOp, PrefixReduce, PrologueError,
+    ReduceOp, Scatter, SliceAssign, Spec, SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
 use crate::size::Size;
@@ -148,7 +148,7 @@ impl Spec {
             }
             Body::Scatter(scatter) => self.check_scatter(scatter),
             Body::SliceAssign(assign) => self.check_slice_assign(assign),
-            Body::Scan(scan) => self.check_scan(scan),
+            Body::PrefixReduce(reduction) => self.check_prefix_reduce(reduction),
             Body::Attention(attention) => attention.check(self),
             Body::AttentionGrad(grad) => grad.check(self),
             Body::BoundsCheck(check) => {
@@ -305,25 +305,25 @@ impl Spec {
         }
     }
 
-    fn check_scan(&self, scan: &Scan) -> Result<(), SpecError> {
+    fn check_prefix_reduce(&self, reduction: &PrefixReduce) -> Result<(), SpecError> {
         let rank = self.dims.len();
-        let finds = matches!(scan.op, ScanOp::ArgMax | ScanOp::ArgMin);
-        let types = match scan.op {
-            ScanOp::Sum | ScanOp::Linear => &NUMBERS[..],
-            ScanOp::LogSumExp => &[DType::F32],
-            ScanOp::ArgMax | ScanOp::ArgMin => &SORTED,
+        let finds = matches!(reduction.op, PrefixOp::ArgMax | PrefixOp::ArgMin);
+        let types = match reduction.op {
+            PrefixOp::Sum | PrefixOp::Linear => &NUMBERS[..],
+            PrefixOp::LogSumExp => &[DType::F32],
+            PrefixOp::ArgMax | PrefixOp::ArgMin => &SORTED,
         };
-        check_operand("the source", &scan.source, rank, types)?;
-        let dtype = scan.source.dtype;
-        if let Some(factor) = &scan.factor {
+        check_operand("the source", &reduction.source, rank, types)?;
+        let dtype = reduction.source.dtype;
+        if let Some(factor) = &reduction.factor {
             check_operand("the factor", factor, rank, &[dtype])?;
         }
         let result = if finds { DType::I32 } else { dtype };
-        check_operand("the result", &scan.result, rank, &[result])?;
-        let linear = scan.op == ScanOp::Linear;
-        if rank == 0 || linear != scan.factor.is_some() || (finds && scan.exclusive) {
-            return Err(SpecError::Scan {
-                op: scan.op,
+        check_operand("the result", &reduction.result, rank, &[result])?;
+        let linear = reduction.op == PrefixOp::Linear;
+        if rank == 0 || linear != reduction.factor.is_some() || (finds && reduction.exclusive) {
+            return Err(SpecError::PrefixReduce {
+                op: reduction.op,
                 axes: rank,
             });
         }

@@ -1,9 +1,9 @@
-//! Scatter by every reduction, assignment to a part, and scans, against plain loops.
+//! Scatter by every reduction, assignment to a part, and prefix reductions, against plain loops.
 
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
-    Body, Dims, Operand, ReduceOp, Scan, ScanOp, Scatter, SliceAssign, Spec,
+    Body, Dims, Operand, PrefixOp, PrefixReduce, ReduceOp, Scatter, SliceAssign, Spec,
 };
 
 use crate::harness::*;
@@ -189,19 +189,19 @@ fn a_part_is_replaced_in_place_or_in_a_copy() {
 }
 
 #[test]
-fn scans_are_those_of_a_plain_loop() {
+fn prefix_reductions_are_those_of_a_plain_loop() {
     let mut random = Random(43);
     let ops = [
-        ScanOp::Sum,
-        ScanOp::Linear,
-        ScanOp::LogSumExp,
-        ScanOp::ArgMax,
-        ScanOp::ArgMin,
+        PrefixOp::Sum,
+        PrefixOp::Linear,
+        PrefixOp::LogSumExp,
+        PrefixOp::ArgMax,
+        PrefixOp::ArgMin,
     ];
     for round in 0..150 {
         let op = ops[round % 5];
-        let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
-        let float = op == ScanOp::LogSumExp || random.chance(2);
+        let finds = matches!(op, PrefixOp::ArgMax | PrefixOp::ArgMin);
+        let float = op == PrefixOp::LogSumExp || random.chance(2);
         let dtype = if float { DType::F32 } else { DType::I32 };
         let axes = [
             bounded(random.pick(0..BOUND + 1)),
@@ -237,22 +237,26 @@ fn scans_are_those_of_a_plain_loop() {
             let (mut state, mut exponentials, mut best) = (0.0, 0.0, None::<usize>);
             for k in 0..len {
                 let at = row * len + if reverse { len - 1 - k } else { k };
-                let before = if op == ScanOp::LogSumExp {
+                let before = if op == PrefixOp::LogSumExp {
                     f64::ln(exponentials)
                 } else {
                     state
                 };
                 let v = number(x[at]);
                 state = match op {
-                    ScanOp::Sum => state + v,
-                    ScanOp::Linear => state * number(factor[at]) + v,
+                    PrefixOp::Sum => state + v,
+                    PrefixOp::Linear => state * number(factor[at]) + v,
                     _ => 0.0,
                 };
                 // Magnitudes are small: the plain sum does not overflow.
                 exponentials += v.exp();
                 let beyond = |b: usize| {
                     let b = number(x[b]);
-                    let order = if op == ScanOp::ArgMax { v >= b } else { v <= b };
+                    let order = if op == PrefixOp::ArgMax {
+                        v >= b
+                    } else {
+                        v <= b
+                    };
                     v.is_nan() || (!b.is_nan() && order)
                 };
                 if best.is_none_or(beyond) {
@@ -260,24 +264,24 @@ fn scans_are_those_of_a_plain_loop() {
                 }
                 expected[at] = match op {
                     _ if exclusive => before,
-                    ScanOp::LogSumExp => f64::ln(exponentials),
-                    ScanOp::ArgMax | ScanOp::ArgMin => (best.unwrap() - row * len) as f64,
+                    PrefixOp::LogSumExp => f64::ln(exponentials),
+                    PrefixOp::ArgMax | PrefixOp::ArgMin => (best.unwrap() - row * len) as f64,
                     _ => state,
                 };
             }
         }
         let contiguous = random.chance(2);
         let result = if finds { DType::I32 } else { dtype };
-        let body = Body::Scan(Scan {
+        let body = Body::PrefixReduce(PrefixReduce {
             op,
             exclusive,
             reverse,
             source: layout(&mut random, dtype, &axes, contiguous),
-            factor: (op == ScanOp::Linear).then(|| layout(&mut random, dtype, &axes, contiguous)),
+            factor: (op == PrefixOp::Linear).then(|| layout(&mut random, dtype, &axes, contiguous)),
             result: layout(&mut random, result, &axes, contiguous),
         });
         let mut given = vec![Some(Values(x))];
-        given.extend((op == ScanOp::Linear).then_some(Some(Values(factor))));
+        given.extend((op == PrefixOp::Linear).then_some(Some(Values(factor))));
         given.push(None);
         let got = run(&own(body, &axes), axes[0].value, &given).unwrap();
         for (at, (&bits, &e)) in got.last().unwrap().0.iter().zip(&expected).enumerate() {
@@ -312,8 +316,8 @@ fn malformed_specs_are_refused() {
             Ok(_) => panic!("accepted"),
         }
     };
-    let scan = |op, factor, exclusive| {
-        Body::Scan(Scan {
+    let prefix_reduce = |op, factor, exclusive| {
+        Body::PrefixReduce(PrefixReduce {
             op,
             exclusive,
             reverse: false,
@@ -322,9 +326,16 @@ fn malformed_specs_are_refused() {
             result: operand(DType::F32),
         })
     };
-    assert!(refused(scan(ScanOp::Linear, None, false)).contains("Linear"));
-    assert!(refused(scan(ScanOp::Sum, Some(operand(DType::F32)), false)).contains("Sum"));
-    assert!(refused(scan(ScanOp::ArgMax, None, true)).contains("result is f32"));
+    assert!(refused(prefix_reduce(PrefixOp::Linear, None, false)).contains("Linear"));
+    assert!(
+        refused(prefix_reduce(
+            PrefixOp::Sum,
+            Some(operand(DType::F32)),
+            false
+        ))
+        .contains("Sum")
+    );
+    assert!(refused(prefix_reduce(PrefixOp::ArgMax, None, true)).contains("result is f32"));
     let scatter = Body::Scatter(Scatter {
         axis: 0,
         reduce: ReduceOp::ArgMax,

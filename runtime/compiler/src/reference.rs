@@ -417,7 +417,7 @@ fn compute(
         Op::SliceAssign { start, step, axis } => {
             s::slice_assign((&fixed(start), step, *axis), args, dims)?
         }
-        Op::Scan {
+        Op::PrefixReduce {
             op,
             exclusive,
             reverse,

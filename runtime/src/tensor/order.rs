@@ -6,7 +6,7 @@ use std::panic::Location;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, ReduceOp, ScanOp};
+use slabwise_kernels::spec::{Dims, PrefixOp, ReduceOp};
 use smallvec::SmallVec;
 
 use super::select::{axis_back, axis_last, order_along};
@@ -24,10 +24,10 @@ pub struct Running {
     pub reverse: bool,
 }
 
-/// A scan along any axis.
-fn scan(
+/// A prefix reduction along any axis.
+fn prefix_reduce(
     g: &mut Graph,
-    op: ScanOp,
+    op: PrefixOp,
     running: Running,
     axis: usize,
     inputs: &[NodeId],
@@ -35,7 +35,7 @@ fn scan(
     let rank = g.dims(inputs[0]).len();
     let to_last = axis_last(axis, rank);
     let moved: Vec<NodeId> = inputs.iter().map(|&x| g.permute(x, &to_last)).collect();
-    let op = Op::Scan {
+    let op = Op::PrefixReduce {
         op,
         exclusive: running.exclusive,
         reverse: running.reverse,
@@ -91,7 +91,7 @@ impl<'t> Tensor<'t> {
     pub fn cumsum_by(self, axis: usize, running: Running) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "cumsum", ids[0], axis, &NUMBERS)?;
-            scan(g, ScanOp::Sum, running, axis, ids)
+            prefix_reduce(g, PrefixOp::Sum, running, axis, ids)
         })
     }
 
@@ -122,7 +122,7 @@ impl<'t> Tensor<'t> {
             };
             let (zero, one) = (g.full(0.0, dtype, &dims), g.full(1.0, dtype, &dims));
             let start = g.scalar(ScalarOp::Select, &[first, ids[0], zero]);
-            let products = scan(g, ScanOp::Linear, running, axis, &[start, ids[0]])?;
+            let products = prefix_reduce(g, PrefixOp::Linear, running, axis, &[start, ids[0]])?;
             Ok(if running.exclusive {
                 g.scalar(ScalarOp::Select, &[first, one, products])
             } else {
@@ -158,7 +158,7 @@ impl<'t> Tensor<'t> {
                         g.symbols.show(g.dims(ids[1]))
                     ));
                 }
-                scan(g, ScanOp::Linear, running, axis, ids)
+                prefix_reduce(g, PrefixOp::Linear, running, axis, ids)
             })
     }
 
@@ -174,7 +174,7 @@ impl<'t> Tensor<'t> {
     pub fn logcumsumexp_by(self, axis: usize, running: Running) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "logcumsumexp", ids[0], axis, &[DType::F32])?;
-            scan(g, ScanOp::LogSumExp, running, axis, ids)
+            prefix_reduce(g, PrefixOp::LogSumExp, running, axis, ids)
         })
     }
 
@@ -182,23 +182,23 @@ impl<'t> Tensor<'t> {
     /// From a NaN on results are NaN. A gradient goes back to the position of the element.
     #[track_caller]
     pub fn cummax(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
-        self.running_extreme("cummax", axis, ScanOp::ArgMax)
+        self.running_extreme("cummax", axis, PrefixOp::ArgMax)
     }
 
     /// The smallest of each element and those before it along an axis, and its last position
     /// (i32), as [`Tensor::cummax`].
     #[track_caller]
     pub fn cummin(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
-        self.running_extreme("cummin", axis, ScanOp::ArgMin)
+        self.running_extreme("cummin", axis, PrefixOp::ArgMin)
     }
 
     #[track_caller]
-    fn running_extreme(self, what: &str, axis: usize, op: ScanOp) -> (Tensor<'t>, Tensor<'t>) {
+    fn running_extreme(self, what: &str, axis: usize, op: PrefixOp) -> (Tensor<'t>, Tensor<'t>) {
         let at = Location::caller();
         let positions = self.trace.record(at, &[self], |g, ids| {
             require(g, what, ids[0], axis, &SORTED)?;
             countable(what, &g.symbols, g.dims(ids[0]))?;
-            scan(g, op, Running::default(), axis, ids)
+            prefix_reduce(g, op, Running::default(), axis, ids)
         });
         (self.at_positions(axis, positions), positions)
     }

@@ -1,12 +1,12 @@
 //! Steps of operations that write to places or run along an axis: scatter, assignment to a part,
-//! scans, the first of an order.
+//! prefix reductions, the first of an order.
 
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Size};
 use slabwise_compiler::ops::{GraphBuilder, NodeId, Op};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{ReduceOp, ScanOp};
+use slabwise_kernels::spec::{PrefixOp, ReduceOp};
 
 use super::{BOUND, Known, LIMIT, Maker};
 use crate::support::variable;
@@ -133,19 +133,19 @@ impl Maker {
     }
 
     /// Running results along the last axis.
-    pub(super) fn scan(&mut self) -> Option<()> {
+    pub(super) fn prefix_reduce(&mut self) -> Option<()> {
         let op = self.rng.pick(&[
-            ScanOp::Sum,
-            ScanOp::Linear,
-            ScanOp::LogSumExp,
-            ScanOp::ArgMax,
-            ScanOp::ArgMin,
+            PrefixOp::Sum,
+            PrefixOp::Linear,
+            PrefixOp::LogSumExp,
+            PrefixOp::ArgMax,
+            PrefixOp::ArgMin,
         ]);
-        let finds = matches!(op, ScanOp::ArgMax | ScanOp::ArgMin);
+        let finds = matches!(op, PrefixOp::ArgMax | PrefixOp::ArgMin);
         let x = self.find(|g, id, known| {
             let types: &[DType] = match op {
-                ScanOp::LogSumExp => &[DType::F32],
-                ScanOp::Sum | ScanOp::Linear => &[DType::F32, DType::I32],
+                PrefixOp::LogSumExp => &[DType::F32],
+                PrefixOp::Sum | PrefixOp::Linear => &[DType::F32, DType::I32],
                 _ => &[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8],
             };
             !g.dims(id).is_empty() && types.contains(&g.dtype(id)) && (known.exact || !finds)
@@ -153,7 +153,7 @@ impl Maker {
         let (dims, dtype, known) = (self.g.dims(x).clone(), self.g.dtype(x), self.of(x));
         let most = dims.last()?.at(&self.g.symbols.bounds()).max(1) as f64;
         let mut inputs = vec![x];
-        if op == ScanOp::Linear {
+        if op == PrefixOp::Linear {
             let factor = if dtype == DType::F32 {
                 // A factor of at most 1.
                 self.scaled(x, 1.0 / known.bound.max(1.0))
@@ -162,17 +162,17 @@ impl Maker {
             };
             inputs.push(factor);
         }
-        let exclusive = !finds && op != ScanOp::LogSumExp && self.rng.one_in(2);
-        let scan = Op::Scan {
+        let exclusive = !finds && op != PrefixOp::LogSumExp && self.rng.one_in(2);
+        let reduction = Op::PrefixReduce {
             op,
             exclusive,
             reverse: self.rng.one_in(2),
         };
         let result = if finds { DType::I32 } else { dtype };
-        let node = self.g.emit(scan, &inputs, result, dims);
+        let node = self.g.emit(reduction, &inputs, result, dims);
         let bound = match op {
             _ if finds => most,
-            ScanOp::LogSumExp => known.bound + most,
+            PrefixOp::LogSumExp => known.bound + most,
             _ => known.bound * most,
         };
         let exact = known.exact && (finds || dtype == DType::I32);

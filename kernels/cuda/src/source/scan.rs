@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use slabwise_kernels::dtype::Lane;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Scan, ScanOp, Spec, SpecError};
+use slabwise_kernels::spec::{PrefixOp, PrefixReduce, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::blocks;
@@ -22,7 +22,7 @@ use crate::lowered::Lowered;
 
 pub fn lower(
     spec: &Spec,
-    scan: &Scan,
+    scan: &PrefixReduce,
     bounds: &Env,
     target: &Target,
 ) -> Result<Lowered, SpecError> {
@@ -34,7 +34,7 @@ pub fn lower(
     let (rows, len) = (spec.dims[..last].to_vec(), spec.dims[last]);
     let storage = Storage::of(scan.source.dtype);
     let lane = lane_type(scan.source.dtype.lane());
-    let linear = scan.op == ScanOp::Linear;
+    let linear = scan.op == PrefixOp::Linear;
     let result = 1 + usize::from(linear);
     let mut body = params.pointer("source", &format!("const {}", storage.ty), 0);
     if linear {
@@ -88,13 +88,13 @@ pub fn lower(
         );
     } else {
         let (state, none, of) = match (scan.op, scan.source.dtype.lane()) {
-            (ScanOp::LogSumExp, _) => (
+            (PrefixOp::LogSumExp, _) => (
                 "ScanExponentials",
                 "__int_as_float(0xff800000), 0.0f",
                 "scan_exponential",
             ),
-            (ScanOp::ArgMax, _) => ("ScanRank", "0, -1", "scan_largest"),
-            (ScanOp::ArgMin, _) => ("ScanRank", "0, -1", "scan_smallest"),
+            (PrefixOp::ArgMax, _) => ("ScanRank", "0, -1", "scan_largest"),
+            (PrefixOp::ArgMin, _) => ("ScanRank", "0, -1", "scan_smallest"),
             (_, Lane::F32) => ("ScanSum<float>", "0.0f", "scan_sum"),
             _ => ("ScanSum<int>", "0", "scan_sum"),
         };

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{Access, Body, CollectiveOp, ConvKind, Inst, ReduceOp, ScanOp, Spec};
+use slabwise_kernels::spec::{
+    Access, Body, CollectiveOp, ConvKind, Inst, PrefixOp, ReduceOp, Spec,
+};
 use slabwise_planner::{Bytes, Space, Work};
 
 use super::{KernelCall, Piece, Program, Recompute, Source, Transfer, ValueId};
@@ -33,12 +35,12 @@ fn function(spec: &Spec) -> String {
             _ => "scatter_add",
         },
         Body::SliceAssign(_) => "slice_assign",
-        Body::Scan(scan) => match scan.op {
-            ScanOp::Sum => "cumsum",
-            ScanOp::Linear => "recurrence",
-            ScanOp::LogSumExp => "logcumsumexp",
-            ScanOp::ArgMax => "cummax",
-            ScanOp::ArgMin => "cummin",
+        Body::PrefixReduce(reduction) => match reduction.op {
+            PrefixOp::Sum => "cumsum",
+            PrefixOp::Linear => "recurrence",
+            PrefixOp::LogSumExp => "logcumsumexp",
+            PrefixOp::ArgMax => "cummax",
+            PrefixOp::ArgMin => "cummin",
         },
         Body::Attention(_) => "attention",
         Body::AttentionGrad(_) => "attention_grad",

@@ -15,10 +15,10 @@ mod conv;
 mod index;
 mod matmul;
 mod pool;
+mod prefix_reduce;
 mod reduce;
 mod rules;
 mod scalar;
-mod scan;
 mod select;
 mod view;
 
@@ -26,7 +26,7 @@ use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, ReduceOp, ScanOp, Scores, Window};
+use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, PrefixOp, ReduceOp, Scores, Window};
 use smallvec::SmallVec;
 
 pub(crate) use attention::{Operands, attention_of_parts, gradients_of_parts, join, split_last};
@@ -117,9 +117,9 @@ pub enum Op {
         axis: Option<usize>,
     },
     /// A prefix reduction: for each element along the last axis a result from those up to it.
-    Scan {
+    PrefixReduce {
         /// The reduction; a linear recurrence takes its factors as a second operand.
-        op: ScanOp,
+        op: PrefixOp,
         /// From the elements before it only.
         exclusive: bool,
         /// From the last to the first.
@@ -243,7 +243,7 @@ impl Op {
             Op::Nonzero
                 | Op::Sort { .. }
                 | Op::NonMaxSuppression { .. }
-                | Op::Scan { .. }
+                | Op::PrefixReduce { .. }
                 | Op::Attention(_)
                 | Op::AttentionGrad { .. }
                 | Op::SliceAssign { .. }
@@ -298,12 +298,12 @@ impl Op {
                 _ => "scatter_add",
             },
             Op::SliceAssign { .. } => "slice_assign",
-            Op::Scan { op, .. } => match op {
-                ScanOp::Sum => "cumsum",
-                ScanOp::Linear => "recurrence",
-                ScanOp::LogSumExp => "logcumsumexp",
-                ScanOp::ArgMax => "cummax.positions",
-                ScanOp::ArgMin => "cummin.positions",
+            Op::PrefixReduce { op, .. } => match op {
+                PrefixOp::Sum => "cumsum",
+                PrefixOp::Linear => "recurrence",
+                PrefixOp::LogSumExp => "logcumsumexp",
+                PrefixOp::ArgMax => "cummax.positions",
+                PrefixOp::ArgMin => "cummin.positions",
             },
             Op::Attention(_) => "attention",
             Op::AttentionGrad { .. } => "attention.grad",

@@ -5,10 +5,10 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind};
 use smallvec::SmallVec;
 
-use super::scan::Scan;
+use super::prefix_reduce::PrefixReduce;
 use super::{
-    GraphBuilder, NodeId, Op, assign, attention, collective, conv, index, matmul, pool, reduce,
-    scalar, scan, select, view,
+    GraphBuilder, NodeId, Op, assign, attention, collective, conv, index, matmul, pool,
+    prefix_reduce, reduce, scalar, select, view,
 };
 use crate::shape::Symbols;
 
@@ -64,12 +64,12 @@ pub fn infer(
             let axis = *axis;
             assign::infer(&assign::Part { start, step, axis }, given, symbols)
         }
-        &Op::Scan {
+        &Op::PrefixReduce {
             op,
             exclusive,
             reverse,
-        } => scan::infer(
-            Scan {
+        } => prefix_reduce::infer(
+            PrefixReduce {
                 op,
                 exclusive,
                 reverse,
@@ -149,17 +149,17 @@ pub fn gradient(
             let axis = *axis;
             assign::gradient(g, &assign::Part { start, step, axis }, inputs, dy, wanted)
         }
-        &Op::Scan {
+        &Op::PrefixReduce {
             op,
             exclusive,
             reverse,
         } => {
-            let scan = Scan {
+            let reduction = PrefixReduce {
                 op,
                 exclusive,
                 reverse,
             };
-            scan::gradient(g, scan, node, inputs, dy)
+            prefix_reduce::gradient(g, reduction, node, inputs, dy)
         }
         Op::Collective { op, group } => collective::gradient(g, *op, *group, inputs[0], dy),
         &Op::Attention(scores) => attention::gradient(g, scores, node, inputs, dy, wanted),

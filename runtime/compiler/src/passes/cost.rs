@@ -7,7 +7,7 @@
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Access, Body, Conv2d, Inst, ScanOp, Spec};
+use slabwise_kernels::spec::{Access, Body, Conv2d, Inst, PrefixOp, Spec};
 
 /// Operations of a matrix product in the time of moving one byte.
 const PER_BYTE: u64 = 12;
@@ -50,8 +50,8 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
             let bytes = moved(spec, sizes) / 2;
             return bytes.saturating_mul(PER_BYTE_SENT).clamp(1, 1 << 50);
         }
-        Body::Scan(scan) => match scan.op {
-            ScanOp::LogSumExp => 2 * PER_FUNCTION,
+        Body::PrefixReduce(reduction) => match reduction.op {
+            PrefixOp::LogSumExp => 2 * PER_FUNCTION,
             _ => 2 * PER_INSTRUCTION,
         },
         Body::Attention(_) | Body::AttentionGrad(_) => {

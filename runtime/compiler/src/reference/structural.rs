@@ -1,7 +1,7 @@
 //! Structural operations, each by its definition.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::{PoolKind, ReduceOp, ScanOp, Scores, Window};
+use slabwise_kernels::spec::{PoolKind, PrefixOp, ReduceOp, Scores, Window};
 
 use super::{Array, OutOfRange, each, flat};
 use crate::ops::{Axes, ConvGeometry, Operands, split_last};
@@ -437,7 +437,7 @@ pub(super) fn slice_assign(
 
 /// Along the last axis: each result from the list of the elements that it is of.
 pub(super) fn scan(
-    op: ScanOp,
+    op: PrefixOp,
     (exclusive, reverse): (bool, bool),
     args: &[&Array],
     dtype: DType,
@@ -459,8 +459,8 @@ pub(super) fn scan(
             }
             let list: Vec<f64> = order.iter().map(|&k| x.values[first + k]).collect();
             values[first + at] = match op {
-                ScanOp::Sum => fold(ReduceOp::Sum, &list, dtype),
-                ScanOp::Linear => order.iter().enumerate().fold(0.0, |state, (i, &k)| {
+                PrefixOp::Sum => fold(ReduceOp::Sum, &list, dtype),
+                PrefixOp::Linear => order.iter().enumerate().fold(0.0, |state, (i, &k)| {
                     let (x, factor) = (x.values[first + k], args[1].values[first + k]);
                     if i == 0 {
                         x
@@ -471,7 +471,7 @@ pub(super) fn scan(
                         factor * state + x
                     }
                 }),
-                ScanOp::LogSumExp => {
+                PrefixOp::LogSumExp => {
                     let most = fold(ReduceOp::Max, &list, DType::F32);
                     if most.is_finite() {
                         most + list.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
@@ -480,9 +480,9 @@ pub(super) fn scan(
                     }
                 }
                 // Among equal elements, the last one visited.
-                ScanOp::ArgMax | ScanOp::ArgMin => {
+                PrefixOp::ArgMax | PrefixOp::ArgMin => {
                     let backward: Vec<f64> = list.iter().rev().copied().collect();
-                    let best = if op == ScanOp::ArgMax {
+                    let best = if op == PrefixOp::ArgMax {
                         fold(ReduceOp::ArgMax, &backward, DType::F32)
                     } else {
                         fold(ReduceOp::ArgMin, &backward, DType::F32)

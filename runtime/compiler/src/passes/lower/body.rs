@@ -5,7 +5,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
     Dims, Gather, Iterate, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad,
-    PoolKind, Scan, Scatter, Scores, SliceAssign, Sort,
+    PoolKind, PrefixReduce, Scatter, Scores, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -163,11 +163,11 @@ impl<'a> Lowering<'a> {
                             result: own,
                         }))
                     }
-                    Op::Scan {
+                    Op::PrefixReduce {
                         op,
                         exclusive,
                         reverse,
-                    } => Body::Scan(Scan {
+                    } => Body::PrefixReduce(PrefixReduce {
                         op: *op,
                         exclusive: *exclusive,
                         reverse: *reverse,

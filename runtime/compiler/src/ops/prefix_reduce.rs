@@ -3,27 +3,27 @@
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{Dims, ScanOp};
+use slabwise_kernels::spec::{Dims, PrefixOp};
 use smallvec::SmallVec;
 
 use super::rules::{Gradients, Rule, TensorType};
 use super::{GraphBuilder, NodeId, Op};
 use crate::shape::Symbols;
 
-/// The options of a scan.
+/// The options of a prefix reduction.
 #[derive(Clone, Copy)]
-pub(super) struct Scan {
-    pub op: ScanOp,
+pub(super) struct PrefixReduce {
+    pub op: PrefixOp,
     pub exclusive: bool,
     pub reverse: bool,
 }
 
-pub(super) fn infer(scan: Scan, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer(reduction: PrefixReduce, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     let source = given[0];
-    let finds = matches!(scan.op, ScanOp::ArgMax | ScanOp::ArgMin);
+    let finds = matches!(reduction.op, PrefixOp::ArgMax | PrefixOp::ArgMin);
     let say = |why: &str| {
         Err(format!(
-            "a scan of {} {}: {why}",
+            "a prefix reduction of {} {}: {why}",
             source.dtype,
             symbols.show(source.dims)
         ))
@@ -31,15 +31,15 @@ pub(super) fn infer(scan: Scan, given: &[TensorType<'_>], symbols: &Symbols) -> 
     if source.dims.is_empty() {
         return say("an axis is needed");
     }
-    let fits = match scan.op {
-        ScanOp::Sum | ScanOp::Linear => matches!(source.dtype, DType::F32 | DType::I32),
-        ScanOp::LogSumExp => source.dtype == DType::F32,
-        ScanOp::ArgMax | ScanOp::ArgMin => source.dtype != DType::Bool && !scan.exclusive,
+    let fits = match reduction.op {
+        PrefixOp::Sum | PrefixOp::Linear => matches!(source.dtype, DType::F32 | DType::I32),
+        PrefixOp::LogSumExp => source.dtype == DType::F32,
+        PrefixOp::ArgMax | PrefixOp::ArgMin => source.dtype != DType::Bool && !reduction.exclusive,
     };
     if !fits {
         return say("convert with cast");
     }
-    if let Some(factor) = given.get(1).filter(|_| scan.op == ScanOp::Linear)
+    if let Some(factor) = given.get(1).filter(|_| reduction.op == PrefixOp::Linear)
         && (factor.dtype != source.dtype || factor.dims != source.dims)
     {
         return say(&format!(
@@ -54,24 +54,24 @@ pub(super) fn infer(scan: Scan, given: &[TensorType<'_>], symbols: &Symbols) -> 
 
 pub(super) fn gradient(
     g: &mut dyn GraphBuilder,
-    scan: Scan,
+    reduction: PrefixReduce,
     node: NodeId,
     inputs: &[NodeId],
     dy: NodeId,
 ) -> Gradients {
-    let finds = matches!(scan.op, ScanOp::ArgMax | ScanOp::ArgMin);
+    let finds = matches!(reduction.op, PrefixOp::ArgMax | PrefixOp::ArgMin);
     if finds || !g.dtype(inputs[0]).is_float() {
         return SmallVec::from_elem(None, inputs.len());
     }
-    let back = Scan {
-        reverse: !scan.reverse,
-        ..scan
+    let back = PrefixReduce {
+        reverse: !reduction.reverse,
+        ..reduction
     };
-    match scan.op {
-        ScanOp::Sum => SmallVec::from_iter([Some(emit(g, back, &[dy]))]),
+    match reduction.op {
+        PrefixOp::Sum => SmallVec::from_iter([Some(emit(g, back, &[dy]))]),
         // For y = log Σ exp(x): dxᵢ = Σⱼ dyⱼ · exp(xᵢ − yⱼ), the positive and the negative dyⱼ
         // apart as sums of exponentials, so that nothing overflows.
-        ScanOp::LogSumExp => {
+        PrefixOp::LogSumExp => {
             let dims = g.dims(dy).clone();
             let [zero, one, lowest] = [0.0, 1.0, -1e38].map(|x| g.full(x, DType::F32, &dims));
             let negative = g.scalar(ScalarOp::Neg, &[dy]);
@@ -91,31 +91,34 @@ pub(super) fn gradient(
         // gₜ = dsₜ + aₜ₊₁ · gₜ₊₁; then dx = g and daₜ = gₜ · sₜ₋₁.
         _ => {
             let (x, factor) = (inputs[0], inputs[1]);
-            let exclusive = |scan: Scan| Scan {
+            let exclusive = |reduction: PrefixReduce| PrefixReduce {
                 exclusive: true,
-                ..scan
+                ..reduction
             };
-            let (dx, before) = if scan.exclusive {
+            let (dx, before) = if reduction.exclusive {
                 (emit(g, back, &[dy, factor]), node)
             } else {
                 let scaled = g.mul(factor, dy);
                 let later = emit(g, exclusive(back), &[scaled, factor]);
-                (g.add(dy, later), emit(g, exclusive(scan), &[x, factor]))
+                (
+                    g.add(dy, later),
+                    emit(g, exclusive(reduction), &[x, factor]),
+                )
             };
             SmallVec::from_iter([Some(dx), Some(g.mul(dx, before))])
         }
     }
 }
 
-fn emit(g: &mut dyn GraphBuilder, scan: Scan, inputs: &[NodeId]) -> NodeId {
+fn emit(g: &mut dyn GraphBuilder, reduction: PrefixReduce, inputs: &[NodeId]) -> NodeId {
     let (dtype, dims) = (g.dtype(inputs[0]), g.dims(inputs[0]).clone());
-    let Scan {
+    let PrefixReduce {
         op,
         exclusive,
         reverse,
-    } = scan;
+    } = reduction;
     g.emit(
-        Op::Scan {
+        Op::PrefixReduce {
             op,
             exclusive,
             reverse,

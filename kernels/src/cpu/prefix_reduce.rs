@@ -7,15 +7,15 @@ use super::pointwise::{OperandView, Space, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::size::Env;
-use crate::spec::{Body, ScanOp, Spec};
+use crate::spec::{Body, PrefixOp, Spec};
 
-/// See [`Body::Scan`].
-pub(crate) struct Scan;
+/// See [`Body::PrefixReduce`].
+pub(crate) struct PrefixReduce;
 
-impl Scan {
+impl PrefixReduce {
     pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
-        Ok(Scan)
+        Ok(PrefixReduce)
     }
 
     pub fn workspace(&self) -> u64 {
@@ -25,7 +25,7 @@ impl Scan {
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Scan(scan) = &spec.body else {
+        let Body::PrefixReduce(reduction) = &spec.body else {
             unreachable!("checked by new")
         };
         let (env, axis) = (launch.env, spec.dims.len() - 1);
@@ -39,9 +39,9 @@ impl Scan {
         let mut args = launch.args.iter().copied();
         let mut view =
             |operand| OperandView::new(operand, args.next().expect("one address each"), env);
-        let source = view(&scan.source);
-        let factor = scan.factor.as_ref().map(&mut view);
-        let result = view(&scan.result);
+        let source = view(&reduction.source);
+        let factor = reduction.factor.as_ref().map(&mut view);
+        let result = view(&reduction.result);
         let integer = source.dtype.lane() == Lane::I32;
         launch.team.run(outer.points(), &|row, _| {
             let at = outer.point(row);
@@ -51,35 +51,35 @@ impl Scan {
                 result: (result, result.offset(&at[..axis])),
                 axis,
                 len,
-                reverse: scan.reverse,
-                exclusive: scan.exclusive,
+                reverse: reduction.reverse,
+                exclusive: reduction.exclusive,
             };
             // SAFETY: a row inside all operands, of whose result no other worker has any element.
             unsafe {
-                match scan.op {
-                    ScanOp::Sum if integer => walk.run(0i32, |sum, x, _| {
+                match reduction.op {
+                    PrefixOp::Sum if integer => walk.run(0i32, |sum, x, _| {
                         *sum = sum.wrapping_add(x as i32);
                         *sum as u32
                     }),
-                    ScanOp::Sum => walk.run(0f64, |sum, x, _| {
+                    PrefixOp::Sum => walk.run(0f64, |sum, x, _| {
                         *sum += f64::from(f32::from_bits(x));
                         (*sum as f32).to_bits()
                     }),
-                    ScanOp::Linear if integer => walk.run(0i32, |state, x, factor| {
+                    PrefixOp::Linear if integer => walk.run(0i32, |state, x, factor| {
                         *state = (factor as i32).wrapping_mul(*state).wrapping_add(x as i32);
                         *state as u32
                     }),
-                    ScanOp::Linear => walk.run(0f64, |state, x, factor| {
+                    PrefixOp::Linear => walk.run(0f64, |state, x, factor| {
                         let [x, factor] = [x, factor].map(|bits| f64::from(f32::from_bits(bits)));
                         *state = factor * *state + x;
                         (*state as f32).to_bits()
                     }),
-                    ScanOp::LogSumExp => walk.run(Exponentials::NONE, |sum, x, _| {
+                    PrefixOp::LogSumExp => walk.run(Exponentials::NONE, |sum, x, _| {
                         *sum = sum.and(f64::from(f32::from_bits(x)));
                         sum.log().to_bits()
                     }),
-                    ScanOp::ArgMax => walk.run_positions(source.dtype, |x, best| x >= best),
-                    ScanOp::ArgMin => walk.run_positions(source.dtype, |x, best| x <= best),
+                    PrefixOp::ArgMax => walk.run_positions(source.dtype, |x, best| x >= best),
+                    PrefixOp::ArgMin => walk.run_positions(source.dtype, |x, best| x <= best),
                 }
             };
         });
