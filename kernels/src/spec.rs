@@ -11,13 +11,13 @@ pub mod analysis;
 mod attention;
 mod collective;
 mod error;
-mod iterate;
+mod scan;
 mod verify;
 
 pub use attention::{Attention, AttentionGrad, Scores};
 pub use collective::{Collective, CollectiveOp};
 pub use error::{PrologueError, SpecError};
-pub use iterate::{Argument, Call, Iterate, Located, Place, Scratch, Slot};
+pub use scan::{Argument, Call, Located, Place, Scan, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
@@ -175,7 +175,7 @@ pub enum Body {
     NonMaxSuppression(NonMaxSuppression),
     /// Calls of kernels in a loop over steps. Writes its results itself: there is no `code`, and
     /// `dims` has no axes.
-    Iterate(Box<Iterate>),
+    Scan(Box<Scan>),
     /// Bytes that move between the ranks of a group; `dims` is the space of the result, whose first
     /// axis is as long as there are ranks.
     Collective(Collective),
@@ -617,7 +617,7 @@ impl Body {
             }
             Body::Attention(attention) => list = attention.operands(dims),
             Body::AttentionGrad(grad) => list = grad.operands(dims),
-            Body::Iterate(iterate) => list = iterate.operands(),
+            Body::Scan(scan) => list = scan.operands(),
             Body::Collective(c) => {
                 list.push((c.source.clone(), c.source_space(dims), Access::Read));
                 list.push((c.result.clone(), dims.clone(), Access::Write));

@@ -10,7 +10,7 @@ use super::{Case, floats};
 
 /// Loops over steps: with one carry or two, forwards and backwards, with a part of the steps' results
 /// read and with the last carry alone.
-pub fn iterated(rng: &mut Rng, cases: &mut Vec<Case>) {
+pub fn scans(rng: &mut Rng, cases: &mut Vec<Case>) {
     for (reverse, last) in [(false, false), (true, false), (false, true), (true, true)] {
         let arguments = vec![
             floats(rng, &[3, 2, 2]),
@@ -37,7 +37,7 @@ pub fn iterated(rng: &mut Rng, cases: &mut Vec<Case>) {
             let result = b.mul(next, c);
             b.outputs = vec![next, next_c, result];
             let scan = body.finish(g, 3, reverse);
-            let [h, c, y] = [0, 1, 2].map(|k| g.iterated(scan, k).expect("a result"));
+            let [h, c, y] = [0, 1, 2].map(|k| g.scan_result(scan, k).expect("a result"));
             if last {
                 let at = if reverse { 0 } else { 2 };
                 let (h, c) = (g.part_at(h, at), g.part_at(c, at));

@@ -653,7 +653,7 @@ fn every_structural_operation() {
     indexed(&mut rng, &mut cases);
     assigned(&mut rng, &mut cases);
     prefix_reductions(&mut rng, &mut cases);
-    loops::iterated(&mut rng, &mut cases);
+    loops::scans(&mut rng, &mut cases);
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);

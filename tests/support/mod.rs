@@ -140,8 +140,8 @@ pub fn kind(op: &Op) -> usize {
         Op::SliceAssign { .. } => 30,
         Op::PrefixReduce { .. } => 31,
         // A placeholder is in no graph that runs.
-        Op::Iterate(_) | Op::Placeholder => 32,
-        Op::Iterated(_) => 33,
+        Op::Scan(_) | Op::Placeholder => 32,
+        Op::ScanResult(_) => 33,
         Op::Attention(_) => 34,
         Op::AttentionGrad { .. } => 35,
     }

@@ -4,7 +4,7 @@
 //! Two implementations that round differently still agree closely, because discontinuous operations
 //! (comparisons, rounding, positions) are applied only to values without rounding.
 
-mod iterate;
+mod scan;
 mod structural;
 mod writes;
 
@@ -287,7 +287,7 @@ impl Maker {
             23 => self.suppress(),
             24 => self.assign_part(),
             25 => self.prefix_reduce(),
-            26 => self.iterate(),
+            26 => self.scan(),
             27 => self.attention(),
             _ => self.effect(),
         }

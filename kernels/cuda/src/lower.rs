@@ -3,8 +3,8 @@
 //! It needs neither a driver nor a compiler.
 
 pub(crate) mod horizontal;
-mod iterate;
 pub(crate) mod products;
+mod scan;
 
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
@@ -14,8 +14,8 @@ use crate::attention;
 use crate::gemm::plan::JOIN;
 use crate::lowered::Lowered;
 use crate::source::{
-    elementwise, gather, non_max_suppression, nonzero, pool, rows, scan, scatter, slice_assign,
-    sort,
+    elementwise, gather, non_max_suppression, nonzero, pool, prefix_reduce, rows, scatter,
+    slice_assign, sort,
 };
 
 /// The source for a spec that runs with sizes up to `bounds`.
@@ -51,7 +51,7 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::Scatter(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::SliceAssign(assign) => slice_assign::lower(spec, assign, bounds, target),
-        Body::PrefixReduce(scan) => scan::lower(spec, scan, bounds, target),
+        Body::PrefixReduce(reduction) => prefix_reduce::lower(spec, reduction, bounds, target),
         Body::Attention(of) => attention::lower(spec, of, bounds, target),
         Body::AttentionGrad(grad) => attention::lower_grad(spec, grad, bounds, target),
         Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
@@ -60,7 +60,7 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::NonMaxSuppression(non_max_suppression) => {
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
-        Body::Iterate(iterate) => iterate::lower(iterate, bounds, target),
+        Body::Scan(scan) => scan::lower(scan, bounds, target),
         Body::Collective(_) => Err(SpecError::unsupported(
             "ranks exchange bytes on the CPU only",
         )),

@@ -6,7 +6,6 @@ mod conv2d;
 mod gather;
 mod gemm;
 mod isa;
-mod iterate;
 mod loops;
 mod non_max_suppression;
 mod nonzero;
@@ -14,6 +13,7 @@ mod peak;
 mod pointwise;
 mod pool2d;
 mod prefix_reduce;
+mod scan;
 mod scatter;
 mod simd;
 mod slice_assign;
@@ -127,7 +127,7 @@ enum Prepared {
     Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
     NonMaxSuppression(non_max_suppression::NonMaxSuppression),
-    Iterate(iterate::Iterate),
+    Scan(scan::Scan),
     /// It has no code: a transport runs it.
     Collective,
 }
@@ -202,7 +202,7 @@ impl Kernel {
             Body::NonMaxSuppression(_) => Prepared::NonMaxSuppression(
                 non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
             ),
-            Body::Iterate(_) => Prepared::Iterate(iterate::Iterate::new(&spec, bound, config)?),
+            Body::Scan(_) => Prepared::Scan(scan::Scan::new(&spec, bound, config)?),
             Body::Collective(_) => Prepared::Collective,
         };
         let arguments = spec.arguments();
@@ -301,7 +301,7 @@ impl Kernel {
             Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
             Prepared::NonMaxSuppression(k) => k.workspace(),
-            Prepared::Iterate(k) => k.workspace(),
+            Prepared::Scan(k) => k.workspace(),
             Prepared::Collective => 0,
         }
     }
@@ -472,7 +472,7 @@ impl Kernel {
             }
         }
         memory.assert_writable(workspace);
-        if let Prepared::Iterate(k) = &self.body {
+        if let Prepared::Scan(k) = &self.body {
             return k.run(&self.spec, memory, args, workspace, env, team);
         }
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
@@ -511,7 +511,7 @@ impl Kernel {
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
-                Prepared::Iterate(_) => unreachable!("launched by its calls"),
+                Prepared::Scan(_) => unreachable!("launched by its calls"),
                 Prepared::Collective => panic!("a collective runs by Kernel::start_exchange"),
             }
         }
@@ -588,10 +588,10 @@ impl Kernel {
     /// Whether a loop over steps may write one argument over another. Its calls are checked again
     /// when they run.
     fn is_in_place(&self, from: usize, to: usize) -> bool {
-        let Body::Iterate(iterate) = &self.spec.body else {
+        let Body::Scan(scan) = &self.spec.body else {
             return false;
         };
-        iterate.in_place.contains(&(from as u16, to as u16))
+        scan.in_place.contains(&(from as u16, to as u16))
     }
 
     /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point

@@ -170,7 +170,7 @@ pub enum SpecError {
     Prologue(PrologueError),
     /// A loop over steps whose calls cannot find their arguments, and why.
     #[error("invalid kernel: a loop over steps: {0}")]
-    Iterate(String),
+    Scan(String),
     /// A valid spec that a back end has no kernel for, and the reason.
     #[error("invalid kernel: {0}")]
     Unsupported(String),

@@ -176,7 +176,7 @@ impl Spec {
                 check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
             }
-            Body::Iterate(iterate) => iterate.check(self),
+            Body::Scan(scan) => scan.check(self),
             Body::Collective(collective) => self.check_collective(collective),
         }
     }

@@ -102,7 +102,7 @@ pub struct Graph {
     pub variables: Vec<VariableInfo>,
     /// The variables that count training steps.
     pub counters: Vec<Counter>,
-    /// The bodies of scans that [`Op::Iterate`] refers to.
+    /// The bodies of scans that [`Op::Scan`] refers to.
     pub bodies: Vec<Arc<Body>>,
     /// The bounded dimensions.
     pub symbols: Symbols,

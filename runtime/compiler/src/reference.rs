@@ -5,7 +5,7 @@
 //! once.
 
 mod double;
-mod iterate;
+mod scan;
 mod structural;
 
 use std::fmt;
@@ -283,16 +283,16 @@ pub fn evaluate_rank(
                 needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
-            Op::Iterate(_) => {
+            Op::Scan(_) => {
                 let missing = Fault::Argument {
                     node: id.0,
                     what: "the body of a scan",
                 };
                 let body = graph.body(id).ok_or(missing)?;
-                loops.insert(id, iterate::results(body, &args, &env, precision)?);
+                loops.insert(id, scan::results(body, &args, &env, precision)?);
                 Array::zeros(node.dtype, &dims)
             }
-            Op::Iterated(result) => {
+            Op::ScanResult(result) => {
                 let results = loops.get(&node.inputs[0]);
                 let missing = Fault::Argument {
                     node: id.0,
@@ -353,8 +353,8 @@ fn compute(
         | Op::Variable(_)
         | Op::Assign(_)
         | Op::Bind { .. }
-        | Op::Iterate(_)
-        | Op::Iterated(_)
+        | Op::Scan(_)
+        | Op::ScanResult(_)
         | Op::Placeholder
         | Op::Collective { .. } => args
             .first()
@@ -421,7 +421,7 @@ fn compute(
             op,
             exclusive,
             reverse,
-        } => s::scan(*op, (*exclusive, *reverse), args, node.dtype),
+        } => s::prefix_reduce(*op, (*exclusive, *reverse), args, node.dtype),
         Op::Attention(scores) => s::attention(scores, args, node.dtype, dims),
         Op::AttentionGrad { scores, in_turns } => s::attention_grad(scores, *in_turns, args, dims),
         Op::Permute(axes) => Array::from_fn(node.dtype, dims, |c| {

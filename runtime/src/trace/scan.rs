@@ -239,7 +239,7 @@ impl Trace {
     ) -> Option<Made> {
         let mut building = self.building.borrow_mut();
         let graph = &mut building.graph;
-        let Op::Iterate(body) = graph.node(made.scan).op else {
+        let Op::Scan(body) = graph.node(made.scan).op else {
             return None;
         };
         let (node, body) = (
@@ -260,7 +260,7 @@ impl Trace {
             steps,
             ..(*body).clone()
         }));
-        let op = Op::Iterate(graph.bodies.len() as u32 - 1);
+        let op = Op::Scan(graph.bodies.len() as u32 - 1);
         let scan = graph.emit(op, &operands, node.dtype, node.dims);
         made_of(graph, scan, made.carries.len(), made.result_of.clone())
     }
@@ -527,7 +527,9 @@ struct Made {
 fn made_of(g: &mut Graph, scan: NodeId, carries: usize, result_of: Vec<u32>) -> Option<Made> {
     let body = g.body(scan)?;
     let (count, last) = (body.graph.outputs.len() as u32, body.last_time());
-    let all: Option<Vec<NodeId>> = (0..count).map(|result| g.iterated(scan, result)).collect();
+    let all: Option<Vec<NodeId>> = (0..count)
+        .map(|result| g.scan_result(scan, result))
+        .collect();
     let all = all?;
     let carries = all[..carries]
         .iter()

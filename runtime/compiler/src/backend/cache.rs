@@ -136,7 +136,7 @@ fn is_same(a: &Spec, b: &Spec) -> bool {
             (Some(a), Some(b)) => is_same(a, b),
             _ => true,
         },
-        (Body::Iterate(a), Body::Iterate(b)) => {
+        (Body::Scan(a), Body::Scan(b)) => {
             let calls = a.calls.iter().zip(&b.calls);
             calls.into_iter().all(|(a, b)| is_same(&a.spec, &b.spec))
         }

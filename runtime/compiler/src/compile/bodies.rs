@@ -324,11 +324,11 @@ fn kept(graph: &Graph) -> Vec<Vec<Kept>> {
     let mut is_output = vec![false; graph.nodes.len()];
     graph.outputs.iter().for_each(|o| is_output[o.at()] = true);
     for id in graph.ids() {
-        let (&Op::Iterated(result), scan) = (&graph.node(id).op, graph.node(id).inputs.first())
+        let (&Op::ScanResult(result), scan) = (&graph.node(id).op, graph.node(id).inputs.first())
         else {
             continue;
         };
-        let Some(Op::Iterate(at)) = scan.map(|scan| graph.node(*scan).op.clone()) else {
+        let Some(Op::Scan(at)) = scan.map(|scan| graph.node(*scan).op.clone()) else {
             continue;
         };
         let last = Size::fixed(graph.bodies[at as usize].last_time());
@@ -354,7 +354,7 @@ fn shorten(graph: &mut Graph) {
         let Some(&input) = node.inputs.first() else {
             continue;
         };
-        if let Op::Iterated(result) = node.op {
+        if let Op::ScanResult(result) = node.op {
             let planned = graph.body(input).and_then(|body| body.planned.as_ref());
             if planned.is_some_and(|p| p.kept[result as usize] == Kept::Last) {
                 shortened[at] = true;

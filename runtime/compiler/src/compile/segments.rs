@@ -67,7 +67,7 @@ fn pairs(graph: &Graph) -> Vec<Pair> {
                 continue;
             };
             let of = graph.node(inputs[at]);
-            let Op::Iterated(result) = of.op else {
+            let Op::ScanResult(result) = of.op else {
                 continue;
             };
             let scan = of.inputs[0];
@@ -152,15 +152,15 @@ impl Rebuilt<'_> {
     /// behind the other; the last carry is that of the last segment.
     fn other(&mut self, id: NodeId) -> Option<NodeId> {
         let node = self.old.node(id);
-        if let Op::Iterated(result) = node.op
+        if let Op::ScanResult(result) = node.op
             && let Some(made) = self.made.get(&node.inputs[0])
         {
             let (scan, at) = (made.scan, made.carries + result);
-            let parts = self.out.iterated(scan, at)?;
+            let parts = self.out.scan_result(scan, at)?;
             return Some(self.out.reshape(parts, &node.dims));
         }
         if let Op::Slice { start, .. } = &node.op
-            && let Op::Iterated(result) = self.old.node(node.inputs[0]).op
+            && let Op::ScanResult(result) = self.old.node(node.inputs[0]).op
             && let Some(made) = self.made.get(&self.old.node(node.inputs[0]).inputs[0])
             && result < made.carries
             && start[0] == Size::fixed(made.last[0])
@@ -169,7 +169,7 @@ impl Rebuilt<'_> {
             && made.steps > 1
         {
             let (scan, last) = (made.scan, made.last[1]);
-            let all = self.out.iterated(scan, result)?;
+            let all = self.out.scan_result(scan, result)?;
             let part = self.out.part_at(all, last);
             return Some(self.out.reshape(part, &node.dims));
         }
@@ -226,7 +226,7 @@ impl Rebuilt<'_> {
             steps: length,
             ..of.clone()
         }));
-        let op = Op::Iterate(graph.bodies.len() as u32 - 1);
+        let op = Op::Scan(graph.bodies.len() as u32 - 1);
         let scan = graph.emit(
             op,
             operands,
@@ -235,7 +235,7 @@ impl Rebuilt<'_> {
         );
         let count = of.graph.outputs.len() as u32;
         (0..count)
-            .map(|result| graph.iterated(scan, result))
+            .map(|result| graph.scan_result(scan, result))
             .collect()
     }
 
@@ -302,7 +302,7 @@ impl Rebuilt<'_> {
                 operands.push(self.input(&mut body, &mut known, *feed, operand, pair.length));
                 continue;
             }
-            let all = self.out.iterated(segments, starts.len() as u32)?;
+            let all = self.out.scan_result(segments, starts.len() as u32)?;
             let type_of = (self.out.dtype(operand), self.out.dims(operand).clone());
             let feed = Feed::Neighbour { later: of.reverse };
             let start = body.input(feed, &[all, operand], "segment", type_of);
@@ -314,7 +314,7 @@ impl Rebuilt<'_> {
         let inputs = &self.old.node(pair.backward).inputs;
         for (feed, &at) in back.feeds.iter().zip(&back.first_operands()) {
             if let Feed::Neighbour { .. } = feed {
-                let Op::Iterated(carry) = self.old.node(inputs[at]).op else {
+                let Op::ScanResult(carry) = self.old.node(inputs[at]).op else {
                     return None;
                 };
                 operands.push(again[carry as usize]);

@@ -11,11 +11,11 @@ use smallvec::SmallVec;
 use super::{Graph, InputInfo, Node};
 use crate::ops::{GraphBuilder, NodeId, Op};
 
-/// The body of a scan ([`Op::Iterate`]): a graph that runs in every step, over carries that pass
+/// The body of a scan ([`Op::Scan`]): a graph that runs in every step, over carries that pass
 /// from step to step and the parts of tensors at the step's index of time.
 ///
 /// Its first outputs are the carries as a step leaves them, in the order of their feeds; the rest
-/// are its results. Every output is a result of the scan ([`Op::Iterated`]), with those of all
+/// are its results. Every output is a result of the scan ([`Op::ScanResult`]), with those of all
 /// steps along a first axis, in the order of time.
 #[derive(Clone, Debug)]
 pub struct Body {
@@ -256,7 +256,7 @@ impl BodyBuilder {
                 .collect();
             self.graph.current_origin = node.origin;
             let op = match node.op {
-                Op::Iterate(body) => Op::Iterate(self.number_of(&outer.bodies[body as usize])),
+                Op::Scan(body) => Op::Scan(self.number_of(&outer.bodies[body as usize])),
                 ref op => op.clone(),
             };
             let copied = self.graph.emit(op, &inputs, node.dtype, node.dims.clone());
@@ -325,7 +325,7 @@ impl BodyBuilder {
             feeds: self.feeds,
             planned: None,
         }));
-        let op = Op::Iterate(outer.bodies.len() as u32 - 1);
+        let op = Op::Scan(outer.bodies.len() as u32 - 1);
         outer.emit(op, &self.operands, DType::F32, Dims::new())
     }
 }
@@ -334,15 +334,15 @@ impl Graph {
     /// The body of a scan.
     pub fn body(&self, scan: NodeId) -> Option<&Body> {
         match self.node(scan).op {
-            Op::Iterate(body) => self.bodies.get(body as usize).map(|body| &**body),
+            Op::Scan(body) => self.bodies.get(body as usize).map(|body| &**body),
             _ => None,
         }
     }
 
     /// A result of a scan, of all steps.
-    pub fn iterated(&mut self, scan: NodeId, result: u32) -> Option<NodeId> {
+    pub fn scan_result(&mut self, scan: NodeId, result: u32) -> Option<NodeId> {
         let (dtype, dims) = self.body(scan)?.result(result)?;
-        Some(self.emit(Op::Iterated(result), &[scan], dtype, dims))
+        Some(self.emit(Op::ScanResult(result), &[scan], dtype, dims))
     }
 
     /// The part of a tensor at an index of its first axis, without that axis.

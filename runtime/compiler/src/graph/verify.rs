@@ -53,7 +53,7 @@ impl Graph {
                     node.dtype, node.dims
                 )));
             }
-            if let Op::Iterate(_) = node.op {
+            if let Op::Scan(_) = node.op {
                 let operands: SmallVec<[_; 4]> =
                     node.inputs.iter().map(|&i| self.node(i)).collect();
                 let body = self.body(id);
@@ -61,7 +61,7 @@ impl Graph {
                     body.ok_or_else(|| fail("refers to a body that does not exist".into()))?;
                 body.check(&operands).map_err(fail)?;
             }
-            if let Op::Iterated(result) = node.op {
+            if let Op::ScanResult(result) = node.op {
                 let is = self.body(node.inputs[0]).and_then(|b| b.result(result));
                 if is.as_ref().map(|(dtype, dims)| (*dtype, dims)) != Some((node.dtype, &node.dims))
                 {

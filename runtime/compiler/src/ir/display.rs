@@ -48,7 +48,7 @@ fn function(spec: &Spec) -> String {
         Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",
         Body::NonMaxSuppression(_) => "non_max_suppression",
-        Body::Iterate(_) => "scan",
+        Body::Scan(_) => "scan",
         Body::Collective(collective) => match collective.op {
             CollectiveOp::AllToAll => "all_to_all",
             CollectiveOp::AllGather => "all_gather",
@@ -145,9 +145,9 @@ impl Program {
             let after: Vec<String> = call.after.iter().map(|a| a.0.to_string()).collect();
             write!(f, " · after {}", after.join(", "))?;
         }
-        if let Body::Iterate(iterate) = &call.spec.body {
-            let calls = iterate.calls.len();
-            write!(f, " · {} steps of {calls} kernels", iterate.steps)?;
+        if let Body::Scan(scan) = &call.spec.body {
+            let calls = scan.calls.len();
+            write!(f, " · {} steps of {calls} kernels", scan.steps)?;
         }
         if call.workspace() > 0 {
             write!(f, " · workspace {}", Bytes(call.workspace()))?;

@@ -197,10 +197,10 @@ pub enum Op {
         threshold: f32,
     },
     /// A loop whose body is the graph's of this index; its value is never read, but through
-    /// [`Op::Iterated`].
-    Iterate(u32),
+    /// [`Op::ScanResult`].
+    Scan(u32),
     /// The result of this index of the loop that the operand is, of all steps.
-    Iterated(u32),
+    ScanResult(u32),
     /// A value of a step, while the body of a loop is recorded. No graph that is compiled needs it.
     Placeholder,
     /// Moves parts of the operand between ranks that run this program, each on its own data: those
@@ -247,8 +247,8 @@ impl Op {
                 | Op::Attention(_)
                 | Op::AttentionGrad { .. }
                 | Op::SliceAssign { .. }
-                | Op::Iterate(_)
-                | Op::Iterated(_)
+                | Op::Scan(_)
+                | Op::ScanResult(_)
                 | Op::Collective { .. }
         )
     }
@@ -318,8 +318,8 @@ impl Op {
             Op::Nonzero => "positions",
             Op::Sort { .. } => "argsort",
             Op::NonMaxSuppression { .. } => "nms",
-            Op::Iterate(_) => "scan",
-            Op::Iterated(_) => "scan.result",
+            Op::Scan(_) => "scan",
+            Op::ScanResult(_) => "scan.result",
             Op::Placeholder => "scan.step",
             Op::Collective { op, .. } => match op {
                 CollectiveOp::AllToAll => "all_to_all",

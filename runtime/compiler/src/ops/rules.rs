@@ -40,7 +40,7 @@ pub fn infer(
     match op {
         Op::Input(_) | Op::Variable(_) | Op::Placeholder => as_declared(),
         // The graph has the bodies, and checks their operands and results.
-        Op::Iterate(_) | Op::Iterated(_) => as_declared(),
+        Op::Scan(_) | Op::ScanResult(_) => as_declared(),
         Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
         Op::Const(value) => Err(format!(
             "const {value:?} declared as {dtype} of rank {}",
@@ -119,7 +119,7 @@ pub fn gradient(
         | Op::Placeholder
         | Op::Uniform { .. } => Gradients::new(),
         // Differentiation builds the body of the backward pass (`passes/autodiff/scan.rs`).
-        Op::Iterate(_) | Op::Iterated(_) => SmallVec::from_elem(None, inputs.len()),
+        Op::Scan(_) | Op::ScanResult(_) => SmallVec::from_elem(None, inputs.len()),
         Op::BoundsCheck { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
             SmallVec::from_elem(None, inputs.len())
         }

@@ -116,7 +116,7 @@ fn take_back(
         if let Some(dy) = dy {
             adjoints.insert(id, dy);
         }
-        if let (&Op::Iterated(result), Some(dy)) = (&node.op, dy) {
+        if let (&Op::ScanResult(result), Some(dy)) = (&node.op, dy) {
             let of_scan = results.entry(node.inputs[0]).or_default();
             of_scan.push((result, dy));
             continue;

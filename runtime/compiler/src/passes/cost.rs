@@ -62,11 +62,11 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         // A comparison for each halving of the row.
         Body::Sort(sort) => PER_INSTRUCTION * u64::from(64 - at(&sort.len).leading_zeros()),
         Body::NonMaxSuppression(_) => PER_INSTRUCTION.saturating_mul(points),
-        Body::Iterate(iterate) => {
-            let calls = iterate.calls.iter().map(|call| cost(&call.spec, sizes));
+        Body::Scan(scan) => {
+            let calls = scan.calls.iter().map(|call| cost(&call.spec, sizes));
             calls
                 .fold(0, u64::saturating_add)
-                .saturating_mul(u64::from(iterate.steps))
+                .saturating_mul(u64::from(scan.steps))
         }
     };
     // An image made in a prologue is not moved, but its code runs over it, for each block of output
@@ -166,9 +166,9 @@ fn attended(spec: &Spec, sizes: &Env) -> u64 {
 /// Arithmetic operations of a kernel: of its product, where a multiplication and an addition
 /// are two, and of its code, one for each instruction at each point.
 pub fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
-    if let Body::Iterate(iterate) = &spec.body {
-        let steps = u64::from(iterate.steps);
-        let calls = iterate.calls.iter().map(|c| operations(&c.spec, sizes));
+    if let Body::Scan(scan) = &spec.body {
+        let steps = u64::from(scan.steps);
+        let calls = scan.calls.iter().map(|c| operations(&c.spec, sizes));
         let sum = calls.fold([0u64; 2], |[a, b], [c, d]| {
             [a.saturating_add(c), b.saturating_add(d)]
         });

@@ -140,7 +140,7 @@ impl<'a> Search<'a> {
                     | Op::Pad { .. }
                     | Op::Assign(_)
                     | Op::Collective { .. }
-                    | Op::Iterate(_)
+                    | Op::Scan(_)
             )
         };
         self.is_output[id.at()] || self.consumers[id.at()].iter().any(binds)

@@ -133,8 +133,8 @@ impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
         // The results of a loop over steps are written by its kernel.
         match self.graph.node(id).op {
-            Op::Iterate(_) if self.places[id.at()].is_some() => return,
-            Op::Iterated(_) => {
+            Op::Scan(_) if self.places[id.at()].is_some() => return,
+            Op::ScanResult(_) => {
                 let scan = self.graph.node(id).inputs[0];
                 if self.places[scan.at()].is_none() {
                     self.open(scan);

@@ -228,7 +228,7 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
                 half_products,
                 &mut conversions,
             );
-            if let Op::Iterate(_) = node.op {
+            if let Op::Scan(_) = node.op {
                 views.extend(&out);
                 if !is_dense(&out, &views, *input) {
                     *input = copy(&mut out, *input);
@@ -239,7 +239,7 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
             Op::Slice { .. } | Op::Pad { .. } => {
                 one_axis_at_a_time(&mut out, &mut views, inputs[0], node)
             }
-            Op::Iterated(result) if results.contains_key(&(inputs[0], *result)) => {
+            Op::ScanResult(result) if results.contains_key(&(inputs[0], *result)) => {
                 results[&(inputs[0], *result)]
             }
             // Elements of halves are converted after they are gathered.
@@ -250,13 +250,13 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
             }
             op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
         });
-        if let (Op::Iterate(_), Some(scan)) = (&node.op, map.last().copied()) {
+        if let (Op::Scan(_), Some(scan)) = (&node.op, map.last().copied()) {
             // The kernel of a loop writes all results that any loop of its body has.
             for result in 0..graph.body(id).map_or(0, |b| b.graph.outputs.len()) as u32 {
                 let body = graph.body(id).and_then(|body| body.planned.as_ref());
                 let kept = body.map_or(Kept::All, |body| body.kept[result as usize]);
                 if kept != Kept::None
-                    && let Some(made) = out.iterated(scan, result)
+                    && let Some(made) = out.scan_result(scan, result)
                 {
                     results.insert((scan, result), made);
                 }

@@ -418,9 +418,7 @@ impl<'a> Interpreter<'a> {
             if *access != Access::Read {
                 // A loop over steps has several results.
                 let of = match &spec.body {
-                    Body::Iterate(_) => {
-                        self.term(Node::Anchor(format!("result {k}"), vec![anchor]))
-                    }
+                    Body::Scan(_) => self.term(Node::Anchor(format!("result {k}"), vec![anchor])),
                     _ => anchor,
                 };
                 let value = self.term(Node::Side(of, Renaming::new()));

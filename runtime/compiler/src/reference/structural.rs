@@ -436,7 +436,7 @@ pub(super) fn slice_assign(
 }
 
 /// Along the last axis: each result from the list of the elements that it is of.
-pub(super) fn scan(
+pub(super) fn prefix_reduce(
     op: PrefixOp,
     (exclusive, reverse): (bool, bool),
     args: &[&Array],

@@ -26,7 +26,7 @@ pub(super) fn gradient(
 ) -> Vec<Option<NodeId>> {
     let operands = graph.node(scan).inputs.clone();
     let mut gradients = vec![None; operands.len()];
-    let Op::Iterate(at) = graph.node(scan).op else {
+    let Op::Scan(at) = graph.node(scan).op else {
         return gradients;
     };
     let body = graph.bodies[at as usize].clone();
@@ -69,7 +69,7 @@ pub(super) fn gradient(
         let node = match kind {
             Feed::Carry => {
                 let result = carries.iter().filter(|&&c| c < feed).count() as u32;
-                let Some(all) = graph.iterated(scan, result) else {
+                let Some(all) = graph.scan_result(scan, result) else {
                     return gradients;
                 };
                 let later = body.reverse;
@@ -144,7 +144,7 @@ pub(super) fn gradient(
     let first_time = if body.reverse { steps - 1 } else { 0 };
     let backward = back.finish(graph, body.steps, !body.reverse);
     for (feed, result, is_last) in places.into_iter().filter(|p| is_wanted(p.0)) {
-        let Some(all) = graph.iterated(backward, result as u32) else {
+        let Some(all) = graph.scan_result(backward, result as u32) else {
             continue;
         };
         let at = first[feed];

@@ -4,8 +4,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
-    Dims, Gather, Iterate, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad,
-    PoolKind, PrefixReduce, Scatter, Scores, SliceAssign, Sort,
+    Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind,
+    PrefixReduce, Scan, Scatter, Scores, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -22,8 +22,8 @@ impl<'a> Lowering<'a> {
             return Some((Body::Loop, vec![]));
         };
         let node = self.graph.node(anchor);
-        if let Op::Iterate(_) = node.op {
-            return self.iterate(anchor);
+        if let Op::Scan(_) = node.op {
+            return self.scan(anchor);
         }
         let operand = |k: usize| {
             let input = node.inputs[k];
@@ -271,7 +271,7 @@ impl Lowering<'_> {
     }
 
     /// A loop over steps and its arguments.
-    fn iterate(&self, scan: NodeId) -> Option<(Body, Vec<Arg>)> {
+    fn scan(&self, scan: NodeId) -> Option<(Body, Vec<Arg>)> {
         let body = self.graph.body(scan)?;
         let planned = body.planned.as_ref()?;
         let (mut arguments, mut args) = (Vec::new(), Vec::new());
@@ -302,7 +302,7 @@ impl Lowering<'_> {
         let mut in_place = Vec::new();
         for (result, _) in (0..).zip(&planned.kept).filter(|(_, k)| **k != Kept::None) {
             let members = &self.clusters.list[self.cluster].members;
-            let is_result = |m: &&NodeId| self.graph.node(**m).op == Op::Iterated(result);
+            let is_result = |m: &&NodeId| self.graph.node(**m).op == Op::ScanResult(result);
             let member = *members.iter().find(is_result)?;
             let node = self.graph.node(member);
             let operand = Operand::contiguous(node.dtype, &node.dims)?;
@@ -320,7 +320,7 @@ impl Lowering<'_> {
             let Argument { operand, dims, .. } = &arguments[usize::from(from)];
             Operand::contiguous(operand.dtype, dims).as_ref() == Some(operand)
         });
-        let iterate = Iterate {
+        let scan = Scan {
             steps: body.steps,
             reverse: body.reverse,
             arguments,
@@ -328,7 +328,7 @@ impl Lowering<'_> {
             in_place,
             scratch: planned.scratch,
         };
-        Some((Body::Iterate(Box::new(iterate)), args))
+        Some((Body::Scan(Box::new(scan)), args))
     }
 }
 

@@ -50,8 +50,8 @@ pub(super) fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)>
     {
         pairs.push((*from, *to));
     }
-    if let Body::Iterate(iterate) = &spec.body {
-        for &(from, to) in &iterate.in_place {
+    if let Body::Scan(scan) = &spec.body {
+        for &(from, to) in &scan.in_place {
             let (from, to) = (args[usize::from(from)], args[usize::from(to)]);
             let alone = args.iter().filter(|arg| **arg == from).count() == 1;
             if let (Arg::Buffer(a), Arg::Buffer(b), true) = (from, to, alone) {

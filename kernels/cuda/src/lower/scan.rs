@@ -1,7 +1,7 @@
 //! Loops over steps: the launches of every call in every step, with the addresses of that step.
 
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Argument, Call, Iterate, Located, Place, SpecError};
+use slabwise_kernels::spec::{Argument, Call, Located, Place, Scan, SpecError};
 
 use crate::abi::{Dispatch, Target, Word};
 use crate::lowered::Lowered;
@@ -10,18 +10,14 @@ use crate::lowered::Lowered;
 const ALIGN: i64 = 16;
 
 /// The launches of all steps, one after the other.
-pub(super) fn lower(
-    iterate: &Iterate,
-    bounds: &Env,
-    target: &Target,
-) -> Result<Lowered, SpecError> {
-    check_alignment(iterate)?;
+pub(super) fn lower(scan: &Scan, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    check_alignment(scan)?;
     let mut functions = Vec::new();
-    let mut calls: Vec<(Call, Lowered, usize)> = Vec::with_capacity(iterate.calls.len());
-    for call in &iterate.calls {
+    let mut calls: Vec<(Call, Lowered, usize)> = Vec::with_capacity(scan.calls.len());
+    for call in &scan.calls {
         let mut lowered = super::lower(&call.spec, bounds, target)?;
         if lowered.workspace > call.workspace_bytes {
-            return Err(SpecError::Iterate(format!(
+            return Err(SpecError::Scan(format!(
                 "a call needs a workspace of {} bytes and has {}",
                 lowered.workspace, call.workspace_bytes
             )));
@@ -30,20 +26,20 @@ pub(super) fn lower(
         functions.append(&mut lowered.functions);
         calls.push((call.clone(), lowered, first));
     }
-    let iterate = iterate.clone();
-    let workspace = iterate.scratch;
+    let scan = scan.clone();
+    let workspace = scan.scratch;
     // Calls run one after the other, and each leaves its counters at zero.
     let counters = calls.iter().map(|call| call.1.counters).max();
     let lowered = Lowered::new(functions, workspace, move |env| {
         let mut launches = Vec::new();
         let each: Vec<Vec<Dispatch>> = calls.iter().map(|call| call.1.launches(env)).collect();
-        for step in 0..iterate.steps {
+        for step in 0..scan.steps {
             for ((call, _, first), each) in calls.iter().zip(&each) {
                 launches.extend(each.iter().map(|dispatch| {
                     let mut dispatch = dispatch.clone();
                     dispatch.function += first;
                     for word in &mut dispatch.words {
-                        *word = place(&iterate, call, step, env, *word);
+                        *word = place(&scan, call, step, env, *word);
                     }
                     dispatch
                 }));
@@ -55,10 +51,10 @@ pub(super) fn lower(
 }
 
 /// A word of a call's launch as one of the loop's in a step.
-fn place(iterate: &Iterate, call: &Call, step: u32, env: &Env, word: Word) -> Word {
+fn place(scan: &Scan, call: &Call, step: u32, env: &Env, word: Word) -> Word {
     let argument = |at: u16, more: u64| {
         let place = &call.places[usize::from(at)];
-        match iterate.locate(place, step, env) {
+        match scan.locate(place, step, env) {
             Located::Argument {
                 argument, offset, ..
             } => Word::Part(argument, offset + more),
@@ -74,9 +70,9 @@ fn place(iterate: &Iterate, call: &Call, step: u32, env: &Env, word: Word) -> Wo
 }
 
 /// Fails unless every part of an argument begins at a multiple of [`ALIGN`] bytes.
-fn check_alignment(iterate: &Iterate) -> Result<(), SpecError> {
+fn check_alignment(scan: &Scan) -> Result<(), SpecError> {
     let aligned = |at: u16, parts: bool| {
-        let Argument { operand, .. } = &iterate.arguments[usize::from(at)];
+        let Argument { operand, .. } = &scan.arguments[usize::from(at)];
         let stride = operand.strides.first().filter(|_| parts);
         [Some(&operand.offset), stride]
             .into_iter()
@@ -86,7 +82,7 @@ fn check_alignment(iterate: &Iterate) -> Result<(), SpecError> {
                 bytes.is_some_and(|bytes| bytes % ALIGN == 0)
             })
     };
-    let places = iterate.calls.iter().flat_map(|call| &call.places);
+    let places = scan.calls.iter().flat_map(|call| &call.places);
     for place in places {
         let fits = match place {
             Place::Whole(at) => aligned(*at, false),

@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 use super::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec, SpecError};
 use crate::size::{Env, Size};
 
-/// See [`Body::Iterate`]. The calls run in their order, `steps` times. Step *s* works at the index
+/// See [`Body::Scan`]. The calls run in their order, `steps` times. Step *s* works at the index
 /// *t* = *s* of time, or `steps` − 1 − *s* if the loop runs in reverse.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Iterate {
+pub struct Scan {
     /// The number of steps; at least 1.
     pub steps: u32,
     /// From the last index of time to the first.
@@ -25,7 +25,7 @@ pub struct Iterate {
     pub scratch: u64,
 }
 
-/// An argument of an [`Iterate`].
+/// An argument of a [`Scan`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
     /// Where its elements are.
@@ -36,7 +36,7 @@ pub struct Argument {
     pub access: Access,
 }
 
-/// A call of a kernel in each step of an [`Iterate`].
+/// A call of a kernel in each step of a [`Scan`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// The kernel.
@@ -115,7 +115,7 @@ pub enum Located {
     Scratch(Scratch),
 }
 
-impl Iterate {
+impl Scan {
     /// The argument of a call in step `step`, at these sizes.
     pub fn locate(&self, place: &Place, step: u32, env: &Env) -> Located {
         let time = if self.reverse {
@@ -192,7 +192,7 @@ impl Iterate {
 
     /// Fails unless every call can find its arguments.
     pub(super) fn check(&self, spec: &Spec) -> Result<(), SpecError> {
-        let invalid = |why: String| Err(SpecError::Iterate(why));
+        let invalid = |why: String| Err(SpecError::Scan(why));
         if self.steps == 0 || !spec.code.is_empty() || !spec.dims.is_empty() {
             return invalid("it has no steps, or code or axes of its own".into());
         }

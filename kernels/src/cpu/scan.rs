@@ -7,23 +7,23 @@ use crate::memory::{Memory, Region};
 use crate::size::Env;
 use crate::spec::{Body, Located, MAX_ARGUMENTS, Spec};
 
-/// See [`Body::Iterate`]. Every call of every step is checked like a call outside of loops, so the
+/// See [`Body::Scan`]. Every call of every step is checked like a call outside of loops, so the
 /// loop itself needs no `unsafe`.
-pub(crate) struct Iterate {
+pub(crate) struct Scan {
     kernels: Vec<Kernel>,
     scratch: u64,
 }
 
-impl Iterate {
+impl Scan {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let Body::Iterate(iterate) = &spec.body else {
+        let Body::Scan(scan) = &spec.body else {
             return Err(SpecError::unsupported("not a loop over steps"));
         };
-        let mut kernels = Vec::with_capacity(iterate.calls.len());
-        for call in &iterate.calls {
+        let mut kernels = Vec::with_capacity(scan.calls.len());
+        for call in &scan.calls {
             let kernel = Kernel::new(call.spec.clone(), bound, config)?;
             if kernel.workspace() > call.workspace_bytes {
-                return Err(SpecError::Iterate(format!(
+                return Err(SpecError::Scan(format!(
                     "a call needs a workspace of {} bytes and has {}",
                     kernel.workspace(),
                     call.workspace_bytes
@@ -31,9 +31,9 @@ impl Iterate {
             }
             kernels.push(kernel);
         }
-        Ok(Iterate {
+        Ok(Scan {
             kernels,
-            scratch: iterate.scratch,
+            scratch: scan.scratch,
         })
     }
 
@@ -50,12 +50,12 @@ impl Iterate {
         env: &Env,
         team: &Team,
     ) -> Result<(), Fault> {
-        let Body::Iterate(iterate) = &spec.body else {
+        let Body::Scan(scan) = &spec.body else {
             unreachable!("checked by new")
         };
-        for step in 0..iterate.steps {
-            for (kernel, call) in self.kernels.iter().zip(&iterate.calls) {
-                let region = |place| match iterate.locate(place, step, env) {
+        for step in 0..scan.steps {
+            for (kernel, call) in self.kernels.iter().zip(&scan.calls) {
+                let region = |place| match scan.locate(place, step, env) {
                     Located::Argument {
                         argument,
                         offset,

@@ -11,7 +11,7 @@ use super::Maker;
 impl Maker {
     /// A scan over the first axis of a tensor, with a carry that stays below 1, and one of integers
     /// that counts.
-    pub(super) fn iterate(&mut self) -> Option<()> {
+    pub(super) fn scan(&mut self) -> Option<()> {
         let steps = |g: &Graph, id: NodeId| {
             let first = g.dims(id).first()?.as_fixed()?;
             let found = g.symbols.any_data_dependent(g.dims(id));
@@ -59,7 +59,7 @@ impl Maker {
         let scan = body.finish(&mut self.g, steps, self.rng.one_in(2));
         let largest = of_x.bound.max(f64::from(steps) + 1.0);
         for (result, bound) in [(0, 1.0), (1, f64::from(steps) + 1.0), (2, largest)] {
-            if let Some(all) = self.g.iterated(scan, result) {
+            if let Some(all) = self.g.scan_result(scan, result) {
                 self.keep(all, bound, result == 1);
                 if self.rng.one_in(2) {
                     let at = self.g.body(scan)?.last_time();
