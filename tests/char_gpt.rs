@@ -97,7 +97,7 @@ fn difference(p: &mut Programs, text: &[i32]) -> f32 {
 }
 
 #[test]
-fn one_token_at_a_time_says_what_the_whole_text_does() {
+fn logits_of_one_token_at_a_time_match_those_of_the_whole_text() {
     let mut p = programs();
     let mut losses = Vec::new();
     for step in 0..60 {
@@ -168,7 +168,7 @@ fn the_cache_is_state_of_the_session_and_written_in_place() {
 }
 
 #[test]
-fn a_place_or_token_beyond_the_model_is_an_error() {
+fn a_position_or_token_beyond_the_model_is_an_error() {
     let mut p = programs();
     for (token, place) in [(0, 12), (11, 0), (-1, 0)] {
         let said = p
@@ -226,7 +226,7 @@ fn texts_become_windows_of_numbers() {
 }
 
 #[test]
-fn what_is_no_text_is_told_so() {
+fn files_that_are_no_text_are_refused() {
     let said = |bytes: &[u8]| read(bytes, 8).expect_err("a mistake").to_string();
     assert!(said(b"").contains("0 characters are too few for windows of 8: 90 are needed"));
     assert!(

@@ -532,7 +532,7 @@ fn mistakes(build: impl Fn(&Trace)) -> String {
 }
 
 #[test]
-fn nonsense_is_refused_by_name() {
+fn invalid_operands_are_refused_by_name() {
     let said = mistakes(|t| {
         t.input("x", F32, (3,))
             .masked_select(t.input("m", F32, (3,)));

@@ -33,7 +33,7 @@ fn assert_has(text: &str, parts: &[&str]) {
 }
 
 /// A place in this file as errors name it.
-fn place(line: u32) -> String {
+fn location(line: u32) -> String {
     format!("{}:{line}: ", file!())
 }
 
@@ -78,7 +78,7 @@ fn mismatched_shapes_are_all_reported_with_their_lines() {
     assert_eq!(lines.len(), 4, "{said}");
     assert_eq!(
         lines[0],
-        place(first)
+        location(first)
             + "matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")"
     );
     for (line, (at, parts)) in lines[1..].iter().zip((first + 1..).zip([
@@ -86,7 +86,7 @@ fn mismatched_shapes_are_all_reported_with_their_lines() {
         ["[3, 4]", "[5, 2]"],
         ["[2, 3, 8, 8]", "[4, 5, 3, 3]"],
     ])) {
-        assert!(line.starts_with(&place(at)), "{line}");
+        assert!(line.starts_with(&location(at)), "{line}");
         assert_has(line, &parts);
     }
 }
@@ -113,7 +113,10 @@ fn a_label_out_of_range_changes_nothing() {
                 text(session.run(&program, feed))
             };
             let expected = format!("index {value} at position {position} is outside 0..3");
-            assert_has(&said, &[&place(line), &expected, "no weight was changed"]);
+            assert_has(
+                &said,
+                &[&location(line), &expected, "no weight was changed"],
+            );
             assert_eq!(
                 values(&session),
                 before,
@@ -179,7 +182,7 @@ fn numbers_of_optimizers_are_checked() {
             ["learning rate", "every 0 steps"],
         ),
     ] {
-        assert!(said.starts_with(&place(line)), "{said}");
+        assert!(said.starts_with(&location(line)), "{said}");
         assert_has(&said, &parts);
     }
 }
@@ -368,7 +371,7 @@ fn a_batch_of_no_rows_is_no_panic() {
     assert_has(
         &error,
         &[
-            &place(line),
+            &location(line),
             "cross_entropy: axis 0 of [batch, 1] has no elements",
         ],
     );
@@ -437,7 +440,7 @@ fn sizes_beyond_any_memory_are_refused() {
     let said = text(session(params).compile(&trace, [y]));
     assert_has(
         &said,
-        &[&place(line), "[4294967295, 4294967295]", "overflows"],
+        &[&location(line), "[4294967295, 4294967295]", "overflows"],
     );
 
     for dims in [
@@ -450,7 +453,7 @@ fn sizes_beyond_any_memory_are_refused() {
         let line = line!() + 1;
         let x = trace.input("x", F32, dims);
         let said = text(session(Params::seeded(0)).compile(&trace, [x + 1.0]));
-        assert_has(&said, &[&place(line), &dims.0.to_string(), "overflows"]);
+        assert_has(&said, &[&location(line), &dims.0.to_string(), "overflows"]);
     }
     // A negative length.
     let trace = Trace::inference();
@@ -458,7 +461,7 @@ fn sizes_beyond_any_memory_are_refused() {
     let x = trace.input("x", F32, (-1, 3));
     assert_has(
         &text(session(Params::seeded(0)).compile(&trace, [x])),
-        &[&place(line), "\"x\"", "-1"],
+        &[&location(line), "\"x\"", "-1"],
     );
     // A plausible count beyond this machine's memory is an error, no abort.
     let trace = Trace::inference();
@@ -524,11 +527,11 @@ fn missing_devices() {
     assert_eq!(text(Device::cuda(999)), why);
 }
 
-/// Set for the process that [`nonsense_in_the_environment_is_an_error`] starts.
+/// Set for the process that [`invalid_environment_variables_are_errors`] starts.
 const CHILD: &str = "SLABWISE_TEST_CHILD";
 
 #[test]
-fn nonsense_in_the_environment_is_an_error() {
+fn invalid_environment_variables_are_errors() {
     if std::env::var_os(CHILD).is_some() {
         match Session::new(Device::Cpu, Params::seeded(0)) {
             Ok(session) => println!("threads: {}", session.threads()),
@@ -541,7 +544,7 @@ fn nonsense_in_the_environment_is_an_error() {
         child
             .args([
                 "--exact",
-                "nonsense_in_the_environment_is_an_error",
+                "invalid_environment_variables_are_errors",
                 "--nocapture",
             ])
             .env(CHILD, "1");
@@ -603,7 +606,7 @@ fn handles_of_another_session_are_refused() {
     let line = line!() - 1;
     assert_has(
         &text(here.compile(&one, [mixed])),
-        &[&place(line), "two traces"],
+        &[&location(line), "two traces"],
     );
 }
 

@@ -436,7 +436,7 @@ fn different_programs_are_refused() {
 }
 
 #[test]
-fn an_error_of_one_rank_in_a_compilation_is_told_to_all() {
+fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
     for mistaken in [true, false] {
         let worlds = World::local(3).expect("a world");
         let ran = on_each(worlds, |world| {

@@ -562,7 +562,7 @@ fn clamped_starts_lie_inside() {
 /// of first and second order of the same loop unrolled; at both ends rows are read and written
 /// twice.
 #[test]
-fn steps_read_and_write_at_places_of_their_own() {
+fn steps_read_and_write_at_positions_of_their_own() {
     const STEPS: usize = 5;
     let of = |threads: usize, scanned: bool| {
         run(session(threads), STEPS, move |trace, [x, h, w]| {

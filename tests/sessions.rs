@@ -93,7 +93,7 @@ fn gradients_of_any_number_of_parameters_are_those_of_each() {
 }
 
 #[test]
-fn a_wrong_name_is_told_the_declared_ones_before_a_program_is_compiled() {
+fn errors_about_wrong_names_list_the_declared_ones_before_a_program_is_compiled() {
     let params = Params::seeded(0);
     Linear::new(&params.root() / "head", 4, 2);
     let session = session(params);

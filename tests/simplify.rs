@@ -143,7 +143,7 @@ fn random_graphs_have_everything_in_them() {
 }
 
 #[test]
-fn random_graphs_hold_sane_numbers() {
+fn random_graphs_hold_finite_varied_numbers() {
     let (mut finite, mut total, mut varied) = (0, 0, 0);
     for seed in 0..60 {
         let random = RandomGraph::new(seed, 40);
@@ -234,7 +234,7 @@ fn zeros_that_change_the_sign_of_a_zero_stay() {
 }
 
 #[test]
-fn every_rule_fires() {
+fn every_rule_is_applied() {
     use ScalarOp as S;
     fn with(g: &mut Graph, op: ScalarOp, x: NodeId, number: f32) -> NodeId {
         let number = g.full(number, DType::F32, &dims(&[2, 3]));

@@ -216,7 +216,7 @@ fn states_in_halves_are_rounded_after_each_step() {
 /// Steps too small for the type add up in masters: they are those of weights in f32, but for the
 /// rounded weights that gradients are taken at.
 #[test]
-fn masters_keep_what_rounding_takes() {
+fn master_weights_keep_rounding_errors() {
     let descend = |stored: DType, optimizer: &dyn Optimizer| {
         let params = Params::seeded(4).stored_in(stored);
         let weight = params.root().param("w", (3,), Init::Constant(1.0));

@@ -243,7 +243,7 @@ fn mistakes_name_the_input() {
 }
 
 #[test]
-fn nonsense_is_refused_by_name() {
+fn invalid_dimensions_are_refused_by_name() {
     let message = |session: &mut Session, build: &dyn Fn(&Trace)| {
         let trace = Trace::inference().named("odd");
         build(&trace);

@@ -42,7 +42,7 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
 }
 
 #[test]
-fn what_is_stored_in_vectors_stays_so() {
+fn vectorized_stores_stay_vectorized() {
     if nvrtc::version().is_err() {
         return;
     }

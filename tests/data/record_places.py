@@ -1,4 +1,4 @@
-"""Records results of PyTorch for operations that write to places or run along an axis, for tests/places.rs.
+"""Records results of PyTorch for operations that write to places or run along an axis, for tests/indexed_writes.rs.
 
 Needs torch and numpy. Run in this folder: python record_places.py. It writes torch/places.safetensors: of each case NAME
 NAME/x0, x1, … the arguments, NAME/value the result, NAME/positions where there are some, and NAME/d0, d1, … the gradients of

@@ -229,7 +229,7 @@ fn folders_without_weights_say_what_they_have() {
 
 /// Any flipped bit of a header or an index gives an error or files that can be read through.
 #[test]
-fn flipped_bits_do_no_harm() {
+fn flipped_bits_give_errors_or_readable_files() {
     let at = tempfile::tempdir().expect("a folder");
     for name in [
         "model.safetensors.index.json",

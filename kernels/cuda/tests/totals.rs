@@ -148,7 +148,7 @@ fn of_numbers_far_from_zero() {
 }
 
 #[test]
-fn what_no_kernel_sums_is_refused() {
+fn sums_without_a_kernel_are_refused() {
     let refused = |spec: Spec| {
         let found = candidates(&spec, &Env::default(), &TARGET);
         let error = found.map(|list| list.len()).expect_err("no kernel");

@@ -118,7 +118,7 @@ fn elements(xml: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_picture_is_well_formed_and_shows_every_buffer() {
+fn the_diagram_is_well_formed_and_shows_every_buffer() {
     let dag = sample();
     for options in [
         Options::default(),
@@ -154,7 +154,7 @@ fn the_picture_is_well_formed_and_shows_every_buffer() {
 }
 
 #[test]
-fn pictures_of_nothing_and_of_much() {
+fn diagrams_of_no_buffers_and_of_many() {
     let empty = Dag::new();
     let plan_of = |dag: &Dag| plan(dag, &Options::default()).expect("a valid dag");
     elements(&svg(&empty, &plan_of(&empty), ""));

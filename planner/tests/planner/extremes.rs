@@ -48,7 +48,7 @@ fn strain(u: &mut Unstructured, dag: &mut Dag) -> Result<()> {
 }
 
 #[test]
-fn dags_of_absurd_sizes_are_planned_or_refused() {
+fn dags_of_extreme_sizes_are_planned_or_refused() {
     let (mut planned, mut refused, mut large) = (0, 0, 0);
     cases(400, |u| {
         let mut dag = random_dag(u)?;
@@ -134,7 +134,7 @@ fn node(index: u32, bytes: u64, cost: u64, workspace: u64) -> Node {
 }
 
 #[test]
-fn graphs_of_absurd_sizes_are_searched_or_refused() {
+fn graphs_of_extreme_sizes_are_searched_or_refused() {
     let (mut found, mut refused) = (0, 0);
     cases(150, |u| {
         let mut number = || {

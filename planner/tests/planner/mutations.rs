@@ -310,7 +310,7 @@ fn a_pair_that_is_not_declared() {
 }
 
 #[test]
-fn a_pair_that_does_not_meet() {
+fn a_pair_whose_first_buffer_is_still_live() {
     // `left` reads b, but `right` still needs it.
     let violation = broken(|dag, plan| plan.reused.push(dag.may_reuse[1]));
     assert!(

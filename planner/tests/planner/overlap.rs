@@ -102,7 +102,7 @@ fn planned(dag: &Dag) -> Plan {
 }
 
 #[test]
-fn the_way_back_goes_on_while_gradients_are_summed() {
+fn the_backward_pass_continues_while_gradients_are_summed() {
     let (dag, collectives) = training();
     let once = planned(&dag);
     // The first layer's gradient is summed when most activations are alive.

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn launchers_are_told_apart_by_their_variables() {
+    fn launchers_are_detected_by_their_variables() {
         let mpich = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
         assert_eq!(of(&mpich), Ok(mpi(Some(Family::Mpich), 1, 4, "PMI_RANK")));
         let open = [

@@ -37,7 +37,7 @@ fn models_have_as_many_weights_as_their_descriptions_say() {
 }
 
 #[test]
-fn names_are_read_and_unknown_ones_are_told_from_known_ones() {
+fn names_are_read_and_unknown_ones_are_refused() {
     assert!(
         Model::ALL
             .iter()

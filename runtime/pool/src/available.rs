@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machine_has_is_read() {
+    fn the_available_memory_of_a_machine_is_read() {
         let text = "MemTotal:       16314408 kB\nMemFree:          200 kB\nMemAvailable:    1000 kB\nSwapFree:          24 kB\n";
         assert_eq!(of_machine(text), Some(1024 * 1024));
         assert_eq!(of_machine("MemTotal: 1 kB\n"), None);

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_change_places_near_and_far() {
+    fn near_and_distant_blocks_are_exchanged() {
         for (x, y) in [(0, 1), (1, 0), (1, 2), (0, 2), (2, 0)] {
             let (mut table, rows) = three();
             table.exchange(rows[x], rows[y]);

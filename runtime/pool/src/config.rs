@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn invalid_settings_are_refused_by_name() {
         let refused = |name: &'static str, values: &[&str]| {
             for value in values {
                 let error = read(&MemoryConfig::default(), &[(name, value)]).expect_err(value);

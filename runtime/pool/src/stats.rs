@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fragmentation_is_what_its_formulas_say() {
+    fn fragmentation_follows_its_formulas() {
         assert_eq!(
             Fragmentation::of(std::iter::empty()),
             Fragmentation::default()

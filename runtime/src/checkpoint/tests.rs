@@ -125,7 +125,7 @@ fn a_new_head_keeps_its_first_values_and_a_body_is_found_under_its_prefix() {
 }
 
 #[test]
-fn files_keep_their_mode_and_damage_is_told() {
+fn files_keep_their_mode_and_damage_is_reported() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");

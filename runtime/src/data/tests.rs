@@ -222,7 +222,7 @@ fn prefetching_changes_nothing() {
 }
 
 #[test]
-fn files_are_told_by_content() {
+fn kinds_of_files_are_detected_by_content() {
     let folder = tempfile::tempdir().unwrap();
     small(folder.path());
     let data = Mnist::load(folder.path()).unwrap();
@@ -534,7 +534,7 @@ fn cifar_is_read_in_the_order_of_its_files() {
 }
 
 #[test]
-fn damaged_cifar_files_are_told_by_name() {
+fn damaged_cifar_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     small_cifar(folder.path(), [1; 6]);
     let path = folder.path().join("data_batch_3.bin");

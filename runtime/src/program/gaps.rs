@@ -63,7 +63,7 @@ mod tests {
     /// Random rectangles over steps × bytes, and random requests: no part that was lent overlaps a
     /// planned or lent one at the same step, and a request is refused only if no offset would do.
     #[test]
-    fn lent_parts_overlap_nothing_in_time() {
+    fn suballocated_parts_overlap_no_live_bytes() {
         arbtest::arbtest(|u| {
             let steps = u.int_in_range(1..=12u64)?;
             let life = |u: &mut arbtest::arbitrary::Unstructured<'_>| -> arbtest::arbitrary::Result<Lifetime> {

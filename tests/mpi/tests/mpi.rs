@@ -188,7 +188,7 @@ fn built_in_models_have_the_bits_of_one_process_in_worlds_of_processes() {
 }
 
 #[test]
-fn an_error_of_one_process_in_a_compilation_is_told_to_all() {
+fn an_error_of_one_process_in_a_compilation_is_reported_on_all() {
     let Some(mpi) = all().into_iter().next() else {
         return;
     };

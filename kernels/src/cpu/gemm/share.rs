@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_blocks_where_one_more_would_be_felt() {
+    fn blocks_are_equal_where_one_more_would_cost_time() {
         // Four blocks of 128 rows instead of three of 168 and a small one; three become four.
         assert_eq!(equal_rows(512, 168, 1, 2), 128);
         assert_eq!(equal_rows(500, 168, 1, 2), 125);

@@ -24,7 +24,7 @@ const NUMBERS: [u64; 12] = [
 ];
 
 #[test]
-fn absurd_numbers_are_packed_or_refused() {
+fn extreme_numbers_are_packed_or_refused() {
     arbtest(|u| {
         let mut problem = random_problem(u, 10)?;
         for _ in 0..u.int_in_range(1..=4)? {
@@ -113,7 +113,7 @@ fn absurd_numbers_are_packed_or_refused() {
 
 /// The same through a table: reading returns the table that was written.
 #[test]
-fn absurd_numbers_in_tables() {
+fn extreme_numbers_in_tables() {
     for column in ["lower", "upper", "size", "alignment", "fixed", "offset"] {
         for number in NUMBERS
             .iter()

@@ -102,7 +102,7 @@ fn a_difference_is_the_sum_of_its_causes() {
 }
 
 #[test]
-fn kernels_are_the_same_whatever_was_fused_into_them() {
+fn kernels_are_matched_regardless_of_fusion() {
     let plan = |name: &str| {
         file(vec![row(
             &format!("workspace of {name}"),

@@ -100,7 +100,7 @@ fn a_program_or_a_library_that_is_missing_is_named() {
 }
 
 #[test]
-fn wrong_usage_is_told_apart() {
+fn wrong_usage_exits_with_2() {
     for wrong in [
         &["-n", "0", "--", "true"][..],
         &["-n", "2"],

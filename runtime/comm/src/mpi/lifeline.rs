@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_not_accepted() {
+    fn a_peer_with_another_token_is_not_accepted() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let mut stranger = TcpStream::connect(address).expect("connected");

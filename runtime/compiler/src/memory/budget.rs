@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_what_weights_leave() {
+    fn the_room_for_the_slab_excludes_the_weights() {
         assert_eq!(Budget::from(None::<Bytes>).room(10, 100), None);
         assert_eq!(Budget::from(Bytes(64)).room(10, 100), Some(54));
         assert_eq!(Budget::from(Bytes(4)).room(10, 100), Some(0));

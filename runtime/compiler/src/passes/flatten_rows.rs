@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_and_what_is_computed_from_inputs_come_along() {
+    fn random_numbers_and_values_computed_from_inputs_are_flattened_too() {
         let mut graph = Graph::default();
         let y = product(&mut graph);
         let whole = dims(&[2, 3, 5]);

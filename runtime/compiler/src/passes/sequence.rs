@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_order_are_those_of_a_walk_over_random_edges_and_joins() {
+    fn reachability_and_order_match_a_traversal_over_random_edges_and_merges() {
         let mut state = 1u64;
         let mut draw = |n: u32| {
             state = state
@@ -323,7 +323,7 @@ mod tests {
 
     /// Always between the same two: the gap is used up again and again.
     #[test]
-    fn places_are_found_where_there_is_no_gap_left() {
+    fn positions_are_found_where_no_gap_is_left() {
         let n = 300;
         let mut edges = Edges {
             of: vec![Vec::new(); n as usize],

@@ -157,7 +157,7 @@ fn heap_profiles_add_up() {
 }
 
 #[test]
-fn traces_open_what_they_close() {
+fn traces_close_only_events_that_they_opened() {
     let pool = lived_in();
     let value: Value = serde_json::from_str(&trace_events_json(&pool)).expect("JSON");
     let events = value["traceEvents"].as_array().expect("a list");

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_is_allocated_first() {
+    fn earlier_allocations_come_first_in_the_trace() {
         let log = [alloc(16, 100, 0), free(32, 5), free(16, 100), free(48, 6)];
         let found = trace(&log, Before::Something, &[7]).expect("a log that is right");
         let on = |bytes| Op::Alloc {

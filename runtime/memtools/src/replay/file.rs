@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_apart() {
+    fn formats_are_detected() {
         let bytes_of = |file: &[u8]| Trace::of_bytes(file).map(|t| t.peak_live_bytes());
         assert_eq!(
             bytes_of(b"id,lower,upper,size\na,0,2,10\nb,1,3,5\nc,2,4,10\n"),

@@ -166,7 +166,7 @@ mod tests {
         "allocator_settings": {}, "external_annotations": []}"#;
 
     #[test]
-    fn events_and_what_was_there_make_the_trace() {
+    fn events_and_earlier_allocations_make_the_trace() {
         let trace = Trace::of_snapshot_json(SNAPSHOT).expect("a snapshot");
         let on = |bytes| Op::Alloc {
             bytes,

@@ -247,7 +247,7 @@ fn coordinates_of_onnx() {
 }
 
 #[test]
-fn places_in_blocks_are_channels_in_two_orders() {
+fn positions_in_blocks_are_channels_in_two_orders() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("n", 3), 8, 1, 1));
     let outputs = [

@@ -523,7 +523,7 @@ fn state_is_read_before_and_set_after() {
 }
 
 #[test]
-fn gradients_of_what_does_not_matter_are_zero() {
+fn gradients_of_unused_values_are_zero() {
     let trace = Trace::inference();
     let (x, y) = (trace.input("x", F32, (2,)), trace.input("y", F32, (3,)));
     let [dx, dy] = trace.gradients((x * x).sum(), [x, y]);

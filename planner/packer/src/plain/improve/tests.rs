@@ -83,7 +83,7 @@ fn resumes_where_it_stopped() {
 }
 
 #[test]
-fn stops_at_the_goal() {
+fn the_search_stops_at_the_target_height() {
     let sections = puzzle(3, 60);
     let lives = Lives::new(&sections);
     let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0, u64::MAX);

@@ -6,7 +6,7 @@ use super::audit::{Owned, audit, intact, pattern};
 use super::*;
 
 #[test]
-fn what_comes_back_is_handed_out_again_without_a_call() {
+fn freed_blocks_are_reused_without_a_call() {
     for policy in [
         Policy::Tlsf,
         Policy::Bfc,
@@ -232,7 +232,7 @@ fn pages_of_several_streams_stay_where_they_are() {
 }
 
 #[test]
-fn pinned_blocks_stay_and_the_bill_says_so() {
+fn pinned_blocks_stay_and_the_report_lists_them() {
     let device = FakeDevice::new(8 * MIB).with_bytes();
     let pool = open(&MemoryConfig {
         preallocate: Some(true),
@@ -390,7 +390,7 @@ fn failures_of_the_driver_are_survived() {
 }
 
 #[test]
-fn the_bill_names_who_holds_what() {
+fn the_report_names_the_holders_of_blocks() {
     let device = FakeDevice::new(10 * MIB).with_pages(64 * KIB);
     let pool = open(&whole(Policy::Tlsf));
     let here = std::panic::Location::caller();

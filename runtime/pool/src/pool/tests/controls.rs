@@ -62,7 +62,7 @@ fn without_preallocation_the_fraction_is_still_the_cap() {
 }
 
 #[test]
-fn two_processes_get_the_same_limit_whoever_comes_first() {
+fn two_processes_get_the_same_limit_in_either_order() {
     let device = FakeDevice::new(1000 * MIB);
     let config = MemoryConfig {
         fraction: Some(0.4),
@@ -221,7 +221,7 @@ fn memory_info_is_the_drivers() {
 }
 
 #[test]
-fn events_are_kept_if_somebody_wants_them() {
+fn events_are_kept_after_a_request_for_them() {
     let device = FakeDevice::new(64 * MIB);
     let pool = open(&whole(Policy::Tlsf));
     give(&pool, &device, take(&pool, &device, 1000).expect("room"));

@@ -176,7 +176,7 @@ fn free_pages_in_pieces_are_mapped_together_without_a_copy() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_asked_for_again_and_leaves_everything_in_its_place() {
+fn requests_that_the_driver_refuses_are_retried_and_change_no_block() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Operations that write to places or run along an axis: results and gradients of PyTorch
+//! Operations that write to indexed positions or run along an axis: results and gradients of PyTorch
 //! (`tests/data/record_places.py`), states that are written in place, selection, constants.
 
 use ndarray::{Array1, Array2, ArrayD, IxDyn, arr1, arr2, s};
@@ -324,7 +324,7 @@ fn a_cache_is_written_in_place() {
             .run(&program, (&outside, &keys))
             .err()
             .expect("outside");
-        assert!(error.to_string().contains("places.rs"), "{error}");
+        assert!(error.to_string().contains("indexed_writes.rs"), "{error}");
         assert_eq!(session.value("cache").expect("it is there"), cache);
         (slab, kernel_names(&program))
     };
@@ -365,7 +365,7 @@ fn a_cache_whose_old_value_is_needed_is_copied() {
 
 /// Each example of a batch has its own place.
 #[test]
-fn examples_are_written_at_places_of_their_own() {
+fn examples_are_written_at_positions_of_their_own() {
     let trace = Trace::inference();
     let cache = trace.state("cache", F16, (2, 3, 4), Init::Constant(0.0));
     let places = trace.input("places", I32, (2,));
@@ -509,7 +509,7 @@ fn mistakes_are_named() {
         let error = session().compile(&trace, [y]).err().expect("a mistake");
         let error = error.to_string();
         assert!(
-            error.contains(text) && error.contains("places.rs"),
+            error.contains(text) && error.contains("indexed_writes.rs"),
             "{error}"
         );
     }
@@ -532,5 +532,5 @@ fn indices_outside_fail_the_run() {
         .run(&program, (&x, &arr1(&[0, 4])))
         .err()
         .expect("outside");
-    assert!(error.to_string().contains("places.rs"), "{error}");
+    assert!(error.to_string().contains("indexed_writes.rs"), "{error}");
 }

@@ -33,7 +33,7 @@ fn program(seed: u64) -> Option<Program> {
 }
 
 #[test]
-fn work_that_moves_computes_the_same_values() {
+fn merged_calls_compute_the_same_values() {
     let target = Target::described(Description::nearest(90).target());
     let sums = SumInEpilogues::on(&target, EpilogueSums::All).expect("a GPU");
     let reads = ShareReads::on(&target).expect("a GPU");

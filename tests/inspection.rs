@@ -117,7 +117,7 @@ fn statistics_are_those_of_the_values() {
     check(&none, &[], &[3, 0]);
     assert!(
         none.to_string()
-            .starts_with("none: f32 [3, 0], empty (tests/seeing.rs:")
+            .starts_with("none: f32 [3, 0], empty (tests/inspection.rs:")
     );
 }
 
@@ -136,7 +136,7 @@ fn a_shown_value_is_one_line() {
     assert_eq!(
         shown.recv().expect("it is shown").to_string(),
         format!(
-            "y: f32 [4], min 0, max 1.3863, mean 0.69315, std 0.69315, 1 NaN, 1 infinite (tests/seeing.rs:{line})"
+            "y: f32 [4], min 0, max 1.3863, mean 0.69315, std 0.69315, 1 NaN, 1 infinite (tests/inspection.rs:{line})"
         )
     );
 }
