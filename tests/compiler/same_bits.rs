@@ -10,6 +10,18 @@ use slabwise_compiler::passes::{
 use slabwise_cuda::Description;
 use slabwise_planner::TaskId;
 
+/// The kernels of a program in which sums have kernels of their own.
+fn kernels(trace: &Trace, outputs: &[Tensor<'_>]) -> Program {
+    let graph = trace.finish(outputs).expect("a graph");
+    let expand = Expand {
+        has_attention: &|_, _| false,
+        has_epilogue_sums: true,
+    };
+    let graph = simplify(&expand.expand(&graph), &Simplify::default());
+    let graph = legalize(&graph, HalfProducts::OfOneType);
+    lower(&fuse(&graph, &Fuse::default()), false).expect("kernels")
+}
+
 /// Two products of the same sizes, of which one is summed over its rows: with the sums in a kernel of
 /// their own, and in the epilogue of their product, which makes other bits and no other values.
 #[test]
@@ -24,14 +36,7 @@ fn sums_in_another_kernel_are_other_bits() {
         a.matmul(b)
     };
     let outputs = [product("summed").sum_over([0]), product("plain")];
-    let graph = trace.finish(&outputs).expect("a graph");
-    let expand = Expand {
-        has_attention: &|_, _| false,
-        has_epilogue_sums: true,
-    };
-    let graph = simplify(&expand.expand(&graph), &Simplify::default());
-    let graph = legalize(&graph, HalfProducts::OfOneType);
-    let own = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
+    let own = kernels(&trace, &outputs);
     let target = Target::described(Description::nearest(90).target());
     let pass = SumInEpilogues::on(&target, EpilogueSums::All).expect("a GPU");
     let joined = pass.run(&own).expect("sums");
@@ -62,15 +67,7 @@ fn a_product_without_sums_may_have_another_kernel() {
         let trace = Trace::inference();
         let a = trace.input("a", F32, (rows, 512));
         let product = a.matmul(trace.input("b", F32, (512, 640)));
-        let graph = trace.finish(&[product, product.sum_over([0])]);
-        let graph = graph.expect("a graph");
-        let expand = Expand {
-            has_attention: &|_, _| false,
-            has_epilogue_sums: true,
-        };
-        let graph = simplify(&expand.expand(&graph), &Simplify::default());
-        let graph = legalize(&graph, HalfProducts::OfOneType);
-        let own = lower(&fuse(&graph, &Fuse::default()), false).expect("kernels");
+        let own = kernels(&trace, &[product, product.sum_over([0])]);
         let pass = SumInEpilogues::on(&target, EpilogueSums::All).expect("a GPU");
         let joined = pass.run(&own).expect("sums");
         let bounds = joined.graph.symbols.bounds();

@@ -21,6 +21,7 @@ from open import (
     MOST,
     Graph,
     record,
+    results,
     write,
 )
 
@@ -216,6 +217,14 @@ def attentions():
     old = [normal(BATCH, HEADS, 3, EACH) for _ in range(2)]
     yield "multi_past", one(multi, [*same, None, None, None, *old], 3, **of, unidirectional=1)
 
+    # Packed tensors have no kernel on the CPU; their parts give the same.
+    parts = [normal(BATCH, LENGTH, HEADS, EACH) for _ in range(3)]
+    flat = [part.reshape(BATCH, LENGTH, WIDTH) for part in parts]
+    expected = results(*one(multi, flat, **of))
+    yield "multi_packed", (*one(multi, [np.stack(parts, 3)], **of), expected)
+    packed = [flat[0], np.stack(parts[1:], 3)]
+    yield "multi_packed_keys", (*one(multi, packed, **of), expected)
+
     tables = [normal(16, EACH // 2), normal(16, EACH // 2)]
     turn = "RotaryEmbedding"
     first, places = np.array([3], np.int64), integers(0, 16, BATCH, LENGTH, kind=np.int64)
@@ -315,26 +324,28 @@ def integer_products():
 
 
 def bytes_arithmetic():
+    # The scales make many results lie halfway between two numbers.
     for kind in (np.uint8, np.int8):
         label, mid = kind.__name__, 0 if kind is np.int8 else 128
-        a, b = quantized(2, 3, 5, kind=kind), quantized(3, 1, kind=kind)
-        by_a, by_b = [scale(0.03125), zero(mid + 3, kind)], [scale(0.0625), zero(mid - 7, kind)]
-        to = [scale(0.078125), zero(mid + 1, kind)]
+        a, b = quantized(4, 6, 8, kind=kind), quantized(6, 1, kind=kind)
+        by_a, by_b = [scale(0.0625), zero(mid + 3, kind)], [scale(0.125), zero(mid - 7, kind)]
+        to = [scale(0.25), zero(mid + 1, kind)]
         for op in ("QLinearAdd", "QLinearMul"):
             yield f"{op}_{label}", one(op, [a, *by_a, b, *by_b, *to])
         to_unit = [scale(1 / 256), zero(mid - 128, kind)]
         yield f"sigmoid_{label}", one("QLinearSigmoid", [a, *by_a, *to_unit])
-        yield f"leaky_{label}", one("QLinearLeakyRelu", [a, *by_a, *to], alpha=0.25)
+        yield f"leaky_{label}", one("QLinearLeakyRelu", [a, *by_a, *to], alpha=0.5)
         image = quantized(2, 3, 6, 6, kind=kind)
-        yield f"global_{label}", one("QLinearGlobalAveragePool", [image, *by_a, *by_a])
+        small = quantized(2, 8, 2, 2, kind=kind)
+        yield f"global_{label}", one("QLinearGlobalAveragePool", [small, *by_a, *by_a])
         pool = dict(kernel_shape=[2, 2], strides=[2, 2])
         yield f"pool_{label}", one("QLinearAveragePool", [image, *by_a, *by_a], **pool)
-        rest = [a, *by_a, quantized(2, 1, 5, kind=kind), *by_b]
+        rest = [a, *by_a, quantized(4, 1, 8, kind=kind), *by_b]
         yield f"concat_{label}", one("QLinearConcat", [*to, *rest], axis=1)
         softmax = dict(axis=-1, opset=13)
         yield f"softmax_{label}", one("QLinearSoftmax", [a, *by_a, *to_unit], **softmax)
         yield f"real_{label}", one("DequantizeLinear", [a, *by_a])
-        yield f"bytes_{label}", one("QuantizeLinear", [normal(2, 3, 5), *by_a])
+        yield f"bytes_{label}", one("QuantizeLinear", [np.round(32 * normal(2, 3, 5)) / 32, *by_a])
 
 
 FAMILIES = {
@@ -583,8 +594,8 @@ def narrowed(model, run):
 
 def fill(into):
     for family, cases in FAMILIES.items():
-        for name, (model, runs) in cases():
-            record(into / "node" / f"{family}_{name}", model, runs)
+        for name, case in cases():
+            record(into / "node" / f"{family}_{name}", *case)
     for name, (model, runs) in whole():
         assert any(node.domain == DOMAIN for node in model.graph.node), name
         record(into / "whole" / name, model, runs)

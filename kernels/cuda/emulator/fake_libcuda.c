@@ -576,19 +576,19 @@ Result cuGraphNodeGetType(void* node, int* type) {
     LEAVE(OK);
 }
 /* A programmatic edge may only lead from one kernel to another, on devices that launch kernels
- * early. */
+ * early. A driver of `ends` refuses such edges, and one of `chains` all. */
 Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* edges, size_t count, unsigned flags) {
     CALL
     Stream* stream = of(at);
     Graph* graph = stream->graph;
-    if (!graph || flags > 1) LEAVE(INVALID_VALUE);
+    if (!graph || flags > 1 || chains) LEAVE(INVALID_VALUE);
     int any_early = 0;
     for (size_t i = 0; i < count; ++i) {
         size_t node = (size_t)nodes[i] - 1;
         if (node >= graph->count) LEAVE(INVALID_VALUE);
         const int kind = graph->pieces[node].op.kind;
         const int early = edges && edges[i].type;
-        if (early && (capability < 90 || edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
+        if (early && (ends || capability < 90 || edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
         any_early |= early;
     }
     if (flags == 1) {

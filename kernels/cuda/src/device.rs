@@ -11,6 +11,7 @@ use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream, Time
 use crate::handles::Handles;
 use crate::nvrtc::{self, Architecture};
 use crate::prefetch::Queue;
+use crate::program::GraphEdges;
 use crate::reservation::{Limits, Reservation, Usage};
 use crate::staging::Staging;
 
@@ -106,8 +107,8 @@ pub struct Device {
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
-    /// Whether the driver has refused the edges of a graph.
-    pub(crate) refuses_edges: bool,
+    /// The most that the driver has accepted of a graph's edges.
+    pub(crate) edges: GraphEdges,
     pub(crate) limits: Limits,
     pub(crate) shared: Arc<Shared>,
 }
@@ -161,7 +162,7 @@ impl Device {
             fault: 0,
             seen,
             lost: OnceLock::new(),
-            refuses_edges: false,
+            edges: GraphEdges::Early,
             limits,
             shared,
         })

@@ -24,7 +24,7 @@ const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// The driver's settings before each test.
-const DEFAULTS: [(&str, i64); 15] = [
+const DEFAULTS: [(&str, i64); 17] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -40,6 +40,8 @@ const DEFAULTS: [(&str, i64); 15] = [
     ("strict", 0),
     ("idle", 0),
     ("clocks", 1),
+    ("chains", 0),
+    ("ends", 0),
 ];
 
 /// The driver, locked for one test at a time because its settings and counters are global to the

@@ -167,6 +167,44 @@ pub struct Overlap {
     pub launches: bool,
 }
 
+/// The edges of a captured graph, from the most overlap to none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum GraphEdges {
+    /// The dependencies of the run, and launches before they have ended.
+    Early,
+    /// The dependencies of the run.
+    Dependencies,
+    /// Each operation depends on the one before it.
+    Chain,
+}
+
+impl GraphEdges {
+    /// The run with these edges, or fewer if it has fewer.
+    fn of<'a>(self, run: &Run<'a>) -> Run<'a> {
+        Run {
+            after: run.after.filter(|_| self < GraphEdges::Chain),
+            early: run.early && self == GraphEdges::Early,
+            ..*run
+        }
+    }
+
+    /// The edges to try if a driver refuses these in a run; `None` if there are no fewer.
+    fn fewer(self, run: &Run<'_>) -> Option<(GraphEdges, &'static str)> {
+        let own = self.of(run);
+        match (own.early, own.after) {
+            (true, Some(_)) => Some((
+                GraphEdges::Dependencies,
+                "kernels of a graph are launched when others have ended",
+            )),
+            (true, None) | (false, Some(_)) => Some((
+                GraphEdges::Chain,
+                "kernels of a graph run one after the other",
+            )),
+            (false, None) => None,
+        }
+    }
+}
+
 /// The planned workspace of a kernel, bytes: its need, and padding for alignment.
 pub fn workspace_bytes(kernel: &Lowered) -> u64 {
     if kernel.workspace == 0 {
@@ -375,32 +413,26 @@ impl Device {
 
     /// Captures a run under its key without executing it. Its operations are given in an order that
     /// is valid sequentially. Copies become branches of the graph. A run with checked indices ends
-    /// with a copy of the fault record. If the driver refuses the run's edges, they are left out, here
-    /// and from then on: the order of the operations implies them.
+    /// with a copy of the fault record. If the driver refuses the run's edges, fewer are recorded,
+    /// here and from then on: the order of the operations implies them.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         run: &Run<'_>,
         work: impl Iterator<Item = Work<'a>> + Clone,
     ) -> Result<(), DriverError> {
-        let chain = Run {
-            after: None,
-            early: false,
-            ..*run
-        };
-        let has_edges = run.early || run.after.is_some();
-        let first = if self.refuses_edges { &chain } else { run };
-        let mut captured = self.captured(program, first, work.clone());
-        if let Err(e @ DriverError::Failed { call, .. }) = &captured
+        let mut edges = self.edges;
+        let mut captured = self.captured(program, &edges.of(run), work.clone());
+        while let Err(e @ DriverError::Failed { call, .. }) = &captured
             && EDGE_CALLS.contains(call)
-            && has_edges
-            && !self.refuses_edges
+            && let Some((fewer, effect)) = edges.fewer(run)
         {
             let why = e.to_string();
-            captured = self.captured(program, &chain, work);
+            captured = self.captured(program, &fewer.of(run), work.clone());
+            edges = fewer;
             if captured.is_ok() {
-                log::warn!("kernels of a graph run one after the other: {why}");
-                self.refuses_edges = true;
+                log::warn!("{effect}: {why}");
+                self.edges = edges;
             }
         }
         let graph = self.noting(captured)?;

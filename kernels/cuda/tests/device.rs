@@ -312,9 +312,10 @@ fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
     }
 }
 
-/// If the driver refuses edges, a run is captured again as a chain, and so are later ones at once.
+/// If the driver refuses edges, a run is captured again with fewer, and later runs at once: without
+/// launches before other kernels have ended, then as a chain.
 #[test]
-fn a_graph_whose_edges_are_refused_is_a_chain() {
+fn a_graph_whose_edges_are_refused_has_fewer() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -322,13 +323,17 @@ fn a_graph_whose_edges_are_refused_is_a_chain() {
     let kernel = add();
     let env = Env([5, 0, 0, 0, 0, 0, 0, 0]);
     let refused = [
-        ("", -1, 1),
-        ("cuStreamUpdateCaptureDependencies_v2", 0, 2),
-        ("cuStreamUpdateCaptureDependencies_v2", 2, 2),
-        ("cuGraphInstantiateWithFlags", 0, 2),
-        ("cuGraphUpload", 0, 2),
+        ("", -1, "", 1),
+        ("cuStreamUpdateCaptureDependencies_v2", 0, "", 2),
+        ("cuStreamUpdateCaptureDependencies_v2", 2, "", 2),
+        ("cuGraphInstantiateWithFlags", 0, "", 2),
+        ("cuGraphUpload", 0, "", 2),
+        ("", -1, "ends", 2),
+        ("", -1, "chains", 3),
     ];
-    for (call, after, captures) in refused {
+    for (call, after, always, captures) in refused {
+        driver.set("ends", i64::from(always == "ends"));
+        driver.set("chains", i64::from(always == "chains"));
         let mut device = Device::open(0, limits(false)).expect("it is there");
         let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
         let program = device.load(&[&kernel, &kernel]).expect("both are fine");
@@ -352,7 +357,11 @@ fn a_graph_whose_edges_are_refused_is_a_chain() {
             let work = launches.clone().map(Work::Launch);
             let recorded = device.record(&program, &run, work);
             recorded.unwrap_or_else(|e| panic!("{call}: {e}"));
-            assert_eq!(driver.get("captures") - before, captures, "{call} {after}");
+            assert_eq!(
+                driver.get("captures") - before,
+                captures,
+                "{call} {after} {always}"
+            );
             assert!(driver.get("uploads") > 0, "{call}");
             driver.set("uploads", 0);
             assert_eq!(device.replay(&program, &[key]), Ok(true));

@@ -70,7 +70,8 @@ fn options<'t>(call: &Call<'_, 't>) -> AttentionOptions<'t> {
     }
 }
 
-/// With every query seeing only the keys up to its own position, behind `past` others.
+/// Options with which every query sees only the keys up to its own position, which `past` others
+/// precede.
 fn causal<'t>(
     call: &Call<'_, 't>,
     options: AttentionOptions<'t>,
@@ -83,9 +84,9 @@ fn causal<'t>(
     }
 }
 
-/// The attribute `mask_filter_value` in the scores `[batch, heads, queries, keys]` of keys that an
-/// input hides, which is a mask of truth values, or the places where the keys of each sequence end
-/// and, behind all ends, begin.
+/// The bias of scores `[batch, heads, queries, keys]` for an input that hides keys: the attribute
+/// `mask_filter_value` for a hidden key, 0 for others. The input is a mask of truth values, or the
+/// position at which the keys of each sequence end, followed by those at which they begin.
 fn padding<'t>(
     call: &Call<'_, 't>,
     at: usize,
@@ -157,8 +158,8 @@ fn attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     Ok(all)
 }
 
-/// Attention with the past before the keys and values, the input `mask` of padding and the input
-/// `bias` of scores; and all keys and values.
+/// The result of attention `[batch, queries, heads · width]`, and all keys and values: those of the
+/// past and the new ones. `mask` and `bias` are the numbers of inputs, of padding and of a bias.
 fn attend<'t>(
     call: &Call<'_, 't>,
     [q, k, v]: Heads<'t>,
@@ -237,8 +238,8 @@ fn multi_head<'t>(call: &Call<'_, 't>) -> Results<'t> {
     Ok(all.map(|x| result(element, x)).collect())
 }
 
-/// The turn of heads by the rows of the tables of cosines and sines, at the inputs `at` and
-/// `at + 1`, for positions `[batch, positions]`, or `[positions]` of all sequences.
+/// The rotation of heads by tables of cosines and sines, the inputs `at` and `at + 1`, at positions
+/// `[batch, positions]`, or `[positions]` of all sequences.
 fn turned<'t>(
     call: &Call<'_, 't>,
     at: usize,

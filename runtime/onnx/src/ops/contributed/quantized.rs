@@ -49,12 +49,12 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let scale = c.float(1)? * c.float(4)? * c.f("alpha", 1.0);
         let y = to_f32(sums) * scale;
         match c.value(7) {
-            Some(_) => requantized(c, y, 7),
+            Some(_) => requantized(c, y, 7, Zero::AfterRounding),
             None => c.typed(Element::F32, y),
         }
     }),
     ("QLinearAdd", |c| {
-        requantized(c, real(c, 0)? + real(c, 3)?, 6)
+        requantized(c, real(c, 0)? + real(c, 3)?, 6, Zero::BeforeRounding)
     }),
     ("QLinearAveragePool", |c| {
         if c.flag("channels_last") {
@@ -64,14 +64,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let [y] = &pooled[..] else {
             return Err("a pooling of one result is needed".into());
         };
-        // onnxruntime rounds the mean with the zero point added, which decides between two numbers
-        // that are equally near.
-        let mut y = y.traced(c.trace)? / c.float(3)?;
-        if c.value(4).is_some() {
-            y = y + to_f32(c.x(4)?.cast(DType::I32));
-        }
-        let to = c.element(0)?;
-        c.typed(to, saturated(y.round(), to)?)
+        requantized(c, y.traced(c.trace)?, 3, Zero::BeforeRounding)
     }),
     ("QLinearConcat", |c| {
         let parts = (2..c.len()).step_by(3).map(|at| real(c, at));
@@ -79,7 +72,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let rank = parts.first().map_or(0, |x| x.rank());
         let axis = resolve(c.int("axis", 0), rank)?;
         let y = c.trace.concat(&parts, axis);
-        requantized_as(c, y, 0, c.element(1)?)
+        requantized_as(c, y, 0, c.element(1)?, Zero::AfterRounding)
     }),
     ("QLinearGlobalAveragePool", |c| {
         let x = real(c, 0)?;
@@ -87,17 +80,17 @@ pub const OPERATORS: &[(&str, Run)] = &[
             true => (1..x.rank().saturating_sub(1)).collect(),
             false => (2..x.rank()).collect(),
         };
-        requantized(c, x.mean_keep(&axes[..]), 3)
+        requantized(c, x.mean_keep(&axes[..]), 3, Zero::AfterRounding)
     }),
     ("QLinearLeakyRelu", |c| {
         let y = real(c, 0)?.leaky_relu(c.f("alpha", 0.01));
-        requantized(c, y, 3)
+        requantized(c, y, 3, Zero::AfterRounding)
     }),
     ("QLinearMul", |c| {
-        requantized(c, real(c, 0)? * real(c, 3)?, 6)
+        requantized(c, real(c, 0)? * real(c, 3)?, 6, Zero::BeforeRounding)
     }),
     ("QLinearSigmoid", |c| {
-        requantized(c, real(c, 0)?.sigmoid(), 3)
+        requantized(c, real(c, 0)?.sigmoid(), 3, Zero::AfterRounding)
     }),
     ("QLinearSoftmax", |c| {
         let x = real(c, 0)?;
@@ -109,7 +102,7 @@ pub const OPERATORS: &[(&str, Run)] = &[
                 x.flatten(axis).softmax(axis).reshape(to)
             }
         };
-        requantized(c, y, 3)
+        requantized(c, y, 3, Zero::AfterRounding)
     }),
     ("QuantizeLinear", quantize),
 ];
@@ -120,9 +113,17 @@ fn real<'t>(call: &Call<'_, 't>, at: usize) -> Result<Tensor<'t>, String> {
     Ok(x * spread(call.float(at + 1)?, 0, x.rank())?)
 }
 
+/// When onnxruntime adds the zero point of a result, which decides between two numbers that are
+/// equally near.
+#[derive(Clone, Copy, PartialEq)]
+enum Zero {
+    BeforeRounding,
+    AfterRounding,
+}
+
 /// Floats as the quantized type of the first input, by the scale and the zero point at `scale`.
-fn requantized<'t>(call: &Call<'_, 't>, y: Tensor<'t>, scale: usize) -> Results<'t> {
-    requantized_as(call, y, scale, call.element(0)?)
+fn requantized<'t>(call: &Call<'_, 't>, y: Tensor<'t>, scale: usize, zero: Zero) -> Results<'t> {
+    requantized_as(call, y, scale, call.element(0)?, zero)
 }
 
 fn requantized_as<'t>(
@@ -130,12 +131,17 @@ fn requantized_as<'t>(
     y: Tensor<'t>,
     scale: usize,
     to: Element,
+    zero: Zero,
 ) -> Results<'t> {
-    let mut y = (y / spread(call.float(scale)?, 0, y.rank())?).round();
-    if call.value(scale + 1).is_some() {
-        let zero = to_f32(call.x(scale + 1)?.cast(DType::I32));
-        y = y + spread(zero, 0, y.rank())?;
-    }
+    let y = y / spread(call.float(scale)?, 0, y.rank())?;
+    let point = match call.value(scale + 1) {
+        Some(_) => spread(to_f32(call.x(scale + 1)?.cast(DType::I32)), 0, y.rank())?,
+        None => call.trace.zeros(()),
+    };
+    let y = match zero {
+        Zero::BeforeRounding => (y + point).round(),
+        Zero::AfterRounding => y.round() + point,
+    };
     call.typed(to, saturated(y, to)?)
 }
 
