@@ -1,7 +1,8 @@
 """Writes models with operators of com.microsoft, onnxruntime's own domain: a model for each operator
-and its options, and models that onnxruntime's optimizer and quantizers have rewritten. Each is a
-folder in the layout of ONNX's tests, with the results of onnxruntime, below the folder that the only
-argument names. A file `done` says that this script has written all of them.
+and its options, models that onnxruntime's optimizers and quantizers have rewritten, and models whose
+weights of four bits this script makes. Each is a folder in the layout of ONNX's tests, with the
+results of onnxruntime, below the folder that the only argument names. A file `done` says that this
+script has written all of them.
 """
 
 import tempfile
@@ -99,6 +100,10 @@ def fused():
     turned = [normal(5, 3), normal(4, 5), c]
     leaky = dict(activation="LeakyRelu", activation_alpha=0.3)
     yield "gemm_turned", one("FusedGemm", turned, transA=1, transB=1, **leaky)
+    # onnxruntime wants both numbers; the first has the default of HardSigmoid.
+    hard = dict(activation="HardSigmoid", activation_beta=0.1)
+    expected = results(*one("FusedGemm", [a, b, c], **hard, activation_alpha=0.2))
+    yield "gemm_beta", (*one("FusedGemm", [a, b, c], **hard), expected)
 
     yield "matmul", one("FusedMatMul", [normal(2, 3, 5), normal(5, 4)], alpha=0.25)
     both = [normal(2, 5, 3), normal(2, 4, 5)]
@@ -550,7 +555,7 @@ def in_bytes(before, after):
 
 
 def whole():
-    """Models as the optimizers and the quantizers write them."""
+    """Models as the optimizers and the quantizers write them, and two with weights of four bits."""
     rng = np.random.default_rng(9)
     image, feed = MODELS["cnn"]
     images = [feed(rng, batch, 0) for batch in (1, 4, 3)]

@@ -216,7 +216,7 @@ pub struct Args {
     output: Option<PathBuf>,
     /// Compare with the arrays output_N.pb of a folder, given its arrays input_N.pb, whose lengths
     /// the model has where --dim gives no bound; exit 1 if they differ
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "random_inputs", "output", "runs"])]
     check: Option<PathBuf>,
     /// With --check: the largest difference relative to the expected value
     #[arg(long, default_value_t = 1e-3, value_parser = tolerance, allow_negative_numbers = true)]

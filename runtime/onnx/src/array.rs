@@ -326,15 +326,14 @@ impl Stored {
     /// A number that does not fit 32 bits.
     pub fn to_host(&self) -> Result<HostArray, String> {
         let made = |e: ndarray::ShapeError| e.to_string();
-        let Stored::Bytes {
-            element,
-            shape,
-            bytes,
-        } = self
-        else {
-            return self.clone().into_array().to_host();
+        let (element, shape, bytes) = match self {
+            Stored::Array(array) => return array.to_host(),
+            Stored::Bytes {
+                element,
+                shape,
+                bytes,
+            } => (element, IxDyn(shape), bytes),
         };
-        let shape = IxDyn(shape);
         macro_rules! held {
             ($kind:ident, $type:ty) => {
                 HostArray::$kind(

@@ -40,8 +40,8 @@
 //!
 //! # How to add an operator
 //! A function in the file of its family under `ops/` (`ops/contributed/` for `com.microsoft`), from a
-//! `Call` to its results, and a row in that file's table. Operators whose results are known when their inputs are, and
-//! which shapes are computed with, have a row in `fold.rs` too.
+//! `Call` to its results, and a row in that file's table. Operators whose results are known when
+//! their inputs are, and which shapes are computed with, have a row in `fold.rs` too.
 #![forbid(unsafe_code)]
 
 mod array;

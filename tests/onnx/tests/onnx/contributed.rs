@@ -1,5 +1,6 @@
-//! Models with operators of `com.microsoft`, which `contributed.py` makes: one for each operator, and
-//! those that onnxruntime's optimizers and quantizers write, against onnxruntime.
+//! Models with operators of `com.microsoft`, which `contributed.py` makes: one for each operator,
+//! those that onnxruntime's optimizers and quantizers write, and two of the form that builders of
+//! models with weights of four bits write, against onnxruntime.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

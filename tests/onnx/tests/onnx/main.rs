@@ -3,9 +3,9 @@
 //! that list; `UPDATE_EXPECT=1` rewrites it. `cases.py` makes the files; without Python or the
 //! package the test says so and is skipped, except where `CI` is set.
 //!
-//! `contributed.rs` has models with operators of onnxruntime's domain, `own.rs` models with functions and data files, `open.rs` models with open lengths, `real.rs`
-//! models of published wheels, `gradients.rs` models that PyTorch exported, `classify.rs` the example
-//! of classification.
+//! `contributed.rs` has models with operators of onnxruntime's domain, `own.rs` models with functions
+//! and data files, `open.rs` models with open lengths, `real.rs` models of published wheels,
+//! `gradients.rs` models that PyTorch exported, `classify.rs` the example of classification.
 
 mod classify;
 mod contributed;

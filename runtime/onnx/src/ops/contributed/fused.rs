@@ -22,17 +22,16 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let y = y.traced(c.trace)?;
         let y = c.optional_float(3)?.map_or(y, |sum| y + sum);
         let numbers = c.float_list("activation_params").unwrap_or_default();
-        c.same(activated(c, y, &numbers)?)
+        c.same(activated(c, y, [0, 1].map(|at| numbers.get(at).copied()))?)
     }),
     ("FusedGemm", |c| {
         let y = gemm(c)?;
         let [y] = &y[..] else {
             return Err("a product of one result is needed".into());
         };
-        let named = ["activation_alpha", "activation_beta"];
-        let given = named.into_iter().filter(|name| c.has(name));
-        let numbers: Vec<f32> = given.map(|name| c.f(name, 0.0)).collect();
-        c.same(activated(c, y.traced(c.trace)?, &numbers)?)
+        let numbers = ["activation_alpha", "activation_beta"];
+        let numbers = numbers.map(|name| c.has(name).then(|| c.f(name, 0.0)));
+        c.same(activated(c, y.traced(c.trace)?, numbers)?)
     }),
     ("FusedMatMul", fused_product),
     ("Gelu", |c| float(c, Tensor::gelu)),
@@ -44,13 +43,13 @@ pub const OPERATORS: &[(&str, Run)] = &[
 ];
 
 /// The attribute `activation` of a call applied to its result. `numbers` are alpha and beta of the
-/// activation, or the bounds of `Clip`.
+/// activation where they are given, or the bounds of `Clip`.
 fn activated<'t>(
     call: &Call<'_, 't>,
     x: Tensor<'t>,
-    numbers: &[f32],
+    numbers: [Option<f32>; 2],
 ) -> Result<Tensor<'t>, String> {
-    let number = |at: usize, default: f32| numbers.get(at).copied().unwrap_or(default);
+    let number = |at: usize, default: f32| numbers[at].unwrap_or(default);
     Ok(match &*call.text("activation", "") {
         "" => x,
         "Clip" => x.clamp(number(0, f32::MIN), number(1, f32::MAX)),

@@ -29,8 +29,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("MatMulIntegerToFloat", |c| {
         let a = shifted(c, 0, 4, Some(c.rank(0)?.saturating_sub(2)))?;
         let b = columns(c, 1, 5)?;
-        let rows = spread(c.float(2)?, c.rank(0)?.saturating_sub(1), c.rank(0)?)?;
-        scaled(c, int_product(a, b)?, rows, 3, 6)
+        let scale = c.float(2)?.reshape(());
+        scaled(c, int_product(a, b)?, scale, 3, 6)
     }),
     ("MatMulNBits", few_bits),
     ("QGemm", |c| {
@@ -115,7 +115,7 @@ fn real<'t>(call: &Call<'_, 't>, at: usize) -> Result<Tensor<'t>, String> {
 
 /// When onnxruntime adds the zero point of a result, which decides between two numbers that are
 /// equally near.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Zero {
     BeforeRounding,
     AfterRounding,
