@@ -7,10 +7,13 @@ use common::*;
 use divan::counter::ItemsCount;
 use divan::{Bencher, Divan};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Memory;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, ConvKind, Inst, Matmul, Spec, Store};
+use slabwise_kernels::spec::{
+    Body, ConvKind, Inst, Matmul, Operand, Quantization, QuantizedMatmul, Spec, Store,
+};
 
 fn main() {
     Divan::from_args().main();
@@ -133,6 +136,61 @@ const SHAPES: [Product; 12] = [
 #[divan::bench(args = SHAPES, consts = [1, 2])]
 fn skinny<const THREADS: usize>(bencher: Bencher, p: Product) {
     product(bencher, p, Isa::detect(), THREADS);
+}
+
+/// Rows of a layer of a language model: of one token, of a few, and of a prompt.
+const ROWS: [usize; 7] = [1, 2, 4, 16, 32, 64, 256];
+/// Inputs and outputs of the layer.
+const WIDTH: usize = 2048;
+
+/// A layer whose weights have `BITS` bits, in blocks of 32; with 16 or 32 bits those of a float type.
+#[divan::bench(args = ROWS, consts = [2, 4, 8, 16, 32])]
+fn quantized<const BITS: u32>(bencher: Bencher, m: usize) {
+    let (n, k) = (WIDTH, WIDTH);
+    let weight = |dtype: DType, columns: usize| Operand {
+        dtype,
+        ..contiguous(&[n, columns])
+    };
+    let a = contiguous(&[m, k]);
+    let (body, sizes) = match BITS {
+        16 | 32 => {
+            let dtype = if BITS == 16 { DType::BF16 } else { DType::F32 };
+            let mut b = weight(dtype, k);
+            b.strides.swap(0, 1);
+            let k = Size::fixed(k as i64);
+            let words = n * WIDTH * BITS as usize / 32;
+            (
+                Body::Matmul(Matmul { k, a, b }),
+                vec![m * WIDTH, words, m * n],
+            )
+        }
+        bits => {
+            let format = Quantization { bits, block: 32 };
+            let per_byte = format.per_byte() as usize;
+            let words = n * k / per_byte / 4;
+            let body = QuantizedMatmul {
+                k: Size::fixed(k as i64),
+                a,
+                format,
+                numbers: weight(DType::U8, k / per_byte),
+                scales: weight(DType::F32, k / 32),
+                zeros: Some(weight(DType::U8, (k / 32).div_ceil(per_byte))),
+            };
+            let points = n * (k / 32).div_ceil(per_byte) / 4;
+            let sizes = vec![m * k, words, n * k / 32, points, m * n];
+            (Body::QuantizedMatmul(Box::new(body)), sizes)
+        }
+    };
+    let spec = plain(body, &[m, n]);
+    time_within(
+        u64::MAX,
+        bencher,
+        spec,
+        &sizes,
+        Isa::detect(),
+        2,
+        m * n * WIDTH,
+    );
 }
 
 /// The products of a step of the perceptron at batch 256 and of a layer of the `gpt` at batch 8.

@@ -11,12 +11,14 @@ pub mod analysis;
 mod attention;
 mod collective;
 mod error;
+mod quantized;
 mod scan;
 mod verify;
 
 pub use attention::{Attention, AttentionGrad, Scores};
 pub use collective::{Collective, CollectiveOp};
 pub use error::{PrologueError, SpecError};
+pub use quantized::{Quantization, QuantizedMatmul};
 pub use scan::{Argument, Call, Located, Place, Scan, Scratch, Slot};
 use smallvec::SmallVec;
 pub use verify::check_operand;
@@ -144,6 +146,8 @@ pub enum Body {
     Loop,
     /// `dims = batch… , m, n`: Σₖ a[batch…, m, k] · b[batch…, k, n], f32.
     Matmul(Matmul),
+    /// `dims = m, n`: Σₖ a[m, k] · weight[n, k], f32, with quantized weights.
+    QuantizedMatmul(Box<QuantizedMatmul>),
     /// A convolution or one of its two gradients, f32.
     Conv2d(Conv2d),
     /// `dims = n, c, oh, ow`: one window each.
@@ -523,6 +527,7 @@ impl Body {
                 list.push((p.a.clone(), with(mn[0], p.k), Access::Read));
                 list.push((p.b.clone(), with(p.k, mn[1]), Access::Read));
             }
+            Body::QuantizedMatmul(p) => list = p.operands(dims),
             Body::Conv2d(c) => {
                 let image = of(&[c.n, c.ci, c.hw[0], c.hw[1]]);
                 let result = of(&[c.n, c.co, c.ohw[0], c.ohw[1]]);

@@ -3,13 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use slabwise_kernels::dtype::DType;
+
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::session::{Session, Variable, fixed};
-use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsError};
+use crate::weights::{self, Entry, File, LoadOptions, Loaded, WeightsError};
 
 mod foreign;
+mod targets;
+
+use targets::{Target, floats, targets};
 
 /// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
@@ -140,15 +145,10 @@ impl Session {
         let loaded = self.read_values(|variables, backend, is_read| {
             let kind =
                 |v: &Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
-            let wanted: Vec<usize> = (0..variables.len())
-                .filter(|&at| kind(&variables[at]))
-                .collect();
-            let expect = |&at: &usize| Expected {
-                name: variables[at].info.name.to_string(),
-                dtype: variables[at].info.dtype,
-                shape: whole_dims(&variables[at]),
-            };
-            let expected: Vec<Expected> = wanted.iter().map(expect).collect();
+            let wanted = (0..variables.len()).filter(|&at| kind(&variables[at]));
+            let names = options.names(file);
+            let (expected, targets) =
+                targets(variables, wanted, whole_dims, |name| names.contains(name));
             // A file of weights and state may be loaded for its weights alone.
             let state: BTreeSet<&str> = file
                 .metadata()
@@ -157,7 +157,29 @@ impl Session {
                 .unwrap_or_default();
             let (found, loaded) =
                 weights::fit(&expected, file, options, |name| state.contains(name))?;
-            for (at, name) in wanted.into_iter().zip(found) {
+            let of_floats = |name: Option<&str>| {
+                let bytes = name.and_then(|name| file.elements(name, DType::F32));
+                bytes.map(|bytes| floats(&bytes))
+            };
+            for ((target, name), expected) in targets.iter().zip(&found).zip(&expected) {
+                if let Target::Quantized(parts) = target
+                    && let Some(floats) = of_floats(*name)
+                {
+                    parts.check(&floats, &expected.name, file.path())?;
+                }
+            }
+            for ((target, name), expected) in targets.iter().zip(found).zip(&expected) {
+                let at = match target {
+                    Target::Variable(at) => *at,
+                    Target::Quantized(parts) => {
+                        if let Some(floats) = of_floats(name) {
+                            let of = (&*expected.name, file.path());
+                            parts.write(&floats, of, variables, backend)?;
+                            target.variables().for_each(|at| is_read[at] = true);
+                        }
+                        continue;
+                    }
+                };
                 let variable = &variables[at];
                 let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype))
                 else {

@@ -10,9 +10,10 @@ use slabwise_kernels::memory::{Element, Memory, Region};
 use slabwise_kernels::random::{philox, unit};
 use slabwise_kernels::scalar::Value;
 
-use crate::graph::VariableInfo;
+use crate::graph::{QuantizedPart, QuantizedRole, VariableInfo};
 use crate::params::Init;
 use crate::trace::RANDOM;
+use crate::weights::quantize;
 
 /// FNV-1a, 64 bits: a stable number for a name.
 fn hash(name: &str) -> u64 {
@@ -50,6 +51,9 @@ pub(crate) fn fill(
     if let Some(data) = &info.data {
         return memory.bytes_mut(region).copy_from_slice(data);
     }
+    if let Some(part) = &info.part {
+        return quantized(part, seed, memory, region, team);
+    }
     let name = hash(&info.name);
     match (info.init, info.dtype) {
         (Init::RandomState, _) => {
@@ -64,24 +68,9 @@ pub(crate) fn fill(
                 *slot = value;
             }
         }
-        (Init::Uniform { low, high }, dtype) if dtype.is_float() => {
+        (Init::Uniform { .. } | Init::Normal { .. }, dtype) if dtype.is_float() => {
             floats(dtype, memory, region, team, |at| {
-                block(seed, name, at).map(|u| low + (high - low) * u)
-            });
-        }
-        (Init::Normal { mean, std }, dtype) if dtype.is_float() => {
-            floats(dtype, memory, region, team, |at| {
-                let u = block(seed, name, at);
-                // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
-                let pair = |a: f32, b: f32| {
-                    let (r, angle) = (
-                        (-2.0 * f64::from(1.0 - a).ln()).sqrt(),
-                        std::f64::consts::TAU * f64::from(b),
-                    );
-                    [(r * angle.cos()) as f32, (r * angle.sin()) as f32]
-                };
-                let ([a, b], [c, d]) = (pair(u[0], u[1]), pair(u[2], u[3]));
-                [a, b, c, d].map(|z| mean + std * z)
+                four(info.init, seed, name, at)
             });
         }
         (Init::Constant(value), _) => constant(value, info.dtype, memory, region, team),
@@ -90,6 +79,52 @@ pub(crate) fn fill(
             constant(0.0, info.dtype, memory, region, team)
         }
     }
+}
+
+/// The numbers of a variable from the four of number `at` on.
+fn four(init: Init, seed: u64, name: u64, at: usize) -> [f32; 4] {
+    match init {
+        Init::Uniform { low, high } => block(seed, name, at).map(|u| low + (high - low) * u),
+        Init::Normal { mean, std } => {
+            let u = block(seed, name, at);
+            // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
+            let pair = |a: f32, b: f32| {
+                let (r, angle) = (
+                    (-2.0 * f64::from(1.0 - a).ln()).sqrt(),
+                    std::f64::consts::TAU * f64::from(b),
+                );
+                [(r * angle.cos()) as f32, (r * angle.sin()) as f32]
+            };
+            let ([a, b], [c, d]) = (pair(u[0], u[1]), pair(u[2], u[3]));
+            [a, b, c, d].map(|z| mean + std * z)
+        }
+        Init::Constant(value) => [value; 4],
+        Init::RandomState => [0.0; 4],
+    }
+}
+
+/// Fills a part of a quantized weight, whose values are those that it would have as f32.
+fn quantized(part: &QuantizedPart, seed: u64, memory: &mut Memory, region: &Region, team: &Team) {
+    let ([rows, columns], name) = (part.dims, hash(&part.weight));
+    let bytes = memory.bytes_mut(region);
+    let of_row = (bytes.len() / rows.max(1)).max(1);
+    let places: Vec<Mutex<&mut [u8]>> = bytes.chunks_mut(of_row).map(Mutex::new).collect();
+    team.run(places.len(), &|row, _| {
+        let (first, end) = (row * columns, (row + 1) * columns);
+        let fours = (first / 4..end.div_ceil(4)).flat_map(|at| four(part.init, seed, name, at));
+        let floats: Vec<f32> = fours.skip(first % 4).take(columns).collect();
+        // Initial values that are not finite are mistakes of declarations.
+        let Ok(of) = quantize(&floats, columns, part.format) else {
+            return;
+        };
+        let of = match part.role {
+            QuantizedRole::Numbers => of.numbers,
+            QuantizedRole::Scales => of.scales.into_iter().flat_map(f32::to_le_bytes).collect(),
+            QuantizedRole::Zeros => of.zeros,
+        };
+        let mut place = places[row].lock().unwrap_or_else(PoisonError::into_inner);
+        place.copy_from_slice(&of);
+    });
 }
 
 /// Fills a region of floats with four numbers at a time, by the number of the four; halves are the

@@ -48,7 +48,7 @@ pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;
 pub use slabwise_kernels::dtype::DType;
-pub use slabwise_kernels::spec::Window;
+pub use slabwise_kernels::spec::{Quantization, Window};
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
 pub use tensor::{AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};

@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Quantization;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::Mistake;
-use crate::graph::VariableInfo;
+use crate::graph::{QuantizedPart, QuantizedRole, VariableInfo};
 use crate::shape::{Dim, Dims, Shape};
 use crate::world::Distribution;
 
@@ -92,6 +95,7 @@ impl Params {
             path: Arc::from(""),
             shared: false,
             dtype: self.dtype,
+            quantization: None,
         }
     }
 
@@ -152,6 +156,7 @@ pub struct Scope {
     path: Arc<str>,
     shared: bool,
     dtype: DType,
+    quantization: Option<Quantization>,
 }
 
 impl Scope {
@@ -209,6 +214,37 @@ impl Scope {
         }
     }
 
+    /// The same scope, in which weights are quantized: stored as integers of a few bits, with a scale
+    /// and a zero point for each block of neighbours in a row. These are parameters of two axes
+    /// whose rows are whole blocks; all others are declared as without this. A trace reads them as
+    /// f32, so that a model is written as usual, and a product with them reads the packed numbers
+    /// on the CPU (see [`Tensor::dequantize`](crate::Tensor::dequantize)): 4 bits in blocks of 32
+    /// take 5.125 bits for each weight.
+    ///
+    /// They are not trained. [`Session::load_from`](crate::Session::load_from) and the other ways to
+    /// load weights take files of floats, and quantize them as they are read, each number to the
+    /// nearest; saved are the parts, `<name>.numbers`, `<name>.scales` and `<name>.zeros`, which
+    /// load as they are.
+    ///
+    /// ```
+    /// # use slabwise::{nn::Linear, prelude::*};
+    /// use slabwise::Quantization;
+    ///
+    /// let params = Params::seeded(0);
+    /// let four_bits = params.root().quantized(Quantization { bits: 4, block: 32 });
+    /// let layer = Linear::new(&four_bits / "head", 64, 10);
+    /// let trace = Trace::inference();
+    /// let y = trace.input("x", F32, (8, 64)).apply(&layer);
+    /// assert_eq!(layer.weight().quantization(), Some(Quantization { bits: 4, block: 32 }));
+    /// ```
+    #[must_use]
+    pub fn quantized(&self, format: Quantization) -> Scope {
+        Scope {
+            quantization: Some(format),
+            ..self.clone()
+        }
+    }
+
     /// Declares a parameter, of type f32 unless the scope [stores another](Scope::stored_in).
     /// Declaring it again with the same type and shape, for another program, gives the same
     /// parameter: weights are shared by name. Another type or shape under the same name, an empty
@@ -245,8 +281,8 @@ impl Scope {
             Some(known)
                 if known.faulty
                     || new.faulty
-                    || (&known.dims, known.trained, known.dtype)
-                        == (&new.dims, new.trained, new.dtype) => {}
+                    || (&known.dims, known.trained, known.dtype, known.quantization)
+                        == (&new.dims, new.trained, new.dtype, new.quantization) => {}
             Some(known) => {
                 let kind = |it: &Declaration| {
                     if it.trained {
@@ -321,6 +357,11 @@ impl Scope {
                 "parameter \"{path}\" cannot be stored as {dtype}: parameters are f32, f16 or bf16"
             ));
         }
+        if let Some(Quantization { bits, block }) = self.quantization.filter(|q| !q.is_valid()) {
+            faults.push(format!(
+                "parameter \"{path}\" cannot be quantized to {bits} bits in blocks of {block}: numbers have 2, 4 or 8 bits, and blocks have numbers"
+            ));
+        }
         if let Some(fault) = init.fault() {
             faults.push(format!("parameter \"{path}\" {fault}"));
         }
@@ -343,6 +384,9 @@ impl Scope {
                 },
             }
         }
+        let quantization = self.quantization.filter(|format| {
+            trained && format.is_valid() && dims.len() == 2 && format.blocks(dims[1]).is_some()
+        });
         let faulty = !faults.is_empty();
         for fault in faults {
             self.mistake(fault);
@@ -356,10 +400,14 @@ impl Scope {
         Declaration {
             name: path,
             layer,
-            dtype: if trained { self.dtype } else { DType::F32 },
+            dtype: match quantization {
+                None if trained => self.dtype,
+                _ => DType::F32,
+            },
+            quantization,
             dims,
             init,
-            trained,
+            trained: trained && quantization.is_none(),
             location,
             number,
             shared,
@@ -392,6 +440,7 @@ struct Declaration {
     layer: Arc<str>,
     /// The type that it is stored in.
     dtype: DType,
+    quantization: Option<Quantization>,
     dims: Dims,
     init: Init,
     trained: bool,
@@ -411,9 +460,12 @@ impl Declaration {
 
     /// Its shape, and its type unless that is f32.
     fn show(&self) -> String {
-        match self.dtype {
-            DType::F32 => show(&self.dims),
-            half => format!("{half} {}", show(&self.dims)),
+        match (self.quantization, self.dtype) {
+            (Some(Quantization { bits, block }), _) => {
+                format!("{bits} bits in blocks of {block} {}", show(&self.dims))
+            }
+            (None, DType::F32) => show(&self.dims),
+            (None, half) => format!("{half} {}", show(&self.dims)),
         }
     }
 }
@@ -441,7 +493,13 @@ impl Param {
         self.it.dtype
     }
 
-    /// Whether gradients change it: not if it is a [statistic](Scope::statistic).
+    /// How it is [quantized](Scope::quantized), if it is.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.it.quantization
+    }
+
+    /// Whether gradients change it: not if it is a [statistic](Scope::statistic) or
+    /// [quantized](Scope::quantized).
     pub fn is_trained(&self) -> bool {
         self.it.trained
     }
@@ -459,9 +517,10 @@ impl Param {
             .collect()
     }
 
-    /// The variable that it declares.
-    pub(crate) fn info(&self) -> VariableInfo {
-        VariableInfo {
+    /// The variables that it declares: itself or, if it is quantized, its numbers, scales and zero
+    /// points.
+    pub(crate) fn infos(&self) -> SmallVec<[VariableInfo; 3]> {
+        let whole = VariableInfo {
             name: self.shared_name().clone(),
             dtype: self.dtype(),
             dims: self.sizes().clone(),
@@ -470,8 +529,39 @@ impl Param {
             trained: self.is_trained(),
             average_of: None,
             whole: None,
+            part: None,
             data: None,
-        }
+        };
+        let (Some(format), &[rows, columns]) = (self.quantization(), &self.dims()[..]) else {
+            return smallvec![whole];
+        };
+        let blocks = format.blocks(self.sizes()[1]).unwrap_or(0);
+        let part = |role: QuantizedRole| {
+            let (end, dtype, length) = match role {
+                QuantizedRole::Numbers => ("numbers", DType::U8, format.bytes(columns as i64)),
+                QuantizedRole::Scales => ("scales", DType::F32, blocks),
+                QuantizedRole::Zeros => ("zeros", DType::U8, format.bytes(blocks)),
+            };
+            VariableInfo {
+                name: format!("{}.{end}", whole.name).into(),
+                dtype,
+                dims: [self.sizes()[0], Size::fixed(length)].into_iter().collect(),
+                part: Some(QuantizedPart {
+                    weight: whole.name.clone(),
+                    dims: [rows, columns],
+                    init: whole.init,
+                    format,
+                    role,
+                }),
+                ..whole.clone()
+            }
+        };
+        let roles = [
+            QuantizedRole::Numbers,
+            QuantizedRole::Scales,
+            QuantizedRole::Zeros,
+        ];
+        roles.into_iter().map(part).collect()
     }
 
     pub(crate) fn shared_name(&self) -> &Arc<str> {

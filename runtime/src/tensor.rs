@@ -22,6 +22,7 @@ mod padding;
 mod pool;
 mod position;
 mod product;
+mod quantized;
 mod ranks;
 mod reduce;
 mod resize;
@@ -182,7 +183,7 @@ impl<'t> Tensor<'t> {
 }
 
 /// Adds a node and applies its shape rule; for operations whose shape follows from their operands.
-fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
+pub(crate) fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
     checked_as(g, op, inputs, DType::F32, &Dims::new())
 }
 

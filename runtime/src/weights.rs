@@ -35,6 +35,7 @@ mod map;
 mod open;
 mod pattern;
 mod plan;
+mod quantize;
 mod rules;
 mod write;
 
@@ -51,6 +52,7 @@ pub(crate) use fit::{Expected, fit};
 pub use fit::{LoadOptions, Loaded};
 pub use open::Weights;
 pub(crate) use plan::LoadPlan;
+pub(crate) use quantize::{NotFinite, quantize};
 pub use rules::Rules;
 pub use slabwise_compiler::error::WeightsError;
 pub use write::SaveOptions;

@@ -77,6 +77,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         trained: is_param,
         average_of: None,
         whole: None,
+        part: None,
         data: None,
     });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())

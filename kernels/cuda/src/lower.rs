@@ -61,6 +61,9 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
         Body::Scan(scan) => scan::lower(scan, bounds, target),
+        Body::QuantizedMatmul(_) => Err(SpecError::unsupported(
+            "weights are decoded by a kernel of their own",
+        )),
         Body::Collective(_) => Err(SpecError::unsupported(
             "ranks exchange bytes on the CPU only",
         )),

@@ -6,6 +6,7 @@ mod matrix;
 pub(super) mod micro;
 pub(super) mod pack;
 pub(super) mod planes;
+pub(super) mod quantized;
 mod share;
 pub(super) mod simd;
 pub(super) mod small;
@@ -14,13 +15,14 @@ pub(super) mod winograd;
 pub(super) mod workspace;
 
 use super::tile::TileCode;
-use super::{Config, Launch, MicroBatchLimits, SpecError};
+use super::{Config, Isa, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
 use drive::{Blocking, Carry, KBlocks, SERIAL_WORK, drive_some};
 use matrix::Matrix;
 use micro::Micro;
+use quantized::Weights;
 use share::{balanced, equal_rows};
 pub(super) use share::{share_rows, split_blocks, splits, wanted};
 use strided::Strided;
@@ -155,9 +157,10 @@ struct Layout {
     swaps: bool,
 }
 
-/// [`Body::Matmul`], prepared.
+/// [`Body::Matmul`], or a [`Body::QuantizedMatmul`] of many rows, prepared.
 pub(crate) struct Matmul {
     code: TileCode,
+    isa: Isa,
     micro: &'static Micro,
     threads: usize,
     limits: &'static Limits,
@@ -176,7 +179,7 @@ impl Matmul {
         config: &Config,
         most: usize,
     ) -> Result<Self, SpecError> {
-        let Body::Matmul(body) = &spec.body else {
+        let Some(body) = &product(spec) else {
             return Err(SpecError::unsupported("not a matrix product"));
         };
         let rank = spec.dims.len();
@@ -184,7 +187,9 @@ impl Matmul {
             return Err(SpecError::unsupported(format!("a product of rank {rank}")));
         }
         check_operand("the left operand", &body.a, rank, &OPERAND_DTYPES)?;
-        check_operand("the right operand", &body.b, rank, &OPERAND_DTYPES)?;
+        if !is_quantized(spec) {
+            check_operand("the right operand", &body.b, rank, &OPERAND_DTYPES)?;
+        }
         let code = TileCode::new(spec, bound, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
@@ -218,7 +223,7 @@ impl Matmul {
             };
             // See `run` for the cases of a single column and of swapped operands.
             let space = match spec.dims[rank - 1].as_fixed() {
-                Some(1) => of(1, m),
+                Some(1) if !is_quantized(spec) => of(1, m),
                 Some(_) if swaps => of(n, m),
                 Some(_) => of(m, n),
                 None => of(m, n).max(&of(1, m)),
@@ -256,6 +261,7 @@ impl Matmul {
         };
         Ok(Matmul {
             code,
+            isa: config.isa,
             micro,
             threads,
             limits,
@@ -300,7 +306,7 @@ impl Matmul {
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Matmul(body) = &spec.body else {
+        let Some(body) = &product(spec) else {
             unreachable!("checked by new")
         };
         let env = launch.env;
@@ -318,11 +324,11 @@ impl Matmul {
         // A matrix times a vector: the vector's one column would fill a lane of each vector
         // register, so the product is computed transposed, which changes neither a sum nor, with
         // one column, its position in the block.
-        let transposed = n == 1 || self.layout.swaps;
+        let transposed = n == 1 && !is_quantized(spec) || self.layout.swaps;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
         let blocks = match [whole(&sizes[0]), whole(&sizes[1])] {
-            [m, 1] => split_blocks(batch.iter().map(whole).product(), 1, m),
+            [m, 1] if !is_quantized(spec) => split_blocks(batch.iter().map(whole).product(), 1, m),
             [m, n] => split_blocks(batch.iter().map(whole).product(), m, n),
         };
         if transposed {
@@ -343,6 +349,7 @@ impl Matmul {
                 env,
                 a,
                 b,
+                weights: None,
                 transposed,
                 sizes: [groups, m, n, k],
                 mc: m,
@@ -399,6 +406,7 @@ impl Matmul {
             env,
             a,
             b,
+            weights: Weights::of(spec, launch, self.isa),
             transposed,
             sizes: [groups, m, n, k],
             mc: blocking.mc,
@@ -417,6 +425,27 @@ impl Matmul {
     }
 }
 
+/// The product that a spec computes. The right operand of one with quantized weights stands for their
+/// packed numbers, which are only accessed by [`Weights`].
+fn product(spec: &Spec) -> Option<crate::spec::Matmul> {
+    match &spec.body {
+        Body::Matmul(product) => Some(product.clone()),
+        Body::QuantizedMatmul(product) => Some(crate::spec::Matmul {
+            k: product.k,
+            a: product.a.clone(),
+            b: Operand {
+                strides: product.numbers.strides.iter().rev().copied().collect(),
+                ..product.numbers.clone()
+            },
+        }),
+        _ => None,
+    }
+}
+
+fn is_quantized(spec: &Spec) -> bool {
+    matches!(spec.body, Body::QuantizedMatmul(_))
+}
+
 /// Whether [`small`] computes a product of up to `[m, n, k]`. A contracted axis that varies may be
 /// cut into slices, whose sums it does not continue.
 fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool {
@@ -429,7 +458,7 @@ fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool
     } else {
         &body.a
     };
-    if left.dtype != DType::F32 {
+    if left.dtype != DType::F32 || is_quantized(spec) {
         return false;
     }
     let strides = [&body.a, &body.b].map(|o| [stride(o, rank - 2), stride(o, rank - 1)]);
@@ -450,6 +479,7 @@ fn left_stays(spec: &Spec, body: &crate::spec::Matmul) -> bool {
     // A product of one column is computed transposed.
     spec.dims[rank - 1].as_fixed().is_some_and(|n| n > 1)
         && body.a.dtype == DType::F32
+        && !is_quantized(spec)
         && step == Some(1)
         && right_step.is(1)
         && stride.is_some_and(|stride| small::fits(stride) && stride % SAME_SET_STRIDE != 0)

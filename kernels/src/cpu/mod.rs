@@ -114,6 +114,7 @@ pub(crate) struct MicroBatchLimits {
 enum Prepared {
     Loop(loops::Loop),
     Matmul(gemm::Matmul),
+    QuantizedMatmul(gemm::quantized::QuantizedMatmul),
     Conv2d(conv2d::Conv2d),
     Pool2d(pool2d::Pool2d),
     Pool2dGrad(pool2d::Pool2dGrad),
@@ -175,6 +176,9 @@ impl Kernel {
             Body::Matmul(_) => {
                 Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?)
             }
+            Body::QuantizedMatmul(_) => Prepared::QuantizedMatmul(
+                gemm::quantized::QuantizedMatmul::new(&spec, bound, config, each)?,
+            ),
             Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config, each)?),
             Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
             Body::Pool2dGrad(_) => {
@@ -288,6 +292,7 @@ impl Kernel {
         match &self.body {
             Prepared::Loop(k) => k.workspace(),
             Prepared::Matmul(k) => k.workspace(),
+            Prepared::QuantizedMatmul(k) => k.workspace(),
             Prepared::Conv2d(k) => k.workspace(),
             Prepared::Pool2d(k) => k.workspace(),
             Prepared::Pool2dGrad(k) => k.workspace(),
@@ -310,6 +315,7 @@ impl Kernel {
     pub fn slower(&self) -> f64 {
         match &self.body {
             Prepared::Matmul(k) => k.slower(),
+            Prepared::QuantizedMatmul(k) => k.slower(),
             Prepared::Conv2d(k) => k.slower(&self.spec),
             _ => 1.0,
         }
@@ -498,6 +504,7 @@ impl Kernel {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),
                 Prepared::Matmul(k) => k.run(&self.spec, &launch),
+                Prepared::QuantizedMatmul(k) => k.run(&self.spec, &launch),
                 Prepared::Conv2d(k) => k.run(&self.spec, &launch),
                 Prepared::Pool2d(k) => k.run(&self.spec, &launch),
                 Prepared::Pool2dGrad(k) => k.run(&self.spec, &launch),

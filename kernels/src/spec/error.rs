@@ -1,6 +1,8 @@
 //! The reasons why a spec is invalid, or has no kernel on a back end.
 
-use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, PrefixOp, ReduceOp, Window};
+use super::{
+    Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, PrefixOp, Quantization, ReduceOp, Window,
+};
 use crate::dtype::DType;
 use crate::size::Size;
 
@@ -85,6 +87,17 @@ pub enum SpecError {
         results: &'static str,
         /// The number of axes.
         axes: usize,
+    },
+    /// A product over another space than two axes, of which the columns and the contracted axis are
+    /// known, with weights that are not rows of whole blocks of 2, 4 or 8 bits.
+    #[error("invalid kernel: a product over {dims:?} of {k:?} numbers in {format:?}")]
+    Quantized {
+        /// The format of the weights.
+        format: Quantization,
+        /// The length of the contracted axis.
+        k: Size,
+        /// The space of the result.
+        dims: Vec<Size>,
     },
     /// Attention over a space without rows and columns.
     #[error("invalid kernel: attention over {axes} axes")]

@@ -136,6 +136,7 @@ impl Spec {
         };
         match &self.body {
             Body::Loop | Body::Matmul(_) => Ok(()),
+            Body::QuantizedMatmul(product) => product.check(self),
             Body::Conv2d(conv) => conv
                 .prologue
                 .as_deref()

@@ -19,7 +19,7 @@ use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::{Extent, Symbols};
 pub use bases::Bases;
 pub use body::{Body, BodyBuilder, Feed, Kept, PlannedBody};
-pub use variables::{Counter, VariableInfo};
+pub use variables::{Counter, QuantizedPart, QuantizedRole, VariableInfo};
 pub use verify::GraphError;
 
 /// Which part of a training step a node belongs to.

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use super::targets::{Target, floats, targets};
 use crate::error::Result;
 use crate::session::{Session, Variable, fixed};
-use crate::weights::{self, Expected, LoadPlan, Loaded, Rules, SaveOptions, Saved, Weights};
+use crate::weights::{self, LoadPlan, Loaded, Rules, SaveOptions, Saved, Weights};
 
 /// The weights and statistics of a model; state of programs is not saved for others.
 fn is_weight(variable: &Variable) -> bool {
@@ -34,28 +35,45 @@ impl Session {
     /// others as before.
     pub fn load_from(&mut self, weights: &Weights, rules: &Rules) -> Result<Loaded> {
         let loaded = self.read_values(|variables, backend, is_read| {
-            let of = |v: &Variable| Expected {
-                name: v.info.name.to_string(),
-                dtype: v.info.dtype,
-                shape: fixed(&v.info.dims),
-            };
-            let wanted: Vec<usize> = (0..variables.len())
-                .filter(|&at| is_weight(&variables[at]))
-                .collect();
-            let expected: Vec<Expected> = wanted.iter().map(|&at| of(&variables[at])).collect();
+            let wanted = (0..variables.len()).filter(|&at| is_weight(&variables[at]));
+            let shape = |v: &Variable| fixed(&v.info.dims);
+            let (expected, targets) = targets(variables, wanted, shape, |name| {
+                weights.names().any(|(own, ..)| own == name)
+            });
             let plan = LoadPlan::new(weights, rules, &expected)?;
             let mut buffer = Vec::new();
-            for (weight, at) in wanted.into_iter().enumerate() {
-                if !plan.has(weight) {
-                    continue;
+            let loaded = || (0..targets.len()).filter(|&weight| plan.has(weight));
+            let read_floats = |weight: usize, buffer: &mut Vec<u8>| {
+                let elements: u64 = expected[weight].shape.iter().product();
+                let mut bytes = vec![0; 4 * elements as usize];
+                let read = plan.read(weight, &expected[weight], &mut bytes, buffer);
+                read.map(|()| floats(&bytes))
+            };
+            for weight in loaded() {
+                if let Target::Quantized(parts) = &targets[weight] {
+                    let floats = read_floats(weight, &mut buffer)?;
+                    parts.check(&floats, &expected[weight].name, weights.path())?;
                 }
-                let mut read = Ok(());
-                backend.map_write(&variables[at].region, &mut |memory, region| {
-                    let to = memory.bytes_mut(region);
-                    read = plan.read(weight, &expected[weight], to, &mut buffer);
-                })?;
-                read?;
-                is_read[at] = true;
+            }
+            for weight in loaded() {
+                match &targets[weight] {
+                    Target::Variable(at) => {
+                        let mut read = Ok(());
+                        backend.map_write(&variables[*at].region, &mut |memory, region| {
+                            let to = memory.bytes_mut(region);
+                            read = plan.read(weight, &expected[weight], to, &mut buffer);
+                        })?;
+                        read?;
+                    }
+                    Target::Quantized(parts) => {
+                        let floats = read_floats(weight, &mut buffer)?;
+                        let of = (&*expected[weight].name, weights.path());
+                        parts.write(&floats, of, variables, backend)?;
+                    }
+                }
+                targets[weight]
+                    .variables()
+                    .for_each(|at| is_read[at] = true);
             }
             Ok(plan.loaded)
         })?;
@@ -93,7 +111,9 @@ impl Session {
         let declared = self.variables.params.declared();
         for weight in &declared {
             // One without a value would be left out.
-            self.variables.find(weight.name())?;
+            for info in weight.infos() {
+                self.variables.find(&info.name)?;
+            }
         }
         let saved: Vec<&Variable> = self
             .variables

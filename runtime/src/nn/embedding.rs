@@ -48,7 +48,7 @@ impl Embedding {
 impl Module for Embedding {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let y = x.trace().param(&self.weight).embed(x);
+        let y = x.trace().param_rows(&self.weight, x);
         match self.padding {
             Some(padding) => x.equal(padding).unsqueeze(x.rank()).select(y.detach(), y),
             None => y,

@@ -16,7 +16,7 @@ use crate::backend::Backend;
 use crate::compile::variable_bytes;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::params::Params;
+use crate::params::{Param, Params};
 use crate::words;
 
 /// A weight or state variable of a session.
@@ -117,12 +117,18 @@ impl Variables {
     /// The variable of a name.
     pub fn find(&self, name: &str) -> Result<&Variable> {
         self.by_name.get(name).map(|&at| &self.list[at]).ok_or_else(|| {
-            if self.params.declared().iter().any(|declared| declared.name() == name) {
+            let declared = self.params.declared();
+            let known = declared.iter().find(|declared| declared.name() == name);
+            if known.is_some_and(|declared| declared.quantization().is_some()) {
+                return Error::Value(format!(
+                    "\"{name}\" is quantized: its parts are \"{name}.numbers\", \"{name}.scales\" and \"{name}.zeros\""
+                ));
+            }
+            if known.is_some() {
                 return Error::Value(format!(
                     "\"{name}\" is declared but has no value yet: compile a program first, or load a file with Session::load"
                 ));
             }
-            let declared = self.params.declared();
             if declared.is_empty() && self.names().next().is_none() {
                 return Error::Value(format!(
                     "there is no weight or state \"{name}\": the session has none before a program is compiled or a file is loaded"
@@ -137,7 +143,8 @@ impl Variables {
 
     /// The variables of a graph that this session does not have yet, and the bytes of each.
     fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
-        let declared = self.params.declared().into_iter().map(|p| p.info());
+        let declared = self.params.declared();
+        let declared = declared.iter().flat_map(Param::infos);
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
         for info in all {

@@ -14,7 +14,7 @@ use super::{Tensor, check_index, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
-use crate::trace::countable;
+use crate::trace::{Line, countable};
 use crate::words::count;
 
 /// Refuses a tensor that is not an index.
@@ -289,8 +289,12 @@ impl<'t> Tensor<'t> {
                 .ok_or("embed: the number of indices has no form as one size")?;
             Ok(g.reshape(ids[0], &Dims::from_slice(&[n])))
         });
-        let rows = table.index_select(0, flat);
-        self.trace.record(at, &[rows, index], |g, ids| {
+        table.index_select(0, flat).shaped_like(index, at)
+    }
+
+    /// Rows `[count, width]`, one for each element of an index `[…]`, as `[…, width]`.
+    pub(crate) fn shaped_like(self, index: Tensor<'t>, at: Line) -> Tensor<'t> {
+        self.trace.record(at, &[self, index], |g, ids| {
             let mut dims = g.dims(ids[1]).clone();
             dims.push(g.dims(ids[0])[1]);
             Ok(g.reshape(ids[0], &dims))

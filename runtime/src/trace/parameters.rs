@@ -1,11 +1,17 @@
 //! Parameters and statistics of the model as tensors of the trace.
 
 use std::panic::Location;
+use std::sync::Arc;
+
+use slabwise_kernels::spec::Quantization;
 
 use super::handle::Tensor;
 use super::state::State;
 use super::{Line, Trace};
+use crate::graph::VariableInfo;
+use crate::ops::{NodeId, Op};
 use crate::params::{Param, Params};
+use crate::tensor::checked;
 
 impl Trace {
     /// The declarations of the parameters read so far.
@@ -68,13 +74,15 @@ impl Trace {
         if param.is_faulty() {
             return State::mistaken(self.poisoned());
         }
-        let info = param.info();
-        let info = if self.averaged && info.trained {
-            info.average()
-        } else {
-            info
+        let state = match (&param.infos()[..], param.quantization()) {
+            ([info], _) if self.averaged && info.trained => {
+                self.declare_wide(at, param.layer(), info.average())
+            }
+            ([info], _) => self.declare_wide(at, param.layer(), info.clone()),
+            (parts, Some(format)) => self.declare_quantized(at, param.layer(), parts, format),
+            // Only quantized ones have several variables.
+            (_, None) => State::mistaken(self.poisoned()),
         };
-        let state = self.declare_wide(at, param.layer(), info);
         if let Some(message) = state
             .variable()
             .and_then(|variable| self.second_declaration(param, variable))
@@ -82,6 +90,60 @@ impl Trace {
             return State::mistaken(self.fail(at, param.layer(), message));
         }
         state
+    }
+
+    /// Declares the variables of a quantized parameter, and gives the first, whose value is the
+    /// weight that all of them stand for.
+    fn declare_quantized(
+        &self,
+        at: Line,
+        layer: &Arc<str>,
+        parts: &[VariableInfo],
+        format: Quantization,
+    ) -> State<'_> {
+        let parts: Vec<State<'_>> = parts
+            .iter()
+            .map(|info| self.declare(at, layer, info.clone()))
+            .collect();
+        let stored: Vec<NodeId> = parts.iter().map(|part| part.stored().id).collect();
+        let first = parts.into_iter().next();
+        let first = first.unwrap_or_else(|| State::mistaken(self.poisoned()));
+        if let Some(variable) = first.variable()
+            && first.value().id == stored[0]
+        {
+            let weight = self.record_in(at, layer.clone(), |g| {
+                checked(g, Op::Dequantize(format), &stored)
+            });
+            if !weight.is_poisoned() {
+                self.building.borrow_mut().variables[variable as usize].read = weight.id;
+            }
+        }
+        first
+    }
+
+    /// The rows of a parameter of two axes that an index `[…]` names: `[…, width]`. Of a quantized
+    /// one, only these are dequantized.
+    #[track_caller]
+    pub(crate) fn param_rows<'t>(&'t self, param: &Param, index: Tensor<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let table = self.variable_of(param, at);
+        let format = match param.quantization() {
+            Some(format) if table.variable().is_some() => format,
+            _ => return self.on_behalf(at, || table.value().embed(index)),
+        };
+        let rows: Vec<Tensor<'t>> = param
+            .infos()
+            .iter()
+            .map(|info| {
+                let part = self.declare(at, param.layer(), info.clone()).stored();
+                self.on_behalf(at, || part.index_select(0, index.reshape([-1i64])))
+            })
+            .collect();
+        let [numbers, scales, zeros] = rows[..] else {
+            return self.poisoned();
+        };
+        let rows = self.on_behalf(at, || numbers.dequantize(format, scales, zeros));
+        rows.shaped_like(index, at)
     }
 
     /// The mistake if this is another declaration of a parameter than those read before, when it is

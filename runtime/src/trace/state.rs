@@ -50,6 +50,17 @@ impl<'t> State<'t> {
         self.variable
     }
 
+    /// Its value when a step begins, in the type that it is stored in.
+    pub(super) fn stored(self) -> Tensor<'t> {
+        let id = self
+            .variable
+            .map(|v| self.trace.building.borrow().variables[v as usize].node);
+        id.map_or(self.trace.poisoned(), |id| Tensor {
+            trace: self.trace,
+            id,
+        })
+    }
+
     /// Its value when a step begins.
     pub fn value(self) -> Tensor<'t> {
         let id = self
@@ -104,6 +115,7 @@ pub(super) fn variable(
         trained: is_param,
         average_of: None,
         whole: None,
+        part: None,
         data: None,
     }
 }

@@ -1,6 +1,7 @@
 //! The mapping of a file's tensors to a model's.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
 
@@ -104,6 +105,14 @@ impl<'a> LoadOptions<'a> {
     pub fn rename(mut self, rename: impl Fn(&str) -> Option<String> + 'a) -> Self {
         self.renames.push(Box::new(rename));
         self
+    }
+
+    /// The session's names of the tensors of a file.
+    pub(crate) fn names(&self, file: &File) -> BTreeSet<String> {
+        let names = file.tensors.keys();
+        names
+            .filter_map(|name| self.renamed(name).map(Cow::into_owned))
+            .collect()
     }
 
     /// The session's name of a tensor of a file.

@@ -10,6 +10,7 @@
 use super::super::Isa;
 use super::pack;
 use super::planes;
+use super::quantized;
 use super::simd::{Portable, Simd};
 use super::winograd;
 use crate::cpu::tile::prefetch;
@@ -200,6 +201,8 @@ pub(in super::super) struct Micro {
     pub pack: pack::Pack,
     pub gather: pack::Gather,
     pub fill: pack::Fill,
+    pub decode: quantized::Decode,
+    pub dots: quantized::ComputeDots,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
     pub convolve_whole: planes::ConvolveWhole,
@@ -627,6 +630,16 @@ macro_rules! micro {
                 unsafe { pack::fill::<$simd>(lines) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn decode(part: &quantized::Part) {
+                // SAFETY: as above.
+                unsafe { quantized::decode::<$simd>(part) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn dots(dots: &quantized::Dots) {
+                // SAFETY: as above.
+                unsafe { quantized::dots::<$simd>(dots) }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn convolve(planes: &planes::Planes) {
                 // SAFETY: as above.
                 unsafe { planes::convolve::<$simd>(planes) }
@@ -692,6 +705,8 @@ macro_rules! micro {
                 pack,
                 gather,
                 fill,
+                decode,
+                dots,
                 convolve,
                 correlate,
                 convolve_whole,

@@ -19,6 +19,10 @@ pub(in super::super) trait Simd: Copy {
     unsafe fn store(at: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// Numbers of a few bits: those bits of each of so many bytes as there are lanes that are set in
+    /// `mask` after a shift to the right.
+    unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> Self::V;
     /// The lanes of both in turn: `a₀ b₀ a₁ b₁ …`, in two vectors.
     unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
     /// The lanes of even numbers of both, one vector after the other.
@@ -94,6 +98,16 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn sub(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         [a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]]
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
+    }
+    #[inline(always)]
+    unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> [f32; 4] {
+        // SAFETY: the caller gives four readable bytes.
+        let bytes = unsafe { at.cast::<[u8; 4]>().read() };
+        bytes.map(|byte| (i32::from(byte) >> shift & mask) as f32)
     }
     #[inline(always)]
     unsafe fn interleave(a: [f32; 4], b: [f32; 4]) -> [[f32; 4]; 2] {
@@ -200,7 +214,7 @@ mod x86 {
 
     /// The methods that are one instruction, on vectors of any length.
     macro_rules! plain {
-        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident, $or:ident, $in_order:ident) => {
+        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $or:ident, $in_order:ident) => {
             #[inline(always)]
             unsafe fn zero() -> $V {
                 // SAFETY: callers enable the instruction set.
@@ -230,6 +244,11 @@ mod x86 {
             unsafe fn sub(a: $V, b: $V) -> $V {
                 // SAFETY: callers enable the instruction set.
                 unsafe { $sub(a, b) }
+            }
+            #[inline(always)]
+            unsafe fn mul(a: $V, b: $V) -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $mul(a, b) }
             }
             #[inline(always)]
             unsafe fn fma(a: $V, b: $V, c: $V) -> $V {
@@ -280,10 +299,20 @@ mod x86 {
             _mm256_storeu_ps,
             _mm256_add_ps,
             _mm256_sub_ps,
+            _mm256_mul_ps,
             _mm256_fmadd_ps,
             _mm256_or_ps,
             in_order_256
         );
+        #[inline(always)]
+        unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> __m256 {
+            // SAFETY: callers enable AVX2 and give eight readable bytes.
+            unsafe {
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
+                let shifted = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+                _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)))
+            }
+        }
         #[inline(always)]
         unsafe fn interleave(a: __m256, b: __m256) -> [__m256; 2] {
             // SAFETY: callers enable AVX2.
@@ -479,10 +508,20 @@ mod x86 {
             _mm512_storeu_ps,
             _mm512_add_ps,
             _mm512_sub_ps,
+            _mm512_mul_ps,
             _mm512_fmadd_ps,
             _mm512_or_ps,
             in_order_512
         );
+        #[inline(always)]
+        unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> __m512 {
+            // SAFETY: callers enable AVX-512 and give 16 readable bytes.
+            unsafe {
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+                let shifted = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+                _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)))
+            }
+        }
         #[inline(always)]
         unsafe fn interleave(a: __m512, b: __m512) -> [__m512; 2] {
             // SAFETY: callers enable AVX-512.

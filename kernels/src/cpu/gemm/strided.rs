@@ -6,6 +6,7 @@ use super::drive::{KBlocks, MicroPanel, Product, panel_rows};
 use super::matrix::Matrix;
 use super::micro::{Ahead, Left, LeftLayout, Micro, Right};
 use super::pack::{self, Source};
+use super::quantized::Weights;
 use crate::cpu::tile::{Bound, Requests};
 use crate::size::Env;
 use crate::spec::{MAX_AXES, Spec};
@@ -20,6 +21,8 @@ pub(super) struct Strided<'a> {
     pub env: &'a Env,
     pub a: Matrix<'a>,
     pub b: Matrix<'a>,
+    /// The right operand, if it is quantized weights.
+    pub weights: Option<Weights>,
     /// Whether the product is computed transposed.
     pub transposed: bool,
     /// Products, rows, columns, contracted.
@@ -73,6 +76,11 @@ impl Strided<'_> {
     /// They lie inside the operand, and `to` has room for their steps, a width of a micro-panel each.
     unsafe fn pack_right(&self, group: usize, columns: Range<usize>, block: usize, to: *mut f32) {
         let (depth, [step, stride]) = (self.depth(block), self.b.strides);
+        let width = self.micro.width(columns.len());
+        if let Some(weights) = &self.weights {
+            // SAFETY: the caller's promise.
+            return unsafe { weights.pack(self.micro, columns, depth, (to, width)) };
+        }
         let origin = self.origin(group);
         let batch = &origin[..self.spec.dims.len() - 2];
         let from = self.b.at(batch, depth.start, columns.start, self.env);
@@ -82,7 +90,7 @@ impl Strided<'_> {
                 self.micro,
                 (from, [stride, step]),
                 (columns.len(), depth.len()),
-                (to, self.micro.width(columns.len())),
+                (to, width),
             )
         };
     }

@@ -6,7 +6,7 @@ use slabwise_kernels::cpu::{self, SpecError};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::micro_batch::MicroBatching;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Scores, Spec};
+use slabwise_kernels::spec::{Quantization, Scores, Spec};
 
 use super::{Capabilities, Choice, KernelCache, Sectors, cuda};
 
@@ -44,6 +44,14 @@ impl Target {
         match self {
             Target::Cpu(_) => true,
             Target::Cuda(target) => target.has_attention(scores, operands),
+        }
+    }
+
+    /// Whether there is a kernel for products with quantized weights of a format.
+    pub(crate) fn has_quantized_matmul(&self, format: Quantization) -> bool {
+        match self {
+            Target::Cpu(_) => format.has_kernel(),
+            Target::Cuda(_) => false,
         }
     }
 

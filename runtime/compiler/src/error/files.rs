@@ -190,6 +190,22 @@ pub enum WeightsError {
         /// The checksum of the bytes in the file.
         found: u32,
     },
+    /// A value of a tensor cannot be quantized.
+    #[error(
+        "tensor `{}` of {} cannot be quantized: its element {at:?} is {value}; mend the file, or leave Scope::quantized away for this weight",
+        brief(tensor),
+        path.display()
+    )]
+    NotQuantized {
+        /// The file or folder.
+        path: PathBuf,
+        /// The name of the weight.
+        tensor: String,
+        /// The row and the column of the value.
+        at: [usize; 2],
+        /// The value.
+        value: f32,
+    },
     /// The list of a sharded model's files cannot be used.
     #[error("{} is not an index of shards ({detail}); fetch it again, or name one of its files", path.display())]
     Index {

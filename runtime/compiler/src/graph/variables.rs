@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::Dims;
+use slabwise_kernels::spec::{Dims, Quantization};
 
 use crate::init::Init;
 
@@ -27,8 +27,36 @@ pub struct VariableInfo {
     pub average_of: Option<Arc<str>>,
     /// The shape of the whole variable, if each rank holds an equal part. The part is one row.
     pub whole: Option<Dims>,
+    /// The quantized weight that this is a part of.
+    pub part: Option<QuantizedPart>,
     /// The bytes of a constant, which are fixed and not part of a checkpoint.
     pub data: Option<Arc<Vec<u8>>>,
+}
+
+/// A part of a quantized weight, which is a variable of its own.
+#[derive(Clone, Debug)]
+pub struct QuantizedPart {
+    /// The name of the weight.
+    pub weight: Arc<str>,
+    /// The shape of the weight: rows, and numbers of a row.
+    pub dims: [usize; 2],
+    /// The initial value of the weight.
+    pub init: Init,
+    /// How it is quantized.
+    pub format: Quantization,
+    /// Which part.
+    pub role: QuantizedRole,
+}
+
+/// The parts of a quantized weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantizedRole {
+    /// The packed numbers.
+    Numbers,
+    /// The scales of blocks.
+    Scales,
+    /// The packed zero points of blocks.
+    Zeros,
 }
 
 impl VariableInfo {

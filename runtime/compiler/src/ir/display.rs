@@ -18,6 +18,7 @@ fn function(spec: &Spec) -> String {
     let anchor = match &spec.body {
         Body::Loop => "",
         Body::Matmul(_) => "matmul",
+        Body::QuantizedMatmul(_) => "quantized_matmul",
         Body::Conv2d(conv) => match (conv.kind, conv.prologue.is_some()) {
             (ConvKind::InputGrad, _) => "conv2d_input_grad",
             (ConvKind::WeightGrad, false) => "conv2d_weight_grad",

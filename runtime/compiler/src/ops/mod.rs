@@ -16,6 +16,7 @@ mod index;
 mod matmul;
 mod pool;
 mod prefix_reduce;
+mod quantized;
 mod reduce;
 mod rules;
 mod scalar;
@@ -26,7 +27,9 @@ use slabwise_kernels::collective::Group;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{CollectiveOp, Dims, PoolKind, PrefixOp, ReduceOp, Scores, Window};
+use slabwise_kernels::spec::{
+    CollectiveOp, Dims, PoolKind, PrefixOp, Quantization, ReduceOp, Scores, Window,
+};
 use smallvec::SmallVec;
 
 pub(crate) use attention::{Operands, attention_of_parts, gradients_of_parts, join, split_last};
@@ -34,6 +37,7 @@ pub use attention::{attention, rows_last, visible};
 pub use builder::{GraphBuilder, NodeId};
 pub use conv::{ConvGeometry, convolved, transposed as transposed_conv};
 pub use matmul::floats;
+pub(crate) use quantized::dequantized;
 pub use rules::{Gradients, Rule, TensorType, gradient, infer};
 
 /// Axis numbers, or one small number per axis.
@@ -78,6 +82,13 @@ pub enum Op {
     Reduce(ReduceOp, Axes),
     /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`.
     Matmul,
+    /// Packed numbers `[n, bytes]` (u8), scales `[n, blocks]` and, if there are any, zero points,
+    /// `[n, blocks]` or packed as well → the weights that they stand for, `[n, k]`.
+    Dequantize(Quantization),
+    /// `[m, k]` and the operands of [`Op::Dequantize`] → the product with its transposed result,
+    /// `[m, n]`. No trace has it: [`Expand`](crate::passes::Expand) makes it where a device has a
+    /// kernel for it.
+    QuantizedMatmul(Quantization),
     /// Image `[n, ci, h, w]`, weight `[co, ci/groups, kh, kw]` → `[n, co, oh, ow]`; the padding after
     /// the last row and column follows from oh and ow.
     Conv2d(ConvGeometry),
@@ -282,6 +293,8 @@ impl Op {
                 ReduceOp::SquaredDeviations => "squared_deviations",
             },
             Op::Matmul => "matmul",
+            Op::Dequantize(_) => "dequantize",
+            Op::QuantizedMatmul(_) => "quantized_matmul",
             Op::Conv2d(_) => "conv2d",
             Op::Conv2dInputGrad(_) => "conv2d.input_grad",
             Op::Conv2dWeightGrad(_) => "conv2d.weight_grad",

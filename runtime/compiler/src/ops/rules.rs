@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::prefix_reduce::PrefixReduce;
 use super::{
     GraphBuilder, NodeId, Op, assign, attention, collective, conv, index, matmul, pool,
-    prefix_reduce, reduce, scalar, select, view,
+    prefix_reduce, quantized, reduce, scalar, select, view,
 };
 use crate::shape::Symbols;
 
@@ -55,6 +55,8 @@ pub fn infer(
         Op::Copy => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
         Op::Reduce(op, axes) => reduce::infer(*op, axes, given[0]),
         Op::Matmul => matmul::infer(given, symbols),
+        Op::Dequantize(format) => quantized::infer(*format, given, symbols),
+        Op::QuantizedMatmul(format) => quantized::infer_product(*format, given, symbols),
         Op::Conv2d(geometry) => conv::infer(geometry, given, dims, symbols),
         Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) | Op::Pool2dGrad(..) => as_declared(),
         Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], dims, symbols),
@@ -120,6 +122,8 @@ pub fn gradient(
         | Op::Uniform { .. } => Gradients::new(),
         // Differentiation builds the body of the backward pass (`passes/autodiff/scan.rs`).
         Op::Scan(_) | Op::ScanResult(_) => SmallVec::from_elem(None, inputs.len()),
+        // Made after differentiation.
+        Op::QuantizedMatmul(_) => SmallVec::from_elem(None, inputs.len()),
         Op::BoundsCheck { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
             SmallVec::from_elem(None, inputs.len())
         }
@@ -132,6 +136,7 @@ pub fn gradient(
         Op::Copy => one(dy),
         Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),
         Op::Matmul => matmul::gradient(g, inputs, dy, wanted),
+        Op::Dequantize(format) => quantized::gradient(g, *format, inputs, dy, wanted),
         Op::Conv2d(geometry) => conv::gradient(g, geometry, inputs, dy, wanted),
         Op::Conv2dInputGrad(geometry) => {
             conv::gradient_of_input_grad(g, geometry, inputs, dy, wanted)

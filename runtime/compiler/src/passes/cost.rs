@@ -40,6 +40,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let per_point = match &spec.body {
         Body::Loop | Body::BoundsCheck(_) => 0,
         Body::Matmul(m) => 2 * (at(&m.k) + PER_SUM),
+        Body::QuantizedMatmul(m) => 2 * (at(&m.k) + PER_SUM),
         Body::Conv2d(c) => 2 * PER_CONVOLVED * (convolved(c, sizes) / points.max(1) + PER_SUM),
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
@@ -181,6 +182,7 @@ pub fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
         .fold(1, u64::saturating_mul);
     let product = match &spec.body {
         Body::Matmul(m) => points.saturating_mul(m.k.at(sizes).max(0) as u64),
+        Body::QuantizedMatmul(m) => points.saturating_mul(m.k.at(sizes).max(0) as u64),
         Body::Conv2d(c) => convolved(c, sizes),
         Body::Attention(_) | Body::AttentionGrad(_) => attended(spec, sizes),
         _ => 0,

@@ -1,5 +1,6 @@
 //! Expansion of operations for which a device has no kernel into operations for which it has one:
-//! attention becomes products and elementwise operations.
+//! attention becomes products and elementwise operations, quantized weights become elementwise
+//! operations or, where products read them as they are, a part of these.
 //!
 //! The scores of up to [`WHOLE`] queries are one tensor, which the backward pass shares with the
 //! forward pass. More queries are taken in tiles, each a segment that the backward pass recomputes.
@@ -9,14 +10,15 @@ use std::ops::Range;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, Scores};
+use slabwise_kernels::spec::{Dims, Quantization, Scores};
 use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{
-    GraphBuilder, NodeId, Op, Operands, attention_of_parts, gradients_of_parts, join, split_last,
+    GraphBuilder, NodeId, Op, Operands, attention_of_parts, dequantized, gradients_of_parts, join,
+    split_last,
 };
 
 /// Most queries whose scores are one tensor, and queries of a tile otherwise.
@@ -31,6 +33,8 @@ pub type HasAttention<'a> = dyn Fn(&Scores, &[(DType, Size)]) -> bool + 'a;
 pub struct Expand<'a> {
     /// The kernels that the device has.
     pub has_attention: &'a HasAttention<'a>,
+    /// Whether a device has a kernel for products with quantized weights of a format.
+    pub has_quantized_matmul: &'a dyn Fn(Quantization) -> bool,
     /// Whether products have sums in their epilogues, which choose [`ScalarOp::Near`].
     pub has_epilogue_sums: bool,
 }
@@ -39,6 +43,31 @@ impl Expand<'_> {
     /// Whether the graph has an operation that the device has no kernel for.
     pub fn finds(&self, graph: &Graph) -> bool {
         graph.ids().any(|id| self.expands(graph, id))
+    }
+
+    /// The format and the operands of the quantized weights whose transposed matrix is the right
+    /// factor of a product, if the device has a kernel for it.
+    fn quantized_factor<'g>(
+        &self,
+        graph: &'g Graph,
+        id: NodeId,
+    ) -> Option<(Quantization, &'g [NodeId])> {
+        let node = graph.node(id);
+        let (Op::Matmul, &[a, b]) = (&node.op, &node.inputs[..]) else {
+            return None;
+        };
+        let transposed = graph.node(b);
+        let Op::Permute(axes) = &transposed.op else {
+            return None;
+        };
+        let weights = graph.node(transposed.inputs[0]);
+        let Op::Dequantize(format) = weights.op else {
+            return None;
+        };
+        let fits = axes[..] == [1, 0]
+            && graph.node(a).dtype == DType::F32
+            && weights.dims[0].as_fixed().is_some();
+        (fits && (self.has_quantized_matmul)(format)).then_some((format, &weights.inputs))
     }
 
     /// The graph with attention for which there are no kernels as products and elementwise operations,
@@ -63,6 +92,15 @@ impl Expand<'_> {
                     let parts = backward(&mut out, scores, &inputs);
                     join(&mut out, *in_turns, parts)
                 }
+                Op::Dequantize(format) => dequantized(&mut out, *format, &inputs, &node.dims),
+                Op::Matmul if self.quantized_factor(graph, id).is_some() => {
+                    let (format, weights) = self.quantized_factor(graph, id).expect("just seen");
+                    let weights = weights.iter().map(|i| map[i.at()]);
+                    let inputs: SmallVec<[NodeId; 4]> =
+                        std::iter::once(inputs[0]).chain(weights).collect();
+                    let op = Op::QuantizedMatmul(format);
+                    out.emit(op, &inputs, node.dtype, node.dims.clone())
+                }
                 Op::Scalar(ScalarOp::Near) if expands(id) => inputs[0],
                 op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
             });
@@ -75,8 +113,11 @@ impl Expand<'_> {
     }
 
     fn expands(&self, graph: &Graph, id: NodeId) -> bool {
-        let is_near = graph.node(id).op == Op::Scalar(ScalarOp::Near);
-        is_near && !self.has_epilogue_sums || is_expanded(graph, id, self.has_attention)
+        match &graph.node(id).op {
+            Op::Scalar(ScalarOp::Near) => !self.has_epilogue_sums,
+            Op::Dequantize(_) => true,
+            _ => is_expanded(graph, id, self.has_attention),
+        }
     }
 }
 
@@ -302,6 +343,7 @@ mod tests {
         for (has_some, has_attention) in kernels.into_iter().enumerate() {
             let pass = Expand {
                 has_attention,
+                has_quantized_matmul: &|_| false,
                 has_epilogue_sums: false,
             };
             let expanded = pass.run(&graph).expect("an infallible pass");

@@ -228,6 +228,14 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
                 half_products,
                 &mut conversions,
             );
+            // The bytes of a row of packed numbers are read as neighbours.
+            if k == 1 && matches!(node.op, Op::QuantizedMatmul(_)) {
+                views.extend(&out);
+                let step = views.view(&out, *input).map(|view| view.strides[1]);
+                if step.is_none_or(|step| !step.is(1)) {
+                    *input = copy(&mut out, *input);
+                }
+            }
             if let Op::Scan(_) = node.op {
                 views.extend(&out);
                 if !is_dense(&out, &views, *input) {

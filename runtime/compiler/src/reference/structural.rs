@@ -1,7 +1,7 @@
 //! Structural operations, each by its definition.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::{PoolKind, PrefixOp, ReduceOp, Scores, Window};
+use slabwise_kernels::spec::{PoolKind, PrefixOp, Quantization, ReduceOp, Scores, Window};
 
 use super::{Array, OutOfRange, each, flat};
 use crate::ops::{Axes, ConvGeometry, Operands, split_last};
@@ -91,6 +91,24 @@ pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
                 a.at(&left) * b.at(&right)
             })
             .sum()
+    })
+}
+
+pub(super) fn dequantize(format: Quantization, args: &[&Array], dims: &[usize]) -> Array {
+    let (numbers, scales) = (args[0], args[1]);
+    let (bits, block) = (format.bits as usize, format.block as usize);
+    let packed = |x: &Array, row: usize, number: usize| {
+        let byte = x.at(&[row, number * bits / 8]) as u32;
+        f64::from(byte >> (number * bits % 8) & ((1 << bits) - 1))
+    };
+    Array::from_fn(DType::F32, dims, |c| {
+        let (row, block) = (c[0], c[1] / block);
+        let zero = match args.get(2) {
+            None => f64::from(1 << (bits - 1)),
+            Some(zeros) if zeros.dtype == DType::U8 => packed(zeros, row, block),
+            Some(zeros) => zeros.at(&[row, block]),
+        };
+        (packed(numbers, row, c[1]) - zero) * scales.at(&[row, block])
     })
 }
 

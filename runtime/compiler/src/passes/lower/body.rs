@@ -5,7 +5,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
     Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind,
-    PrefixReduce, Scan, Scatter, Scores, SliceAssign, Sort,
+    PrefixReduce, QuantizedMatmul, Scan, Scatter, Scores, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -49,6 +49,27 @@ impl<'a> Lowering<'a> {
                     a: first,
                     b,
                 })
+            }
+            Op::QuantizedMatmul(format) => {
+                let (numbers, numbers_arg) = operand(1)?;
+                let (scales, scales_arg) = operand(2)?;
+                args.extend([numbers_arg, scales_arg]);
+                let zeros = match node.inputs.len() {
+                    3 => None,
+                    _ => {
+                        let (zeros, arg) = operand(3)?;
+                        args.push(arg);
+                        Some(zeros)
+                    }
+                };
+                Body::QuantizedMatmul(Box::new(QuantizedMatmul {
+                    k: *dims_of(0).last()?,
+                    a: first,
+                    format: *format,
+                    numbers,
+                    scales,
+                    zeros,
+                }))
             }
             Op::Conv2d(g) | Op::Conv2dInputGrad(g) | Op::Conv2dWeightGrad(g) => {
                 let (b, arg) = operand(1)?;

@@ -2,7 +2,7 @@
 //! arithmetic between quantized tensors.
 
 use slabwise::shape::Size;
-use slabwise::{DType, Tensor};
+use slabwise::{DType, Quantization, Tensor};
 
 use super::super::image::average_pool;
 use super::super::product::product;
@@ -166,55 +166,15 @@ fn scaled<'t>(
     call.typed(Element::F32, y)
 }
 
-/// The bits of each number in bytes that hold several.
-fn bits(call: &Call<'_, '_>) -> Result<usize, String> {
-    match call.int("bits", 4) {
-        2 => Ok(2),
-        4 => Ok(4),
-        8 => Ok(8),
-        n => Err(format!("numbers of {n} bits")),
-    }
-}
-
-/// Bytes that hold several numbers of `bits` bits along the last axis, the first in the lowest
-/// bits, as integers.
-fn unpacked<'t>(call: &Call<'_, 't>, bytes: Tensor<'t>, bits: usize) -> Tensor<'t> {
-    let bytes = bytes.cast(DType::I32);
-    if bits == 8 {
-        return bytes;
-    }
-    let mask = ((1 << bits) - 1) as f32;
-    let parts = (0..8).step_by(bits).map(|low| match low {
-        0 => bytes.bit_and(mask),
-        low => bytes.shift_right(low as f32).bit_and(mask),
-    });
-    let parts: Vec<Tensor<'t>> = parts.collect();
-    let last = bytes.rank();
-    call.trace
-        .stack(&parts, last)
-        .flatten(last.saturating_sub(1))
-}
-
-/// Numbers `[rows, blocks, numbers]` by the scales `[rows, blocks]` and the zero points at `zero`:
-/// packed as bytes along the blocks, as floats, or in their absence half of the range.
-fn of_blocks<'t>(
-    call: &Call<'_, 't>,
-    numbers: Tensor<'t>,
-    scales: Tensor<'t>,
-    zeros: Option<Tensor<'t>>,
-    bits: usize,
-) -> Tensor<'t> {
-    let blocks = scales.dim(1);
-    let middle = (1 << (bits - 1)) as f32;
-    let shifted = match zeros {
-        None => to_f32(numbers - middle),
-        Some(zeros) if zeros.dtype() == DType::U8 => {
-            let zeros = unpacked(call, zeros, bits).narrow(1, 0, blocks);
-            to_f32(numbers - zeros.unsqueeze(2))
-        }
-        Some(zeros) => to_f32(numbers) - to_f32(zeros).unsqueeze(2),
+/// The format of weights: the attribute `bits`, and blocks of this length.
+fn format(call: &Call<'_, '_>, block: i64) -> Result<Quantization, String> {
+    let bits = match call.int("bits", 4) {
+        bits @ (2 | 4 | 8) => bits as u32,
+        bits => return Err(format!("numbers of {bits} bits")),
     };
-    shifted * scales.unsqueeze(2)
+    let found = u32::try_from(block).ok().filter(|&block| block > 0);
+    let block = found.ok_or_else(|| format!("a block_size of {block}"))?;
+    Ok(Quantization { bits, block })
 }
 
 /// A product with weights `[columns, blocks, bytes of a block]`, transposed.
@@ -230,21 +190,36 @@ fn few_bits<'t>(call: &Call<'_, 't>) -> Results<'t> {
         let found = usize::try_from(n).ok().filter(|&n| n > 0);
         found.ok_or_else(|| format!("{name} is {n}"))
     };
-    let (k, n, block) = (number("K")?, number("N")?, number("block_size")?);
-    let bits = bits(call)?;
-    let blocks = k.div_ceil(block);
+    let (k, n) = (number("K")?, number("N")?);
+    let format = format(call, call.int("block_size", 0))?;
+    let padded = k.next_multiple_of(format.block as usize);
     let bytes = call.x(1)?;
-    let numbers = unpacked(call, bytes.reshape((n, blocks, -1i64)), bits);
-    if length(numbers, 2)? != block {
+    let rows = |x: Tensor<'t>| x.reshape((n, -1i64));
+    let numbers = rows(bytes);
+    if length(numbers, 1)? != padded / format.per_byte() as usize {
+        let Quantization { bits, block } = format;
         return Err(format!(
             "{bytes:?} for blocks of {block} numbers of {bits} bits"
         ));
     }
-    let rows = |x: Tensor<'t>| x.reshape((n, -1i64));
     let scales = rows(call.float(2)?);
-    let zeros = call.optional(3)?.map(rows);
-    let weights = of_blocks(call, numbers, scales, zeros, bits).flatten(1);
-    let y = product(call.float(0)?, weights.slice(1, 0..k).t());
+    let zeros = match call.optional(3)? {
+        Some(zeros) if zeros.dtype() != DType::U8 => Some(to_f32(zeros)),
+        zeros => zeros,
+    };
+    let weights = numbers.dequantize(format, scales, zeros.map(rows));
+    let x = call.float(0)?;
+    let x = match padded - k {
+        0 => x,
+        missing => {
+            let mut pads = vec![(0, 0); x.rank()];
+            if let Some(last) = pads.last_mut() {
+                last.1 = missing;
+            }
+            x.pad(pads, 0.0)
+        }
+    };
+    let y = product(x, weights.t());
     let y = call.optional_float(5)?.map_or(y, |bias| y + bias);
     call.same(y)
 }
@@ -259,24 +234,14 @@ fn gather<'t>(call: &Call<'_, 't>) -> Results<'t> {
     if table.rank() != 2 || call.int("gather_axis", 0) != 0 || last != 1 {
         return Err("only rows of a matrix with blocks in its rows are expressed".into());
     }
-    let bits = bits(call)?;
-    let block = call.int("block_size", 128);
-    let block = usize::try_from(block).map_err(|_| format!("a block_size of {block}"))?;
+    let format = format(call, call.int("block_size", 128))?;
     let shape = call.dims(1)?;
     let index = super::super::index::positive(call, call.x(1)?, size(table, 0)?)?;
     let index = index.reshape([-1i64]);
     let rows = |x: Tensor<'t>| x.index_select(0, index);
-    let numbers = unpacked(call, rows(table), bits);
-    let scales = rows(call.float(2)?);
-    let (width, blocks) = (length(numbers, 1)?, length(scales, 1)?);
-    if block.checked_mul(blocks) != Some(width) {
-        return Err(format!(
-            "{blocks} scales for {width} numbers in blocks of {block}"
-        ));
-    }
-    let numbers = numbers.reshape((numbers.dim(0), blocks, block));
     let zeros = call.optional(3)?.map(rows);
-    let y = of_blocks(call, numbers, scales, zeros, bits);
+    let y = rows(table).dequantize(format, rows(call.float(2)?), zeros);
+    let width = length(y, 1)?;
     let to = [&shape[..], &[Size::fixed(width as i64)]].concat();
     Ok(vec![result(call.element(2)?, y.reshape(shape_of(&to)))])
 }

@@ -1,6 +1,8 @@
 //! Matrix products against double precision, on every instruction set.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod quantized;
 
 use common::*;
 use half::{bf16, f16};

@@ -1,0 +1,146 @@
+//! The tensors that a session loads, and the variables that they go to: a variable each, or the parts
+//! of a quantized weight.
+
+use std::path::Path;
+
+use slabwise_kernels::spec::Quantization;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::graph::{QuantizedPart, QuantizedRole};
+use crate::session::Variable;
+use crate::weights::{Expected, NotFinite, WeightsError, quantize};
+
+/// Where a tensor goes.
+pub(super) enum Target {
+    /// The variable of this index.
+    Variable(usize),
+    /// The variables of these indices, which hold a quantized weight.
+    Quantized(Parts),
+}
+
+/// The variables of a quantized weight.
+pub(super) struct Parts {
+    numbers: usize,
+    scales: usize,
+    zeros: usize,
+    columns: usize,
+    format: Quantization,
+}
+
+impl Target {
+    /// The variables that it names.
+    pub fn variables(&self) -> impl Iterator<Item = usize> {
+        match self {
+            Target::Variable(at) => vec![*at],
+            Target::Quantized(parts) => vec![parts.numbers, parts.scales, parts.zeros],
+        }
+        .into_iter()
+    }
+}
+
+/// The tensors for the variables of these indices. A quantized weight is loaded from one tensor of
+/// floats, unless a file `has` its numbers.
+pub(super) fn targets(
+    variables: &[Variable],
+    wanted: impl Iterator<Item = usize>,
+    shape: impl Fn(&Variable) -> Vec<u64>,
+    has: impl Fn(&str) -> bool,
+) -> (Vec<Expected>, Vec<Target>) {
+    let part = |of: &QuantizedPart, role: QuantizedRole| {
+        variables.iter().position(|v| {
+            let own = v.info.part.as_ref();
+            own.is_some_and(|own| own.weight == of.weight && own.role == role)
+        })
+    };
+    let numbers = |of: &QuantizedPart| part(of, QuantizedRole::Numbers);
+    let target = |at: usize| {
+        let variable = &variables[at];
+        let whole = variable.info.part.as_ref().filter(|part| {
+            let numbers = numbers(part).map(|at| &*variables[at].info.name);
+            numbers.is_some_and(|name| !has(name))
+        });
+        let Some(of) = whole else {
+            let expected = Expected {
+                name: variable.info.name.to_string(),
+                dtype: variable.info.dtype,
+                shape: shape(variable),
+            };
+            return Some((expected, Target::Variable(at)));
+        };
+        if of.role != QuantizedRole::Numbers {
+            return None;
+        }
+        let expected = Expected {
+            name: of.weight.to_string(),
+            dtype: slabwise_kernels::dtype::DType::F32,
+            shape: of.dims.map(|length| length as u64).to_vec(),
+        };
+        let parts = Parts {
+            numbers: at,
+            scales: part(of, QuantizedRole::Scales)?,
+            zeros: part(of, QuantizedRole::Zeros)?,
+            columns: of.dims[1],
+            format: of.format,
+        };
+        Some((expected, Target::Quantized(parts)))
+    };
+    wanted.filter_map(target).unzip()
+}
+
+/// The floats of little-endian bytes.
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (chunks, _) = bytes.as_chunks::<4>();
+    chunks
+        .iter()
+        .map(|&chunk| f32::from_le_bytes(chunk))
+        .collect()
+}
+
+impl Parts {
+    /// Fails if one of the floats of a weight cannot be quantized.
+    pub fn check(&self, floats: &[f32], name: &str, path: &Path) -> Result<(), WeightsError> {
+        let Some(at) = floats.iter().position(|x| !x.is_finite()) else {
+            return Ok(());
+        };
+        let columns = self.columns.max(1);
+        let (row, column, value) = (at / columns, at % columns, floats[at]);
+        Err(refused(NotFinite { row, column, value }, name, path))
+    }
+
+    /// Quantizes a weight to its variables.
+    pub fn write(
+        &self,
+        floats: &[f32],
+        (name, path): (&str, &Path),
+        variables: &[Variable],
+        backend: &mut dyn Backend,
+    ) -> Result<()> {
+        let quantized = quantize(floats, self.columns, self.format)
+            .map_err(|error| refused(error, name, path))?;
+        let scales: Vec<u8> = quantized
+            .scales
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        for (at, bytes) in [
+            (self.numbers, quantized.numbers),
+            (self.scales, scales),
+            (self.zeros, quantized.zeros),
+        ] {
+            backend.map_write(&variables[at].region, &mut |memory, region| {
+                memory.bytes_mut(region)[..bytes.len()].copy_from_slice(&bytes)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn refused(NotFinite { row, column, value }: NotFinite, name: &str, path: &Path) -> WeightsError {
+    WeightsError::NotQuantized {
+        path: path.to_owned(),
+        tensor: name.to_owned(),
+        at: [row, column],
+        value,
+    }
+}

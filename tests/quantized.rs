@@ -1,0 +1,333 @@
+//! Weights of a few bits: products with them, loading, and training beside them.
+
+use ndarray::{Array2, ArrayD};
+use slabwise::Quantization;
+use slabwise::nn::{Embedding, Linear, LoraLinear};
+use slabwise::optim::AdamW;
+use slabwise::prelude::*;
+use slabwise::weights::{self, Entry, LoadOptions, Rules, Weights};
+
+const FOUR_BITS: Quantization = Quantization { bits: 4, block: 32 };
+
+fn floats(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
+    Array2::from_shape_fn((rows, columns), |(i, j)| {
+        let x = (i * 7919 + j * 104_729 + seed * 1_299_709) % 2003;
+        x as f32 / 1001.0 - 1.0
+    })
+}
+
+/// The floats that the parts of a quantized weight of a session stand for.
+fn dequantized(session: &Session, name: &str, format: Quantization) -> Array2<f32> {
+    let part = |end: &str| session.value(&format!("{name}.{end}")).expect("a part");
+    let (numbers, scales, zeros) = (part("numbers"), part("scales"), part("zeros"));
+    let (bits, per_byte) = (format.bits as usize, format.per_byte() as usize);
+    let number = |packed: &ArrayD<f32>, row: usize, at: usize| {
+        let byte = packed[[row, at / per_byte]] as usize;
+        (byte >> (bits * (at % per_byte)) & ((1 << bits) - 1)) as f32
+    };
+    let columns = numbers.shape()[1] * per_byte;
+    Array2::from_shape_fn((numbers.shape()[0], columns), |(i, j)| {
+        let block = j / format.block as usize;
+        (number(&numbers, i, j) - number(&zeros, i, block)) * scales[[i, block]]
+    })
+}
+
+fn assert_near(a: &ArrayD<f32>, b: &Array2<f32>, of: &str) {
+    assert_eq!(a.shape(), b.shape(), "{of}");
+    let largest = b.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= 1e-5 * largest, "{a} instead of {b}: {of}");
+    }
+}
+
+fn session(params: Params, threads: usize) -> Session {
+    let session = Session::new(Device::Cpu, params).expect("a session");
+    session.with_threads(threads)
+}
+
+/// Layers with and without a kernel for their format, with few rows and many, at a fixed and at a
+/// bounded number of them, on one thread and on two, compute what their f32 weights would.
+#[test]
+fn layers_compute_what_their_floats_would() {
+    let formats = [(4, 32), (4, 16), (4, 8), (8, 32), (2, 64)];
+    for (bits, block) in formats {
+        let format = Quantization { bits, block };
+        for rows in [1, 3, 40] {
+            for bounded in [false, true] {
+                let mut results: Vec<Vec<u32>> = Vec::new();
+                for threads in [1, 2] {
+                    let params = Params::seeded(5);
+                    let layer = Linear::new(params.root().quantized(format) / "layer", 192, 37);
+                    let trace = Trace::inference();
+                    let n = if bounded {
+                        Dim::bounded("n", 50)
+                    } else {
+                        Dim::from(rows)
+                    };
+                    let x = trace.input("x", F32, (n, 192));
+                    let y = x.apply(&layer).relu();
+                    let mut session = session(params, threads);
+                    let program = session.compile(&trace, [y]).expect("it compiles");
+                    let reads = program
+                        .plan()
+                        .steps()
+                        .any(|s| s.contains("quantized_matmul"));
+                    assert_eq!(
+                        reads,
+                        block != 8,
+                        "{:?}",
+                        program.plan().steps().collect::<Vec<_>>()
+                    );
+                    let x = floats(rows, 192, 1);
+                    let [y] = session.run(&program, (&x,)).expect("a run");
+                    let y = y.view::<f32>().expect("f32").to_owned();
+                    let weight = dequantized(&session, "layer.weight", format);
+                    let bias = session.value("layer.bias").expect("a bias");
+                    let bias = bias.into_dimensionality::<ndarray::Ix1>().expect("an axis");
+                    let expected = (x.dot(&weight.t()) + bias).mapv(|x| x.max(0.0));
+                    assert_near(&y, &expected, &format!("{format:?} {rows} {bounded}"));
+                    results.push(y.iter().map(|x| x.to_bits()).collect());
+                }
+                assert_eq!(results[0], results[1], "threads change bits");
+            }
+        }
+    }
+}
+
+/// The initial values of a quantized weight are those of its floats, and take a sixth of the memory.
+#[test]
+fn initial_values_are_the_nearest() {
+    let plain = Params::seeded(9);
+    let _layer = Linear::without_bias(plain.root() / "layer", 256, 64);
+    let params = Params::seeded(9);
+    let layer = Linear::without_bias(params.root().quantized(FOUR_BITS) / "layer", 256, 64);
+    assert_eq!(layer.weight().quantization(), Some(FOUR_BITS));
+    assert!(!layer.weight().is_trained());
+    let values = |params: Params| {
+        let mut session = session(params, 1);
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (1,));
+        session.compile(&trace, [x + 1.0]).expect("it compiles");
+        session
+    };
+    let (plain, quantized) = (values(plain), values(params));
+    let weight = plain.value("layer.weight").expect("a weight");
+    let near = dequantized(&quantized, "layer.weight", FOUR_BITS);
+    let scales = quantized.value("layer.weight.scales").expect("scales");
+    for ((at, x), y) in weight.indexed_iter().zip(&near) {
+        let scale = scales[[at[0], at[1] / 32]];
+        assert!((x - y).abs() <= scale * 1.001, "{x} as {y}");
+    }
+    assert!(quantized.persistent_bytes() * 6 < plain.persistent_bytes());
+}
+
+fn file(path: &std::path::Path, weights: &[(&str, &Array2<f32>)]) {
+    let bytes: Vec<Vec<u8>> = weights
+        .iter()
+        .map(|(_, w)| w.iter().flat_map(|x| x.to_le_bytes()).collect())
+        .collect();
+    let entries: Vec<Entry<'_>> = weights
+        .iter()
+        .zip(&bytes)
+        .map(|((name, w), bytes)| Entry {
+            name,
+            dtype: F32,
+            shape: w.shape().iter().map(|&n| n as u64).collect(),
+            bytes,
+        })
+        .collect();
+    weights::save(path, &entries, &Default::default()).expect("a file");
+}
+
+/// Files of floats are quantized as they are read, by each way to load them; what a session saves it
+/// loads again bit for bit, and a value that is not finite changes nothing.
+#[test]
+fn files_of_floats_are_quantized_and_those_of_parts_are_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let weight = floats(24, 96, 2);
+    file(&path("floats.safetensors"), &[("old.weight", &weight)]);
+    let new = || {
+        let params = Params::seeded(1);
+        let _layer = Linear::without_bias(params.root().quantized(FOUR_BITS) / "new", 96, 24);
+        session(params, 1)
+    };
+    let rules = Rules::new().rename("old.{*rest}", "new.{*rest}");
+    let mut by_rules = new();
+    let opened = Weights::open(path("floats.safetensors")).expect("a file");
+    let loaded = by_rules.load_from(&opened, &rules).expect("it loads");
+    assert_eq!((loaded.count, loaded.missing.len()), (1, 0));
+    let near = dequantized(&by_rules, "new.weight", FOUR_BITS);
+    for (x, y) in weight.iter().zip(&near) {
+        // Half of a fifteenth of the range, and as much at its ends.
+        assert!((x - y).abs() <= 2.0 / 15.0, "{x} as {y}");
+    }
+    let mut by_options = new();
+    let options = LoadOptions::weights().prefix("old.", "new.");
+    by_options
+        .load_with(path("floats.safetensors"), &options)
+        .expect("it loads");
+    assert_eq!(near, dequantized(&by_options, "new.weight", FOUR_BITS));
+
+    by_rules.save(path("parts.safetensors")).expect("it saves");
+    for how in 0..2 {
+        let mut again = new();
+        match how {
+            0 => again.load(path("parts.safetensors")).expect("it loads"),
+            _ => {
+                let opened = Weights::open(path("parts.safetensors")).expect("a file");
+                let loaded = again.load_from(&opened, &Rules::new()).expect("it loads");
+                assert_eq!(loaded.count, 3);
+            }
+        }
+        assert_eq!(near, dequantized(&again, "new.weight", FOUR_BITS));
+    }
+
+    let mut broken = weight.clone();
+    broken[[3, 70]] = f32::NAN;
+    file(&path("broken.safetensors"), &[("old.weight", &broken)]);
+    let opened = Weights::open(path("broken.safetensors")).expect("a file");
+    let error = by_rules.load_from(&opened, &rules).expect_err("not finite");
+    let error = error.to_string();
+    assert!(
+        error.contains("`new.weight`") && error.contains("[3, 70] is NaN"),
+        "{error}"
+    );
+    let error = by_options.load_with(path("broken.safetensors"), &options);
+    assert!(
+        error
+            .expect_err("not finite")
+            .to_string()
+            .contains("[3, 70] is NaN")
+    );
+    for session in [&by_rules, &by_options] {
+        assert_eq!(near, dequantized(session, "new.weight", FOUR_BITS));
+    }
+
+    file(
+        &path("shape.safetensors"),
+        &[("old.weight", &floats(24, 64, 1))],
+    );
+    let opened = Weights::open(path("shape.safetensors")).expect("a file");
+    let error = by_rules
+        .load_from(&opened, &rules)
+        .expect_err("another shape");
+    let error = error.to_string();
+    assert!(
+        error.contains("`new.weight` is [24, 96] in the model"),
+        "{error}"
+    );
+    let error = by_rules
+        .value("new.weight")
+        .expect_err("its parts are there");
+    assert!(error.to_string().contains("new.weight.numbers"), "{error}");
+}
+
+/// Of a quantized table, rows are dequantized alone, and the same table is the weight of a product.
+#[test]
+fn tables_are_read_by_rows_and_as_weights() {
+    let params = Params::seeded(4);
+    let table = Embedding::new(params.root().quantized(FOUR_BITS) / "table", 50, 64);
+    let trace = Trace::inference();
+    let tokens = trace.input("tokens", I32, (2, 3));
+    let x = tokens.apply(&table);
+    let logits = x
+        .reshape([-1i64, 64])
+        .matmul(trace.param(table.weight()).t());
+    let mut session = session(params, 2);
+    let program = session.compile(&trace, [x, logits]).expect("it compiles");
+    let tokens = Array2::from_shape_vec((2, 3), vec![0, 7, 49, 7, 31, 2]).expect("six");
+    let outputs = session.run(&program, (&tokens,)).expect("a run");
+    let [x, logits] = outputs.map(|y| y.view::<f32>().expect("f32").to_owned());
+    let weight = dequantized(&session, "table.weight", FOUR_BITS);
+    let rows: Vec<usize> = tokens.iter().map(|&t: &i32| t as usize).collect();
+    let rows = weight.select(ndarray::Axis(0), &rows);
+    assert_eq!(x.into_shape_with_order((6, 64)).expect("six rows"), rows);
+    assert_near(&logits, &rows.dot(&weight.t()), "logits");
+    // No f32 table is in memory.
+    assert!(program.plan().slab_bytes() < 50 * 64 * 4);
+}
+
+/// An adapter learns beside a quantized weight as it does beside the floats that this stands for.
+#[test]
+fn adapters_learn_beside_quantized_weights() {
+    let x = floats(20, 64, 3);
+    let train = |quantized: bool, weight: Option<&Array2<f32>>| {
+        let params = Params::seeded(8);
+        let at = params.root() / "layer";
+        let base = if quantized {
+            at.quantized(FOUR_BITS)
+        } else {
+            at.clone()
+        };
+        let base = Linear::without_bias(base, 64, 16);
+        let first = Linear::without_bias(params.root() / "first", 64, 64);
+        let layer = LoraLinear::around(base, at, 4);
+        let trace = Trace::training();
+        if !quantized {
+            trace.freeze(|weight| &*weight.name == "layer.weight");
+        }
+        let input = trace.input("x", F32, (20, 64));
+        let y = input.apply(&first).tanh().apply(&layer);
+        let loss = (y - 1.0).square().mean();
+        trace.minimize(loss, AdamW::new(0.01));
+        let mut session = session(params, 2);
+        let program = session.compile(&trace, [loss]).expect("it compiles");
+        if let Some(weight) = weight {
+            session.set_value("layer.weight", weight).expect("a weight");
+        }
+        let losses: Vec<f32> = (0..30)
+            .map(|_| session.run(&program, (&x,)).expect("a step")[0].item())
+            .collect();
+        (losses, session)
+    };
+    let (losses, session) = train(true, None);
+    let weight = dequantized(&session, "layer.weight", FOUR_BITS);
+    let (plain, _) = train(false, Some(&weight));
+    assert!(losses[29] < 0.5 * losses[0], "{losses:?}");
+    for (a, b) in losses.iter().zip(&plain) {
+        assert!((a - b).abs() <= 1e-4 * b.abs(), "{a} instead of {b}");
+    }
+}
+
+#[test]
+fn mistakes_name_the_line_and_the_numbers() {
+    let trace = Trace::inference();
+    let numbers = trace.input("numbers", U8, (10, 16));
+    let scales = trace.input("scales", F32, (10, 2));
+    let line = line!() + 1;
+    let _ = numbers.dequantize(FOUR_BITS, scales, None);
+    let _ = numbers.dequantize(Quantization { bits: 3, block: 32 }, scales, None);
+    let _ = numbers.dequantize(Quantization { bits: 4, block: 24 }, scales, None);
+    let _ = scales.dequantize(FOUR_BITS, scales, None);
+    let _ = numbers.dequantize(Quantization { bits: 4, block: 16 }, scales, scales.cast(U8));
+    let params = Params::seeded(0);
+    let five = params.root().quantized(Quantization { bits: 5, block: 32 });
+    let _ = Linear::new(&five / "layer", 64, 10);
+    let mut session = session(params, 1);
+    let error = session.compile(&trace, [scales]).err();
+    let error = error.expect("mistakes").to_string();
+    for (at, text) in [
+        (
+            0,
+            "weights of 4 bits in blocks of 32: scales are f32 [10, 2], not f32 [10, 1]",
+        ),
+        (
+            1,
+            "weights of 3 bits in blocks of 32: numbers have 2, 4 or 8 bits",
+        ),
+        (
+            2,
+            "weights of 4 bits in blocks of 24: rows of 16 bytes, 32 numbers, are not whole blocks",
+        ),
+        (3, "numbers are f32 [10, 2], not u8 [rows, bytes]"),
+        (4, "packed zero points are u8 [10, 2], not u8 [10, 1]"),
+        (7, "cannot be quantized to 5 bits in blocks of 32"),
+    ] {
+        let place = format!("quantized.rs:{}: ", line + at);
+        let found = error
+            .lines()
+            .any(|l| l.contains(&place) && l.contains(text));
+        assert!(found, "{place}{text}\n{error}");
+    }
+}
