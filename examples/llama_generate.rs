@@ -3,7 +3,8 @@
 //! `cargo run --release --example llama_generate -- --weights FILE.safetensors --tokens 200`
 //!
 //! Without `--weights` the weights are random. Sizes are those of [`Llama::SMALL`]; a file has the
-//! names of published checkpoints.
+//! names of published checkpoints. `--bits 4` stores weights as integers of 4 bits in blocks of 32,
+//! which a file of floats is quantized to as it is loaded.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use clap::Parser;
 use ndarray::Array2;
 use slabwise::prelude::*;
 use slabwise::weights::{Rules, Weights};
+use slabwise::{Bytes, Quantization};
 use slabwise_models::{Llama, Sampling};
 
 #[derive(Parser)]
@@ -32,6 +34,9 @@ struct Args {
     /// The first token
     #[arg(long, default_value_t = 1)]
     first: u16,
+    /// The bits of a weight: floats of 32 or 16 bits (bf16), or integers of 8, 4 or 2 in blocks of 32
+    #[arg(long, default_value_t = 32, value_parser = bits)]
+    bits: u32,
     /// The seed of weights and samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -45,10 +50,22 @@ fn temperature(text: &str) -> std::result::Result<f32, String> {
     number.ok_or_else(|| format!("{text} is not a number from 0 on"))
 }
 
+fn bits(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(bits @ (32 | 16 | 8 | 4 | 2)) => Ok(bits),
+        _ => Err(format!("{text} is none of 32, 16, 8, 4 and 2")),
+    }
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     let params = Params::seeded(args.seed);
-    let decoder = Llama::SMALL.layers(&params.root());
+    let root = match args.bits {
+        32 => params.root(),
+        16 => params.root().stored_in(BF16),
+        bits => params.root().quantized(Quantization { bits, block: 32 }),
+    };
+    let decoder = Llama::SMALL.layers(&root);
     let mut session = Session::new(Device::Cpu, params)?;
     let trace = Trace::inference().sampling().named("write");
     let token = trace.input("token", I32, (1, 1));
@@ -73,9 +90,10 @@ fn main() -> Result<()> {
     let part = times.len().div_ceil(4);
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
     println!(
-        "{:.2} ms for each of the first {part} tokens, {:.2} ms for each of the last",
+        "{:.2} ms for each of the first {part} tokens, {:.2} ms for each of the last; weights and cache of {}",
         mean(&times[..part]),
-        mean(&times[times.len() - part..])
+        mean(&times[times.len() - part..]),
+        Bytes(session.persistent_bytes())
     );
     Ok(())
 }

@@ -174,6 +174,7 @@ fn quantized<const BITS: u32>(bencher: Bencher, m: usize) {
                 format,
                 numbers: weight(DType::U8, k / per_byte),
                 scales: weight(DType::F32, k / 32),
+                in_order: false,
                 zeros: Some(weight(DType::U8, (k / 32).div_ceil(per_byte))),
             };
             let points = n * (k / 32).div_ceil(per_byte) / 4;

@@ -10,6 +10,7 @@
 pub mod analysis;
 mod attention;
 mod collective;
+mod conv2d;
 mod error;
 mod quantized;
 mod scan;
@@ -245,15 +246,6 @@ pub struct Conv2d {
     /// Whether every product of an element and a weight is a term of the sums, rather than of
     /// Winograd's transforms of them, which round more often.
     pub exact: bool,
-}
-
-impl Conv2d {
-    /// The number of arguments before `b`.
-    pub fn sources(&self) -> usize {
-        self.prologue
-            .as_ref()
-            .map_or(1, |prologue| prologue.operands.len().saturating_sub(1))
-    }
 }
 
 /// The value of a pooling window.
@@ -528,29 +520,7 @@ impl Body {
                 list.push((p.b.clone(), with(p.k, mn[1]), Access::Read));
             }
             Body::QuantizedMatmul(p) => list = p.operands(dims),
-            Body::Conv2d(c) => {
-                let image = of(&[c.n, c.ci, c.hw[0], c.hw[1]]);
-                let result = of(&[c.n, c.co, c.ohw[0], c.ohw[1]]);
-                let per_group = c.ci.checked_div(c.groups as i64).unwrap_or(c.ci);
-                let weight = of(&[
-                    c.co,
-                    per_group,
-                    Size::fixed(c.k[0] as i64),
-                    Size::fixed(c.k[1] as i64),
-                ]);
-                let (a, b) = match c.kind {
-                    ConvKind::Forward => (image, weight),
-                    ConvKind::InputGrad => (result, weight),
-                    ConvKind::WeightGrad => (image, result),
-                };
-                match &c.prologue {
-                    Some(prologue) => {
-                        list.extend(prologue.arguments().into_iter().take(c.sources()))
-                    }
-                    None => list.push((c.a.clone(), a, Access::Read)),
-                }
-                list.push((c.b.clone(), b, Access::Read));
-            }
+            Body::Conv2d(conv) => list = conv.operands(),
             Body::Pool2d(p) => {
                 list.push((
                     p.x.clone(),

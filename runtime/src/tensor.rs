@@ -183,7 +183,7 @@ impl<'t> Tensor<'t> {
 }
 
 /// Adds a node and applies its shape rule; for operations whose shape follows from their operands.
-pub(crate) fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
+fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
     checked_as(g, op, inputs, DType::F32, &Dims::new())
 }
 

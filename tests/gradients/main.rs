@@ -5,6 +5,7 @@ mod attention;
 mod composites;
 mod loops;
 mod methods;
+mod quantized;
 mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
@@ -657,6 +658,7 @@ fn every_structural_operation() {
     chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
+    quantized::quantized(&mut rng, &mut cases);
     attention::attended(&mut rng, &mut cases);
     let seen: BTreeSet<usize> = cases.into_iter().flat_map(Case::check).collect();
     // Neither has float operands that its value depends on, or a value that is read.

@@ -100,7 +100,7 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 }
 
 /// The number of kinds of operations.
-pub const KINDS: usize = 36;
+pub const KINDS: usize = 37;
 
 /// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
 /// here and a case in the tests that count numbers.
@@ -118,7 +118,8 @@ pub fn kind(op: &Op) -> usize {
         // others.
         Op::Copy | Op::Collective { .. } => 7,
         Op::Reduce(..) => 8,
-        Op::Matmul => 9,
+        // A product with quantized weights is that of both, in no graph before it is compiled.
+        Op::Matmul | Op::QuantizedMatmul { .. } => 9,
         Op::Conv2d(_) => 10,
         Op::Conv2dInputGrad(_) => 11,
         Op::Conv2dWeightGrad(_) => 12,
@@ -145,6 +146,7 @@ pub fn kind(op: &Op) -> usize {
         Op::ScanResult(_) => 33,
         Op::Attention(_) => 34,
         Op::AttentionGrad { .. } => 35,
+        Op::Dequantize(_) => 36,
     }
 }
 

@@ -264,7 +264,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(29) {
+        match self.rng.below(30) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -289,6 +289,7 @@ impl Maker {
             25 => self.prefix_reduce(),
             26 => self.scan(),
             27 => self.attention(),
+            28 => self.quantized(),
             _ => self.effect(),
         }
     }

@@ -7,7 +7,7 @@ use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, Inst, Operand, Quantization, QuantizedMatmul, Spec, SpecError, Store,
+    Body, Inst, Matmul, Operand, Quantization, QuantizedMatmul, Spec, SpecError, Store,
 };
 
 /// How the zero points are stored.
@@ -62,6 +62,7 @@ struct Case {
     sizes: [usize; 3],
     format: Quantization,
     zeros: Zeros,
+    in_order: bool,
     a: Layout,
     numbers: Layout,
     scales: Layout,
@@ -105,6 +106,7 @@ impl Case {
             sizes,
             format,
             zeros,
+            in_order: false,
             a,
             numbers,
             scales,
@@ -130,6 +132,7 @@ impl Case {
                 format: self.format,
                 numbers: self.numbers.operand(DType::U8),
                 scales: self.scales.operand(DType::F32),
+                in_order: self.in_order,
                 zeros,
             })),
             dims: [rows, Size::fixed(n as i64)].into_iter().collect(),
@@ -357,4 +360,45 @@ fn other_formats_are_refused() {
         matches!(wrong_type, SpecError::OperandType { .. }),
         "{wrong_type}"
     );
+}
+
+/// Sums in order have the bits of a product with the decoded weights, with few rows and with many.
+#[test]
+fn sums_in_order_are_those_of_floats() {
+    let mut random = Random(21);
+    let teams = teams();
+    let format = Quantization { bits: 4, block: 32 };
+    for sizes in [[1, 40, 96], [5, 3, 1600], [16, 1, 2048], [50, 70, 352]] {
+        let mut case = Case::new(&mut random, sizes, format, Zeros::Packed);
+        case.in_order = true;
+        case.check(&mut random, &teams);
+        let [m, n, k] = sizes;
+        let columns = (0..n).flat_map(|column| (0..k).map(move |step| (column, step)));
+        // The difference is exact, and the product is rounded once.
+        let weights: Vec<f32> = columns
+            .map(|(column, step)| case.weight(column, step) as f32)
+            .collect();
+        let body = Matmul {
+            k: Size::fixed(k as i64),
+            a: case.a.operand(DType::F32),
+            b: operand(0, &[1, k as i64]),
+        };
+        let floats = Spec {
+            body: Body::Matmul(body),
+            ..case.spec(Size::fixed(m as i64), false)
+        };
+        let a: Vec<f32> = (0..case.a.len(m))
+            .map(|at| float(&case.data[0], at))
+            .collect();
+        let args = [a, weights, vec![f32::NAN; m * n]];
+        let env = Env::default();
+        for isa in Isa::available() {
+            let config = Config { threads: 2, isa };
+            let spec = case.spec(Size::fixed(m as i64), false);
+            let own = case.run(&spec, [&env, &env], &config, &teams[1], u64::MAX, &[]);
+            let expected = run(&floats, &env, &env, isa, &teams[1], &args).remove(2);
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&own) == bits(&expected), "{isa} {sizes:?}");
+        }
+    }
 }

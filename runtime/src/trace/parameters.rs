@@ -3,15 +3,15 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use slabwise_kernels::spec::Quantization;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::{Dims, Quantization};
 
 use super::handle::Tensor;
 use super::state::State;
 use super::{Line, Trace};
 use crate::graph::VariableInfo;
-use crate::ops::{NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::{Param, Params};
-use crate::tensor::checked;
 
 impl Trace {
     /// The declarations of the parameters read so far.
@@ -79,7 +79,9 @@ impl Trace {
                 self.declare_wide(at, param.layer(), info.average())
             }
             ([info], _) => self.declare_wide(at, param.layer(), info.clone()),
-            (parts, Some(format)) => self.declare_quantized(at, param.layer(), parts, format),
+            (parts, Some(format)) => {
+                self.declare_quantized(at, param.layer(), parts, (format, param.sizes()))
+            }
             // Only quantized ones have several variables.
             (_, None) => State::mistaken(self.poisoned()),
         };
@@ -99,7 +101,7 @@ impl Trace {
         at: Line,
         layer: &Arc<str>,
         parts: &[VariableInfo],
-        format: Quantization,
+        (format, dims): (Quantization, &Dims),
     ) -> State<'_> {
         let parts: Vec<State<'_>> = parts
             .iter()
@@ -112,7 +114,7 @@ impl Trace {
             && first.value().id == stored[0]
         {
             let weight = self.record_in(at, layer.clone(), |g| {
-                checked(g, Op::Dequantize(format), &stored)
+                Ok(g.emit(Op::Dequantize(format), &stored, DType::F32, dims.clone()))
             });
             if !weight.is_poisoned() {
                 self.building.borrow_mut().variables[variable as usize].read = weight.id;

@@ -11,9 +11,10 @@ mod support;
 use evaluator::against_the_evaluator;
 use ndarray::{Array2, ArrayD};
 use prefixes::prefixes;
-use slabwise::CompileOptions;
+use slabwise::nn::{Embedding, Linear};
 use slabwise::prelude::*;
 use slabwise::tensor::{AttentionOptions, ConvOptions, Interpolate, Padding, PoolOptions, Running};
+use slabwise::{CompileOptions, Quantization};
 use slabwise_cuda::fake::TestDevice;
 use support::arrays::{close, numbers};
 
@@ -310,6 +311,51 @@ fn values_are_shown_and_nan_is_found_on_a_device() {
             (a.std, b.std),
         ] {
             assert!((a - b).abs() < 1e-5, "{a} and {b}");
+        }
+    }
+}
+
+/// Quantized weights are decoded by elementwise kernels there: products with them, and rows.
+#[test]
+fn quantized_weights_stand_for_the_same_floats_on_a_device() {
+    let Some(_device) = TestDevice::find() else {
+        return;
+    };
+    for (bits, block) in [(4, 32), (2, 16), (8, 32)] {
+        let run = |device: Device| -> Vec<Vec<f64>> {
+            let params = Params::seeded(3);
+            let at = params.root().quantized(Quantization { bits, block });
+            let table = Embedding::new(&at / "table", 20, 96);
+            let layer = Linear::new(&at / "layer", 96, 24);
+            let trace = Trace::inference();
+            let tokens = trace.input("tokens", I32, (5,));
+            let x = tokens.apply(&table);
+            let outputs = [x, x.apply(&layer).relu()];
+            let untuned = CompileOptions {
+                tuning: slabwise::Tuning::Off,
+                ..CompileOptions::default()
+            };
+            let mut session = Session::new(device, params)
+                .expect("a session")
+                .with_threads(1)
+                .with_options(untuned);
+            let program = session.compile(&trace, outputs).expect("it compiles");
+            let tokens = ndarray::arr1(&[3, 0, 19, 3, 7]);
+            let results = session.run(&program, (&tokens,)).expect("a run");
+            let values = |y: slabwise::Output<'_>| {
+                y.view::<f32>()
+                    .expect("f32")
+                    .iter()
+                    .map(|&v| v.into())
+                    .collect()
+            };
+            results.map(values).to_vec()
+        };
+        let [got, expected] = [Device::Cuda(0), Device::Cpu].map(run);
+        // Rows are decoded by the same operations.
+        assert_eq!(got[0], expected[0]);
+        for (a, b) in got[1].iter().zip(&expected[1]) {
+            assert!((a - b).abs() <= 1e-4, "{a} on the device, {b} on the CPU");
         }
     }
 }

@@ -6,7 +6,7 @@ use slabwise_compiler::graph::Graph;
 use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op, attention};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::spec::{PoolKind, Scores, Window};
+use slabwise_kernels::spec::{PoolKind, Quantization, Scores, Window};
 
 use super::{BOUND, Known, LIMIT, Maker};
 use crate::support::{select_by, variable};
@@ -58,6 +58,68 @@ impl Maker {
         let product = self.g.matmul(flat, weight);
         let node = self.g.reshape(product, &dims);
         let bound = self.of(a).bound * k.at(&self.g.symbols.bounds()) as f64;
+        self.keep(node, bound, false);
+        Some(())
+    }
+
+    /// The product of all rows of a value, repeated to whole blocks, and quantized weights, or these
+    /// weights alone.
+    pub(super) fn quantized(&mut self) -> Option<()> {
+        let a = self.find(|g, id, _| g.dtype(id) == DType::F32 && !g.dims(id).is_empty())?;
+        let mut dims = self.g.dims(a).clone();
+        let k = dims.pop()?;
+        let (rows, length) = (elements(&dims)?, k.as_fixed().filter(|&k| k > 0)?);
+        // With the last of them, weights have no kernel.
+        let choices = [(8, 8), (8, 4), (4, 16), (4, 8), (2, 4)];
+        let (bits, block) = self.rng.pick(&choices);
+        let format = Quantization { bits, block };
+        let columns = length * i64::from(block);
+        let n = 1 + self.rng.below(4) as i64;
+        let number = |g: &mut Graph, length: i64, by: [i64; 2]| {
+            let strides = by.map(Size::fixed);
+            let dims = Dims::from_slice(&[n, length].map(Size::fixed));
+            g.emit(Op::Index(Dims::from_slice(&strides)), &[], DType::I32, dims)
+        };
+        let bytes = |g: &mut Graph, numbers: i64| {
+            let index = number(g, format.bytes(numbers), [37, 101]);
+            let dims = g.dims(index).clone();
+            let limit = g.full(256.0, DType::I32, &dims);
+            let byte = g.scalar(ScalarOp::Fmod, &[index, limit]);
+            g.cast(byte, DType::U8)
+        };
+        let per_block = |g: &mut Graph, by: [i64; 2]| {
+            let index = number(g, length, by);
+            let index = g.cast(index, DType::F32);
+            g.scalar(ScalarOp::Cos, &[index])
+        };
+        let scales = per_block(&mut self.g, [3, 7]);
+        let scales = self.scaled(scales, 0.5 / f64::from(format.mask()));
+        let mut inputs = vec![bytes(&mut self.g, columns), scales];
+        match self.rng.below(3) {
+            0 => inputs.push(bytes(&mut self.g, length)),
+            1 => inputs.push(per_block(&mut self.g, [5, 1])),
+            _ => {}
+        }
+        let of_weights = Dims::from_slice(&[n, columns].map(Size::fixed));
+        let op = Op::Dequantize(format);
+        let weights = self.g.emit(op, &inputs, DType::F32, of_weights);
+        if self.rng.one_in(4) {
+            self.keep(weights, 1.0, false);
+            return Some(());
+        }
+        let each = Dims::from_slice(&[rows, Size::ONE, k]);
+        let repeated = Dims::from_slice(&[rows, Size::fixed(i64::from(block)), k]);
+        let x = self.g.reshape(a, &each);
+        let x = self.g.broadcast(x, &repeated);
+        let x = self
+            .g
+            .reshape(x, &Dims::from_slice(&[rows, Size::fixed(columns)]));
+        let x = self.scaled(x, 1.0 / columns as f64);
+        let weights = self.g.transpose(weights);
+        let product = self.g.matmul(x, weights);
+        dims.push(Size::fixed(n));
+        let node = self.g.reshape(product, &dims);
+        let bound = self.of(a).bound;
         self.keep(node, bound, false);
         Some(())
     }

@@ -3,8 +3,9 @@
 //!
 //! With few rows, a product takes as long as its weights take to arrive. They are decoded in
 //! registers and multiplied at once: a vector holds steps of one column, so that the bytes of a row
-//! of weights are read in order, and an element is the sum of a vector's lanes. With more rows, the
-//! weights of a panel are decoded as it is packed, and the product is one like any other.
+//! of weights are read in order, and an element is the sum of a vector's lanes. With more rows, or
+//! where sums have to be in order, the weights of a panel are decoded as it is packed, and the product
+//! has the bits of one with f32 weights.
 
 use std::ops::Range;
 
@@ -41,7 +42,7 @@ const LANES_MAX: usize = 16;
 
 /// [`Body::QuantizedMatmul`], prepared.
 pub(crate) enum QuantizedMatmul {
-    Few(FewRows),
+    Few(Box<FewRows>),
     Many(Box<Matmul>),
 }
 
@@ -68,7 +69,7 @@ impl QuantizedMatmul {
         }
         let [m, n] = [spec.dims[0], spec.dims[1]].map(|d| d.usize_at(bound));
         let k = body.k.usize_at(bound);
-        if m > FEW_ROWS_MAX {
+        if m > FEW_ROWS_MAX || body.in_order {
             let product = Matmul::new(spec, [bound, bound], config, most)?;
             return Ok(QuantizedMatmul::Many(Box::new(product)));
         }
@@ -79,12 +80,12 @@ impl QuantizedMatmul {
             shared: m * k,
             ..Space::default()
         };
-        Ok(QuantizedMatmul::Few(FewRows {
+        Ok(QuantizedMatmul::Few(Box::new(FewRows {
             code,
             micro: decoder(config.isa, body.format),
             threads: workers([1, m, n, k], config),
             space,
-        }))
+        })))
     }
 
     pub fn workspace(&self) -> u64 {
@@ -163,8 +164,7 @@ impl FewRows {
         // each task writes a row, or a block of the result, of its own.
         unsafe {
             resources.tasks(m, serial || m == 1, |row, _: &Slot, _: &mut usize| {
-                let (rows, left) = (&rows, &left);
-                arrange(&left.0, row, k, &weights, rows.0.add(row * k));
+                arrange(left.get(), row, k, &weights, rows.get().add(row * k));
             });
             resources.tasks(n.div_ceil(columns), serial, |block, slot, _| {
                 let first = block * columns;
@@ -174,7 +174,7 @@ impl FewRows {
                         weights: &weights,
                         rows: TILE_ROWS.min(m - row),
                         columns: first..first + count,
-                        left: (&rows).0.add(row * k),
+                        left: rows.get().add(row * k),
                         k,
                         to: slot.acc.add(row * columns),
                         stride: columns,
@@ -195,8 +195,15 @@ impl FewRows {
     }
 }
 
-/// What tasks share: an address, or a matrix that is only read.
+/// Shared by tasks: the address of their parts, or a matrix that is only read.
 struct Shared<T>(T);
+
+impl<T> Shared<T> {
+    /// By a method, because a closure that names a field captures the field alone.
+    fn get(&self) -> &T {
+        &self.0
+    }
+}
 
 // SAFETY: tasks write parts of their own, and what all read has been written before.
 unsafe impl<T> Sync for Shared<T> {}

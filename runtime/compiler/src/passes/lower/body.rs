@@ -50,7 +50,7 @@ impl<'a> Lowering<'a> {
                     b,
                 })
             }
-            Op::QuantizedMatmul(format) => {
+            Op::QuantizedMatmul { format, in_order } => {
                 let (numbers, numbers_arg) = operand(1)?;
                 let (scales, scales_arg) = operand(2)?;
                 args.extend([numbers_arg, scales_arg]);
@@ -68,6 +68,7 @@ impl<'a> Lowering<'a> {
                     format: *format,
                     numbers,
                     scales,
+                    in_order: *in_order,
                     zeros,
                 }))
             }
