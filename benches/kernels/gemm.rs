@@ -93,6 +93,7 @@ fn product_within(room: u64, bencher: Bencher, p: Product, isa: Isa, threads: us
         operand
     };
     let body = Matmul {
+        in_order: true,
         k: Size::fixed(k as i64),
         a: operand(m, k, transposed[0]),
         b: operand(k, n, transposed[1]),
@@ -160,7 +161,12 @@ fn quantized<const BITS: u32>(bencher: Bencher, m: usize) {
             let k = Size::fixed(k as i64);
             let words = n * WIDTH * BITS as usize / 32;
             (
-                Body::Matmul(Matmul { k, a, b }),
+                Body::Matmul(Matmul {
+                    k,
+                    in_order: false,
+                    a,
+                    b,
+                }),
                 vec![m * WIDTH, words, m * n],
             )
         }

@@ -187,6 +187,7 @@ fn cases(kind: &Kind) -> Vec<Case> {
                     operand
                 };
                 let body = Matmul {
+                    in_order: true,
                     k: Size::fixed(k as i64),
                     a: operand(m, k, transposed[0]),
                     b: operand(k, n, transposed[1]),

@@ -460,6 +460,7 @@ fn products_split_as_the_whole_batch_does() {
             (random.int(1, 130), 5000),
         ] {
             let body = Body::Matmul(Matmul {
+                in_order: true,
                 k: Size::fixed(k as i64),
                 a: rows(&[k]),
                 b: strided(&[n as i64, 1]),
@@ -504,6 +505,7 @@ fn sums_of_products_go_on_where_the_last_slice_ended() {
             })
         };
         let body = Body::Matmul(Matmul {
+            in_order: true,
             k,
             a: operand(m, false),
             b: operand(n, true),
@@ -529,6 +531,7 @@ fn splits_of_a_product_keep_the_sums_of_their_open_k_blocks_apart() {
     let (m, n, steps, slices) = (160, 120, 4096, [1537, 1025, 1534]);
     let weight = strided(&contiguous(&[1, m, n]));
     let body = Body::Matmul(Matmul {
+        in_order: true,
         k: batch(1),
         a: strided(&[0, 1, m as i64]),
         b: strided(&[0, n as i64, 1]),
@@ -554,6 +557,7 @@ fn splits_of_a_product_keep_the_sums_of_their_open_k_blocks_apart() {
 #[test]
 fn results_of_varying_sizes_have_no_sums_between_slices() {
     let body = Body::Matmul(Matmul {
+        in_order: true,
         k: batch(1),
         a: strided(&[1, 4]),
         b: strided(&[3, 1]),

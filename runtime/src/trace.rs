@@ -165,8 +165,10 @@ impl Trace {
     /// change with every step. A program that changes no weight and no state is compiled with a
     /// warning in the log, because it most likely lacks a call of `minimize`.
     pub fn training() -> Self {
+        let mut building = Building::default();
+        building.graph.is_training = true;
         Trace {
-            building: RefCell::default(),
+            building: RefCell::new(building),
             training: true,
             averaged: false,
             sampling: false,
@@ -180,6 +182,7 @@ impl Trace {
     /// unless the trace is one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
         Trace {
+            building: RefCell::default(),
             training: false,
             name: "infer".into(),
             ..Trace::training()

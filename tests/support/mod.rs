@@ -119,7 +119,7 @@ pub fn kind(op: &Op) -> usize {
         Op::Copy | Op::Collective { .. } => 7,
         Op::Reduce(..) => 8,
         // A product with quantized weights is that of both, in no graph before it is compiled.
-        Op::Matmul | Op::QuantizedMatmul { .. } => 9,
+        Op::Matmul | Op::QuantizedMatmul(_) => 9,
         Op::Conv2d(_) => 10,
         Op::Conv2dInputGrad(_) => 11,
         Op::Conv2dWeightGrad(_) => 12,

@@ -117,6 +117,7 @@ mod tests {
             let value = code.len() as u16 - 1;
             Spec {
                 body: Body::Matmul(Matmul {
+                    in_order: true,
                     k: Size::fixed(3),
                     a: operand(2),
                     b: operand(3),

@@ -249,7 +249,16 @@ fn products() {
                 contiguous(DType::F32, &[batch, m, k]),
                 contiguous(DType::F32, &[batch, k, n]),
             );
-            storing(Body::Matmul(Matmul { k, a, b }), &[batch, m, n], DType::F32)
+            storing(
+                Body::Matmul(Matmul {
+                    k,
+                    in_order: false,
+                    a,
+                    b,
+                }),
+                &[batch, m, n],
+                DType::F32,
+            )
         },
     );
     for kind in [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad] {

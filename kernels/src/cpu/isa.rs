@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Isa {
     /// The baseline of the target (SSE2 on x86-64, NEON on aarch64).
     Portable,
-    /// AVX2 with FMA.
+    /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -25,7 +25,8 @@ impl Isa {
         let mut levels = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if has && is_x86_feature_detected!("f16c") {
                 levels.push(Isa::Avx2);
                 let has =
                     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");

@@ -113,8 +113,7 @@ pub(crate) struct MicroBatchLimits {
 /// One variant per [`Body`].
 enum Prepared {
     Loop(loops::Loop),
-    Matmul(gemm::Matmul),
-    QuantizedMatmul(gemm::quantized::QuantizedMatmul),
+    Matmul(gemm::Product),
     Conv2d(conv2d::Conv2d),
     Pool2d(pool2d::Pool2d),
     Pool2dGrad(pool2d::Pool2dGrad),
@@ -173,12 +172,9 @@ impl Kernel {
         let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
-            Body::Matmul(_) => {
-                Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?)
+            Body::Matmul(_) | Body::QuantizedMatmul(_) => {
+                Prepared::Matmul(gemm::Product::new(&spec, [bound, whole], config, each)?)
             }
-            Body::QuantizedMatmul(_) => Prepared::QuantizedMatmul(
-                gemm::quantized::QuantizedMatmul::new(&spec, bound, config, each)?,
-            ),
             Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config, each)?),
             Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
             Body::Pool2dGrad(_) => {
@@ -292,7 +288,6 @@ impl Kernel {
         match &self.body {
             Prepared::Loop(k) => k.workspace(),
             Prepared::Matmul(k) => k.workspace(),
-            Prepared::QuantizedMatmul(k) => k.workspace(),
             Prepared::Conv2d(k) => k.workspace(),
             Prepared::Pool2d(k) => k.workspace(),
             Prepared::Pool2dGrad(k) => k.workspace(),
@@ -315,7 +310,6 @@ impl Kernel {
     pub fn slower(&self) -> f64 {
         match &self.body {
             Prepared::Matmul(k) => k.slower(),
-            Prepared::QuantizedMatmul(k) => k.slower(),
             Prepared::Conv2d(k) => k.slower(&self.spec),
             _ => 1.0,
         }
@@ -504,7 +498,6 @@ impl Kernel {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),
                 Prepared::Matmul(k) => k.run(&self.spec, &launch),
-                Prepared::QuantizedMatmul(k) => k.run(&self.spec, &launch),
                 Prepared::Conv2d(k) => k.run(&self.spec, &launch),
                 Prepared::Pool2d(k) => k.run(&self.spec, &launch),
                 Prepared::Pool2dGrad(k) => k.run(&self.spec, &launch),

@@ -364,12 +364,12 @@ pub(super) trait Vectorized {
 pub(super) unsafe fn vectorized(isa: Isa, work: impl Vectorized) {
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2(work: impl Vectorized) {
             // SAFETY: the caller's promise.
             unsafe { work.run() }
         }
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
         unsafe fn avx512(work: impl Vectorized) {
             // SAFETY: the caller's promise.
             unsafe { work.run() }

@@ -47,7 +47,7 @@ mod x86 {
 
     /// # Safety
     /// As for [`Routine::run`], on a CPU with AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn avx2<R: Routine>(args: &R::Args) {
         // SAFETY: the caller's promise.
         unsafe { R::run::<Fused>(args) }
@@ -55,7 +55,7 @@ mod x86 {
 
     /// # Safety
     /// As for [`Routine::run`], on a CPU with AVX-512 F, BW, DQ and VL.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub(super) unsafe fn avx512<R: Routine>(args: &R::Args) {
         // SAFETY: the caller's promise.
         unsafe { R::run::<Fused>(args) }

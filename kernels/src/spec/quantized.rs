@@ -77,10 +77,7 @@ pub struct QuantizedMatmul {
     pub numbers: Operand,
     /// The scales, strides over `n, blocks of a row`, f32.
     pub scales: Operand,
-    /// Whether every element is summed in the order of the contracted axis, as in [`Body::Matmul`],
-    /// so that rows have the same bits in products of any number of rows.
-    ///
-    /// [`Body::Matmul`]: super::Body::Matmul
+    /// See [`Matmul::in_order`](super::Matmul::in_order).
     pub in_order: bool,
     /// The zero points: f32 with strides over `n, blocks of a row`, or u8, packed like the numbers,
     /// with strides over `n, bytes`. [`Quantization::middle`] if there are none.

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod few_rows;
 mod quantized;
 
 use common::*;
@@ -16,6 +17,7 @@ use slabwise_kernels::spec::{Body, Inst, Matmul, Operand, Spec, Store};
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     Spec {
         body: Body::Matmul(Matmul {
+            in_order: true,
             k: Size::fixed(k as i64),
             a,
             b,

@@ -379,6 +379,7 @@ fn sums_in_order_are_those_of_floats() {
             .map(|(column, step)| case.weight(column, step) as f32)
             .collect();
         let body = Matmul {
+            in_order: true,
             k: Size::fixed(k as i64),
             a: case.a.operand(DType::F32),
             b: operand(0, &[1, k as i64]),

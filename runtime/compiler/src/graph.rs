@@ -114,6 +114,9 @@ pub struct Graph {
     pub kept: Vec<NodeId>,
     /// Lengths that must not be 0: a run with such a length fails before it changes anything.
     pub needed: Vec<Needed>,
+    /// Whether it is of a training trace: sums of products are then in the same order in any number of
+    /// rows, so that steps have the same bits on any number of ranks.
+    pub is_training: bool,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
     /// The micro-batch that is recorded.

@@ -408,7 +408,7 @@ fn compute(
         Op::Reduce(op, axes) => s::reduce(*op, axes, args[0], node.dtype, dims),
         Op::Matmul => s::matmul(args[0], args[1], dims),
         Op::Dequantize(format) => s::dequantize(*format, args, dims),
-        Op::QuantizedMatmul { format, .. } => {
+        Op::QuantizedMatmul(format) => {
             let (n, k) = (args[1].dims[0], args[0].dims[1]);
             let weights = s::dequantize(*format, &args[1..], &[n, k]);
             let transposed = Array::from_fn(DType::F32, &[k, n], |c| weights.at(&[c[1], c[0]]));

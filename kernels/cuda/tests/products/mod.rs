@@ -44,6 +44,7 @@ pub fn contiguous(dims: &[usize]) -> Vec<usize> {
 pub fn matmul(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     plain(
         Body::Matmul(Matmul {
+            in_order: true,
             k: Size::fixed(k as i64),
             a,
             b,

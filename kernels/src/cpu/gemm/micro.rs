@@ -8,6 +8,7 @@
 //! axis, so that the blocking into rows and columns never changes a bit of it.
 
 use super::super::Isa;
+use super::few_rows;
 use super::pack;
 use super::planes;
 use super::quantized;
@@ -202,7 +203,7 @@ pub(in super::super) struct Micro {
     pub gather: pack::Gather,
     pub fill: pack::Fill,
     pub decode: quantized::Decode,
-    pub dots: quantized::ComputeDots,
+    pub dots: few_rows::ComputeDots,
     pub convolve: planes::Convolve,
     pub correlate: planes::Correlate,
     pub convolve_whole: planes::ConvolveWhole,
@@ -635,9 +636,9 @@ macro_rules! micro {
                 unsafe { quantized::decode::<$simd>(part) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn dots(dots: &quantized::Dots) {
+            unsafe fn dots(dots: &few_rows::Dots) {
                 // SAFETY: as above.
-                unsafe { quantized::dots::<$simd>(dots) }
+                unsafe { few_rows::dots::<$simd>(dots) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn convolve(planes: &planes::Planes) {
@@ -738,9 +739,9 @@ macro_rules! micro {
 
 micro!(PORTABLE, Portable, [], 1 2 3 4);
 #[cfg(target_arch = "x86_64")]
-micro!(AVX2, super::simd::Avx2, ["avx2,fma"], 1 2 3 4 5 6);
+micro!(AVX2, super::simd::Avx2, ["avx2,fma,f16c"], 1 2 3 4 5 6);
 #[cfg(target_arch = "x86_64")]
-micro!(AVX512, super::simd::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"], 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+micro!(AVX512, super::simd::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"], 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
 
 impl Micro {
     /// The kernels of an instruction set, which must be available.

@@ -323,14 +323,14 @@ mod tests {
     // Through `Micro`, this test would be linked with all micro-kernels, a third of the time that
     // the unit tests of this crate would take to compile.
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn avx512(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {
         // SAFETY: this function's caller keeps the same promises.
         unsafe { pack::<Avx512>(from, count, depth, to, width) }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {
         // SAFETY: as above.
         unsafe { pack::<Avx2>(from, count, depth, to, width) }

@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use half::{bf16, f16};
+
 /// Vectors of one instruction set.
 pub(in super::super) trait Simd: Copy {
     /// A vector of `f32`.
@@ -16,6 +18,8 @@ pub(in super::super) trait Simd: Copy {
     /// One element from memory in every lane.
     unsafe fn splat(at: *const f32) -> Self::V;
     unsafe fn load(at: *const f32) -> Self::V;
+    unsafe fn load_f16(at: *const f16) -> Self::V;
+    unsafe fn load_bf16(at: *const bf16) -> Self::V;
     unsafe fn store(at: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -85,6 +89,17 @@ impl Simd for Portable {
     unsafe fn load(at: *const f32) -> [f32; 4] {
         // SAFETY: the caller gives four readable elements.
         unsafe { at.cast::<[f32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(at: *const f16) -> [f32; 4] {
+        // SAFETY: the caller gives four readable elements.
+        unsafe { at.cast::<[f16; 4]>().read_unaligned() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const bf16) -> [f32; 4] {
+        // SAFETY: the caller gives four readable elements.
+        let halves = unsafe { at.cast::<[bf16; 4]>().read_unaligned() };
+        halves.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
     }
     #[inline(always)]
     unsafe fn store(at: *mut f32, v: [f32; 4]) {
@@ -200,7 +215,7 @@ pub(in super::super) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Simd;
+    use super::{Simd, bf16, f16};
     use std::arch::asm;
     use std::arch::x86_64::*;
 
@@ -304,6 +319,19 @@ mod x86 {
             _mm256_or_ps,
             in_order_256
         );
+        #[inline(always)]
+        unsafe fn load_f16(at: *const f16) -> __m256 {
+            // SAFETY: callers enable F16C and give eight readable elements.
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(at: *const bf16) -> __m256 {
+            // SAFETY: callers enable AVX2 and give eight readable elements.
+            unsafe {
+                let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+            }
+        }
         #[inline(always)]
         unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> __m256 {
             // SAFETY: callers enable AVX2 and give eight readable bytes.
@@ -513,6 +541,19 @@ mod x86 {
             _mm512_or_ps,
             in_order_512
         );
+        #[inline(always)]
+        unsafe fn load_f16(at: *const f16) -> __m512 {
+            // SAFETY: callers enable AVX-512 and give 16 readable elements.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(at: *const bf16) -> __m512 {
+            // SAFETY: callers enable AVX-512 and give 16 readable elements.
+            unsafe {
+                let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+            }
+        }
         #[inline(always)]
         unsafe fn bits(at: *const u8, shift: u32, mask: i32) -> __m512 {
             // SAFETY: callers enable AVX-512 and give 16 readable bytes.

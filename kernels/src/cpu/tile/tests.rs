@@ -49,6 +49,7 @@ fn blocks_match_points() {
         };
         let spec = Spec {
             body: Body::Matmul(Matmul {
+                in_order: true,
                 k: Size::ONE,
                 a: empty.clone(),
                 b: empty,

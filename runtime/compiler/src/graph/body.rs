@@ -187,6 +187,7 @@ impl BodyBuilder {
                 symbols: outer.symbols.clone(),
                 origins: outer.origins.clone(),
                 current_origin: outer.current_origin,
+                is_training: outer.is_training,
                 ..Graph::default()
             },
             ..BodyBuilder::default()

@@ -88,12 +88,7 @@ pub enum Op {
     /// `[m, k]` and the operands of [`Op::Dequantize`] → the product with its transposed result,
     /// `[m, n]`. No trace has it: [`Expand`](crate::passes::Expand) makes it where a device has a
     /// kernel for it.
-    QuantizedMatmul {
-        /// The format of the weights.
-        format: Quantization,
-        /// Whether sums are in the order of those of [`Op::Matmul`].
-        in_order: bool,
-    },
+    QuantizedMatmul(Quantization),
     /// Image `[n, ci, h, w]`, weight `[co, ci/groups, kh, kw]` → `[n, co, oh, ow]`; the padding after
     /// the last row and column follows from oh and ow.
     Conv2d(ConvGeometry),
@@ -299,7 +294,7 @@ impl Op {
             },
             Op::Matmul => "matmul",
             Op::Dequantize(_) => "dequantize",
-            Op::QuantizedMatmul { .. } => "quantized_matmul",
+            Op::QuantizedMatmul(_) => "quantized_matmul",
             Op::Conv2d(_) => "conv2d",
             Op::Conv2dInputGrad(_) => "conv2d.input_grad",
             Op::Conv2dWeightGrad(_) => "conv2d.weight_grad",

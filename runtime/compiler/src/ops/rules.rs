@@ -56,7 +56,7 @@ pub fn infer(
         Op::Reduce(op, axes) => reduce::infer(*op, axes, given[0]),
         Op::Matmul => matmul::infer(given, symbols),
         Op::Dequantize(format) => quantized::infer(*format, given, symbols),
-        Op::QuantizedMatmul { format, .. } => quantized::infer_product(*format, given, symbols),
+        Op::QuantizedMatmul(format) => quantized::infer_product(*format, given, symbols),
         Op::Conv2d(geometry) => conv::infer(geometry, given, dims, symbols),
         Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) | Op::Pool2dGrad(..) => as_declared(),
         Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], dims, symbols),
@@ -123,7 +123,7 @@ pub fn gradient(
         // Differentiation builds the body of the backward pass (`passes/autodiff/scan.rs`).
         Op::Scan(_) | Op::ScanResult(_) => SmallVec::from_elem(None, inputs.len()),
         // Made after differentiation.
-        Op::QuantizedMatmul { .. } => SmallVec::from_elem(None, inputs.len()),
+        Op::QuantizedMatmul(_) => SmallVec::from_elem(None, inputs.len()),
         Op::BoundsCheck { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
             SmallVec::from_elem(None, inputs.len())
         }

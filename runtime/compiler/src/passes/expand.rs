@@ -98,9 +98,7 @@ impl Expand<'_> {
                     let weights = weights.iter().map(|i| map[i.at()]);
                     let inputs: SmallVec<[NodeId; 4]> =
                         std::iter::once(inputs[0]).chain(weights).collect();
-                    // Rows of a training step have the same bits on any number of ranks.
-                    let in_order = graph.origins.iter().any(|o| o.phase != Phase::Forward);
-                    let op = Op::QuantizedMatmul { format, in_order };
+                    let op = Op::QuantizedMatmul(format);
                     out.emit(op, &inputs, node.dtype, node.dims.clone())
                 }
                 Op::Scalar(ScalarOp::Near) if expands(id) => out.cast(inputs[0], node.dtype),

@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
         for id in graph.ids() {
             let node = graph.node(id);
             of_product[id.at()] = match node.op {
-                Op::Matmul | Op::QuantizedMatmul { .. } => true,
+                Op::Matmul | Op::QuantizedMatmul(_) => true,
                 ref op if op.is_pointwise() => node.inputs.iter().any(|i| of_product[i.at()]),
                 _ => false,
             };

@@ -229,7 +229,7 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
                 &mut conversions,
             );
             // The bytes of a row of packed numbers are read as neighbours.
-            if k == 1 && matches!(node.op, Op::QuantizedMatmul { .. }) {
+            if k == 1 && matches!(node.op, Op::QuantizedMatmul(_)) {
                 views.extend(&out);
                 let step = views.view(&out, *input).map(|view| view.strides[1]);
                 if step.is_none_or(|step| !step.is(1)) {

@@ -169,6 +169,7 @@ fn shell(graph: &Graph) -> Graph {
         outputs: Vec::new(),
         kept: Vec::new(),
         needed: graph.needed.clone(),
+        is_training: graph.is_training,
         current_origin: graph.current_origin,
         current_part: graph.current_part,
     }

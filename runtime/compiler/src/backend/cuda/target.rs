@@ -184,6 +184,7 @@ mod tests {
         let operand = Operand::contiguous(DType::F32, &dims).expect("known sizes");
         Spec {
             body: Body::Matmul(Matmul {
+                in_order: true,
                 k: Size::fixed(size),
                 a: operand.clone(),
                 b: operand.clone(),

@@ -61,7 +61,7 @@ pub(super) fn has_body(op: &Op) -> bool {
     matches!(
         op,
         Op::Matmul
-            | Op::QuantizedMatmul { .. }
+            | Op::QuantizedMatmul(_)
             | Op::Conv2d(_)
             | Op::Conv2dInputGrad(_)
             | Op::Conv2dWeightGrad(_)

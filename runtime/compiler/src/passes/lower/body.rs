@@ -46,11 +46,12 @@ impl<'a> Lowering<'a> {
                 args.push(arg);
                 Body::Matmul(Matmul {
                     k: *dims_of(0).last()?,
+                    in_order: self.graph.is_training,
                     a: first,
                     b,
                 })
             }
-            Op::QuantizedMatmul { format, in_order } => {
+            Op::QuantizedMatmul(format) => {
                 let (numbers, numbers_arg) = operand(1)?;
                 let (scales, scales_arg) = operand(2)?;
                 args.extend([numbers_arg, scales_arg]);
@@ -68,7 +69,7 @@ impl<'a> Lowering<'a> {
                     format: *format,
                     numbers,
                     scales,
-                    in_order: *in_order,
+                    in_order: self.graph.is_training,
                     zeros,
                 }))
             }
