@@ -114,8 +114,7 @@ pub struct Graph {
     pub kept: Vec<NodeId>,
     /// Lengths that must not be 0: a run with such a length fails before it changes anything.
     pub needed: Vec<Needed>,
-    /// Whether it is of a training trace: sums of products are then in the same order in any number of
-    /// rows, so that steps have the same bits on any number of ranks.
+    /// Whether it is of a training trace, whose products are summed in order (ADR 18).
     pub is_training: bool,
     /// The origin that emitted nodes get.
     pub current_origin: u32,

@@ -17,7 +17,7 @@ use crate::backend::HalfProducts;
 use crate::graph::{Graph, Kept};
 use crate::ops::{GraphBuilder, NodeId, Op};
 pub(super) use containers::Containers;
-use copies::{copy, one_axis_at_a_time, readable};
+use copies::{copy, one_axis_at_a_time, readable, with_whole_rows};
 use halves::{Conversions, operand};
 use strides::{along, reshape_strides, through};
 
@@ -228,13 +228,8 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
                 half_products,
                 &mut conversions,
             );
-            // The bytes of a row of packed numbers are read as neighbours.
             if k == 1 && matches!(node.op, Op::QuantizedMatmul(_)) {
-                views.extend(&out);
-                let step = views.view(&out, *input).map(|view| view.strides[1]);
-                if step.is_none_or(|step| !step.is(1)) {
-                    *input = copy(&mut out, *input);
-                }
+                *input = with_whole_rows(&mut out, &mut views, *input);
             }
             if let Op::Scan(_) = node.op {
                 views.extend(&out);

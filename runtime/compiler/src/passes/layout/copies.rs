@@ -115,3 +115,13 @@ pub(super) fn copy(out: &mut Graph, id: NodeId) -> NodeId {
     let (dtype, dims) = (node.dtype, node.dims.clone());
     out.emit(Op::Copy, &[id], dtype, dims)
 }
+
+/// The value itself if the elements of a row are neighbours in memory, or a copy.
+pub(super) fn with_whole_rows(out: &mut Graph, views: &mut Views, id: NodeId) -> NodeId {
+    views.extend(out);
+    let view = views.view(out, id);
+    match view.and_then(|view| view.strides.last().copied()) {
+        Some(step) if step.is(1) => id,
+        _ => copy(out, id),
+    }
+}
