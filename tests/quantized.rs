@@ -2,7 +2,9 @@
 
 use ndarray::{Array2, ArrayD};
 use slabwise::Quantization;
-use slabwise::nn::{Embedding, Linear, LoraLinear};
+use slabwise::nn::{
+    Conv2d, Embedding, Linear, LoraLinear, Lstm, MultiHeadAttention, TransformerEncoderLayer,
+};
 use slabwise::optim::AdamW;
 use slabwise::prelude::*;
 use slabwise::weights::{self, Entry, LoadOptions, Rules, Weights};
@@ -330,4 +332,81 @@ fn mistakes_name_the_line_and_the_numbers() {
             .any(|l| l.contains(&place) && l.contains(text));
         assert!(found, "{place}{text}\n{error}");
     }
+}
+
+/// Layers of every kind compute the same with quantized weights as with the floats that these stand
+/// for, in training traces too, and weights that are not quantized stay as they are.
+#[test]
+fn every_layer_may_be_quantized() {
+    let layers: [(&str, usize); 5] = [
+        ("lstm", 2),
+        ("attention", 2),
+        ("encoder", 4),
+        ("conv", 0),
+        ("odd", 0),
+    ];
+    for (name, quantized) in layers {
+        for training in [false, true] {
+            let run = |quantize: bool| {
+                let params = Params::seeded(6);
+                let at = match quantize {
+                    true => params.root().quantized(FOUR_BITS),
+                    false => params.root(),
+                };
+                let trace = match training {
+                    true => Trace::training(),
+                    false => Trace::inference(),
+                };
+                let x = trace.input("x", F32, (2, 5, 64));
+                let y = match name {
+                    "lstm" => x.apply(&Lstm::new(at, 64, 32).unrolled_up_to(0)),
+                    "attention" => x.apply(&MultiHeadAttention::new(at, 64, 4)),
+                    "encoder" => x.apply(&TransformerEncoderLayer::new(at, 64, 4, 96)),
+                    "conv" => x.unsqueeze(1).apply(&Conv2d::new(at, 1, 4, 3)),
+                    _ => x
+                        .apply(&Linear::new(at.clone() / "a", 64, 10))
+                        .apply(&Linear::new(at / "b", 10, 3)),
+                };
+                let mut session = session(params.clone(), 2);
+                let program = session.compile(&trace, [y]).expect("it compiles");
+                (params, session, program)
+            };
+            let (params, mut session, program) = run(true);
+            let (_, mut plain, expected) = run(false);
+            let declared = params.declared();
+            let of = |param: &&slabwise::Param| param.quantization().is_some();
+            let all: Vec<&slabwise::Param> = declared.iter().filter(of).collect();
+            let expected_count = if name == "odd" { 1 } else { quantized };
+            assert_eq!(all.len(), expected_count, "{name}: {declared:?}");
+            for param in all {
+                let weight = dequantized(&session, param.name(), FOUR_BITS);
+                plain.set_value(param.name(), &weight).expect("a weight");
+            }
+            let x = floats(10, 64, 1)
+                .into_shape_with_order((2, 5, 64))
+                .expect("ten rows");
+            let results =
+                [(&mut session, &program), (&mut plain, &expected)].map(|(session, program)| {
+                    let [y] = session.run(program, (&x,)).expect("a run");
+                    y.view::<f32>().expect("f32").to_owned()
+                });
+            let [got, expected] = results;
+            for (a, b) in got.iter().zip(&expected) {
+                assert!((a - b).abs() <= 1e-4, "{a} instead of {b}: {name}");
+            }
+        }
+    }
+}
+
+/// A format whose rows are not whole bytes, and blocks longer than a row.
+#[test]
+fn other_rows_are_not_quantized() {
+    let params = Params::seeded(0);
+    for (bits, block, columns) in [(4, 3, 9), (2, 2, 6), (4, 64, 32)] {
+        let at = params.root().quantized(Quantization { bits, block });
+        let layer = Linear::new(at / &format!("{bits}x{block}"), columns, 4);
+        assert_eq!(layer.weight().quantization(), None);
+        assert!(layer.weight().is_trained());
+    }
+    assert!(params.mistakes().is_empty());
 }

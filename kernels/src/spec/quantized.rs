@@ -56,10 +56,11 @@ impl Quantization {
         (numbers / per_byte).saturating_add(i64::from(numbers % per_byte > 0))
     }
 
-    /// The blocks of a row of so many numbers, if it is whole blocks.
+    /// The blocks of a row of so many numbers, if it is whole blocks and whole bytes.
     pub fn blocks(self, numbers: Size) -> Option<i64> {
         let (numbers, block) = (numbers.as_fixed()?, i64::from(self.block));
-        (block > 0 && numbers % block == 0).then_some(numbers / block)
+        let fills = block > 0 && numbers % block == 0 && numbers % i64::from(self.per_byte()) == 0;
+        fills.then_some(numbers / block)
     }
 }
 
