@@ -374,8 +374,8 @@ fn every_layer_may_be_quantized() {
             let (params, mut session, program) = run(true);
             let (_, mut plain, expected) = run(false);
             let declared = params.declared();
-            let of = |param: &&slabwise::Param| param.quantization().is_some();
-            let all: Vec<&slabwise::Param> = declared.iter().filter(of).collect();
+            let of = |param: &&Param| param.quantization().is_some();
+            let all: Vec<&Param> = declared.iter().filter(of).collect();
             let expected_count = if name == "odd" { 1 } else { quantized };
             assert_eq!(all.len(), expected_count, "{name}: {declared:?}");
             for param in all {

@@ -58,7 +58,11 @@ fn applies(spec: &Spec, whole: &Env) -> Option<bool> {
         Body::Matmul(product) if !product.in_order && spec.dims.len() == 2 => {
             let k = product.k.as_fixed()?;
             let is = |left: &Operand, right: &Operand, steps: usize| {
-                left.dtype == DType::F32 && right.dtype.is_float() && right.strides[steps].is(1)
+                left.dtype == DType::F32
+                    && left.strides.len() == 2
+                    && right.dtype.is_float()
+                    && right.strides.len() == 2
+                    && right.strides[steps].is(1)
             };
             let transposed = spec.dims[1].is(1);
             let fits = match transposed {
