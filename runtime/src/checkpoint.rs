@@ -168,13 +168,12 @@ impl Session {
                     parts.check(&floats, &expected.name, file.path())?;
                 }
             }
-            for ((target, name), expected) in targets.iter().zip(found).zip(&expected) {
+            for (target, name) in targets.iter().zip(found) {
                 let at = match target {
                     Target::Variable(at) => *at,
                     Target::Quantized(parts) => {
                         if let Some(floats) = of_floats(name) {
-                            let of = (&*expected.name, file.path());
-                            parts.write(&floats, of, variables, backend)?;
+                            parts.write(&floats, variables, backend)?;
                             target.variables().for_each(|at| is_read[at] = true);
                         }
                         continue;

@@ -1,7 +1,7 @@
 //! Initial values of variables: a function of the seed and the variable's name alone, so that
 //! neither the order of declarations nor the model around a layer changes its weights.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use slabwise_kernels::cpu::Team;
@@ -13,7 +13,7 @@ use slabwise_kernels::scalar::Value;
 use crate::graph::{QuantizedPart, QuantizedRole, VariableInfo};
 use crate::params::Init;
 use crate::trace::RANDOM;
-use crate::weights::quantize;
+use crate::weights::{Quantized, quantize};
 
 /// FNV-1a, 64 bits: a stable number for a name.
 fn hash(name: &str) -> u64 {
@@ -47,12 +47,13 @@ pub(crate) fn fill(
     memory: &mut Memory,
     region: &Region,
     team: &Team,
+    last: &mut LastQuantized,
 ) {
     if let Some(data) = &info.data {
         return memory.bytes_mut(region).copy_from_slice(data);
     }
     if let Some(part) = &info.part {
-        return quantized(part, seed, memory, region, team);
+        return fill_part(part, seed, memory, region, team, last);
     }
     let name = hash(&info.name);
     match (info.init, info.dtype) {
@@ -103,28 +104,57 @@ fn four(init: Init, seed: u64, name: u64, at: usize) -> [f32; 4] {
     }
 }
 
+/// The weight whose parts were filled last: they follow one another.
+pub(crate) type LastQuantized = Option<(Arc<str>, Quantized)>;
+
 /// Fills a part of a quantized weight, whose values are those that it would have as f32.
-fn quantized(part: &QuantizedPart, seed: u64, memory: &mut Memory, region: &Region, team: &Team) {
+fn fill_part(
+    part: &QuantizedPart,
+    seed: u64,
+    memory: &mut Memory,
+    region: &Region,
+    team: &Team,
+    last: &mut LastQuantized,
+) {
+    let known = last.take().filter(|(weight, _)| *weight == part.weight);
+    let (_, of) = last.insert(known.unwrap_or_else(|| {
+        let of = quantized(part, seed, team);
+        (Arc::clone(&part.weight), of)
+    }));
+    let to = memory.bytes_mut(region);
+    match part.role {
+        QuantizedRole::Numbers => to.copy_from_slice(&of.numbers),
+        QuantizedRole::Scales => {
+            for (to, scale) in to.chunks_exact_mut(4).zip(&of.scales) {
+                to.copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        QuantizedRole::Zeros => to.copy_from_slice(&of.zeros),
+    }
+}
+
+/// The initial value of a quantized weight, with all threads of a team.
+fn quantized(part: &QuantizedPart, seed: u64, team: &Team) -> Quantized {
     let ([rows, columns], name) = (part.dims, hash(&part.weight));
-    let bytes = memory.bytes_mut(region);
-    let of_row = (bytes.len() / rows.max(1)).max(1);
-    let places: Vec<Mutex<&mut [u8]>> = bytes.chunks_mut(of_row).map(Mutex::new).collect();
-    team.run(places.len(), &|row, _| {
+    let quantized: Vec<Mutex<Option<Quantized>>> = (0..rows).map(|_| Mutex::default()).collect();
+    team.run(rows, &|row, _| {
         let (first, end) = (row * columns, (row + 1) * columns);
         let fours = (first / 4..end.div_ceil(4)).flat_map(|at| four(part.init, seed, name, at));
         let floats: Vec<f32> = fours.skip(first % 4).take(columns).collect();
-        // Initial values that are not finite are mistakes of declarations.
-        let Ok(of) = quantize(&floats, columns, part.format) else {
-            return;
-        };
-        let of = match part.role {
-            QuantizedRole::Numbers => of.numbers,
-            QuantizedRole::Scales => of.scales.into_iter().flat_map(f32::to_le_bytes).collect(),
-            QuantizedRole::Zeros => of.zeros,
-        };
-        let mut place = places[row].lock().unwrap_or_else(PoisonError::into_inner);
-        place.copy_from_slice(&of);
+        let mut place = quantized[row]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *place = Some(quantize(&floats, columns, part.format));
     });
+    let mut whole = Quantized::default();
+    for row in quantized {
+        let row = row.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let row = row.unwrap_or_default();
+        whole.numbers.extend(row.numbers);
+        whole.scales.extend(row.scales);
+        whole.zeros.extend(row.zeros);
+    }
+    whole
 }
 
 /// Fills a region of floats with four numbers at a time, by the number of the four; halves are the

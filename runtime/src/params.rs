@@ -223,7 +223,7 @@ impl Scope {
     ///
     /// They are not trained. [`Session::load_from`](crate::Session::load_from) and the other ways to
     /// load weights take files of floats, and quantize them as they are read, each number to the
-    /// nearest; saved are the parts, `<name>.numbers`, `<name>.scales` and `<name>.zeros`, which
+    /// nearest, with one weight at a time in memory as f32; saved are the parts, `<name>.numbers`, `<name>.scales` and `<name>.zeros`, which
     /// load as they are.
     ///
     /// ```

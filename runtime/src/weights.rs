@@ -52,7 +52,7 @@ pub(crate) use fit::{Expected, fit};
 pub use fit::{LoadOptions, Loaded};
 pub use open::Weights;
 pub(crate) use plan::LoadPlan;
-pub(crate) use quantize::{NotFinite, quantize};
+pub(crate) use quantize::{NotFinite, Quantized, check as check_finite, quantize};
 pub use rules::Rules;
 pub use slabwise_compiler::error::WeightsError;
 pub use write::SaveOptions;

@@ -309,20 +309,14 @@ impl Matmul {
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Some(body) = &product(spec) else {
-            unreachable!("checked by new")
-        };
         let env = launch.env;
+        let (length, mut a, mut b) = factors(spec, launch);
         let (batch, sizes) = spec.dims.split_at(spec.dims.len() - 2);
         let groups = batch.iter().map(|d| d.usize_at(env)).product();
         let (mut m, mut n, k) = (
             sizes[0].usize_at(env),
             sizes[1].usize_at(env),
-            body.k.usize_at(env),
-        );
-        let (mut a, mut b) = (
-            Matrix::new(&body.a, launch.args[0], env),
-            Matrix::new(&body.b, launch.args[1], env),
+            length.usize_at(env),
         );
         // A matrix times a vector: the vector's one column would fill a lane of each vector
         // register, so the product is computed transposed, which changes neither a sum nor, with
@@ -371,8 +365,7 @@ impl Matmul {
         }
         let folded = launch.part.filter(|part| part.micro_batching.folds);
         let slice = folded.map_or(0..k, |part| {
-            let steps = body
-                .k
+            let steps = length
                 .checked_div_size(Size::symbol(part.micro_batching.batch))
                 .map_or(1, |steps| steps.usize_at(env));
             part.examples.start * steps..part.examples.end * steps
@@ -425,6 +418,21 @@ impl Matmul {
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
         unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
+    }
+}
+
+/// The length of the contracted axis and the operands of a launch. The right operand of one with
+/// quantized weights stands for their packed numbers, which are only accessed by [`Weights`].
+fn factors<'a>(spec: &'a Spec, launch: &Launch) -> (Size, Matrix<'a>, Matrix<'a>) {
+    let [first, second] = [launch.args[0], launch.args[1]];
+    let matrix = |operand, at| Matrix::new(operand, at, launch.env);
+    match &spec.body {
+        Body::Matmul(p) => (p.k, matrix(&p.a, first), matrix(&p.b, second)),
+        Body::QuantizedMatmul(p) => {
+            let numbers = matrix(&p.numbers, second);
+            (p.k, matrix(&p.a, first), numbers.transposed())
+        }
+        _ => unreachable!("checked when it was prepared"),
     }
 }
 

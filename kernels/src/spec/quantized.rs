@@ -31,12 +31,12 @@ impl Quantization {
 
     /// The zero point of weights that have none of their own: the middle of the range.
     pub fn middle(self) -> u32 {
-        1 << (self.bits - 1)
+        1 << self.bits.clamp(1, 8).saturating_sub(1)
     }
 
     /// The bits of one number.
     pub fn mask(self) -> u32 {
-        (1 << self.bits) - 1
+        (1 << self.bits.clamp(1, 8)) - 1
     }
 
     /// Whether the bits are 2, 4 or 8, and blocks have numbers.

@@ -67,8 +67,9 @@ impl Session {
                     }
                     Target::Quantized(parts) => {
                         let floats = read_floats(weight, &mut buffer)?;
-                        let of = (&*expected[weight].name, weights.path());
-                        parts.write(&floats, of, variables, backend)?;
+                        // It has been read before; a file may have changed since.
+                        parts.check(&floats, &expected[weight].name, weights.path())?;
+                        parts.write(&floats, variables, backend)?;
                     }
                 }
                 targets[weight]

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::Quantization;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::graph::{QuantizedPart, QuantizedRole};
 use crate::session::Variable;
-use crate::weights::{Expected, NotFinite, WeightsError, quantize};
+use crate::weights::{Expected, NotFinite, WeightsError, check_finite, quantize};
 
 /// Where a tensor goes.
 pub(super) enum Target {
@@ -73,7 +74,7 @@ pub(super) fn targets(
         }
         let expected = Expected {
             name: of.weight.to_string(),
-            dtype: slabwise_kernels::dtype::DType::F32,
+            dtype: DType::F32,
             shape: of.dims.map(|length| length as u64).to_vec(),
         };
         let parts = Parts {
@@ -100,24 +101,24 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
 impl Parts {
     /// Fails if one of the floats of a weight cannot be quantized.
     pub fn check(&self, floats: &[f32], name: &str, path: &Path) -> Result<(), WeightsError> {
-        let Some(at) = floats.iter().position(|x| !x.is_finite()) else {
-            return Ok(());
-        };
-        let columns = self.columns.max(1);
-        let (row, column, value) = (at / columns, at % columns, floats[at]);
-        Err(refused(NotFinite { row, column, value }, name, path))
+        check_finite(floats, self.columns).map_err(|NotFinite { row, column, value }| {
+            WeightsError::NotQuantized {
+                path: path.to_owned(),
+                tensor: name.to_owned(),
+                at: [row, column],
+                value,
+            }
+        })
     }
 
-    /// Quantizes a weight to its variables.
+    /// Quantizes a weight of finite floats to its variables.
     pub fn write(
         &self,
         floats: &[f32],
-        (name, path): (&str, &Path),
         variables: &[Variable],
         backend: &mut dyn Backend,
     ) -> Result<()> {
-        let quantized = quantize(floats, self.columns, self.format)
-            .map_err(|error| refused(error, name, path))?;
+        let quantized = quantize(floats, self.columns, self.format);
         let scales: Vec<u8> = quantized
             .scales
             .into_iter()
@@ -133,14 +134,5 @@ impl Parts {
             })?;
         }
         Ok(())
-    }
-}
-
-fn refused(NotFinite { row, column, value }: NotFinite, name: &str, path: &Path) -> WeightsError {
-    WeightsError::NotQuantized {
-        path: path.to_owned(),
-        tensor: name.to_owned(),
-        at: [row, column],
-        value,
     }
 }

@@ -223,10 +223,11 @@ impl Variables {
     ) -> Result<()> {
         let seed = self.params.seed();
         let mut without = (first..self.list.len()).filter(|&at| !has_value(at));
+        let mut last = None;
         let filled = without.try_for_each(|at| {
             let Variable { info, region } = &self.list[at];
             memory.backend.map_write(region, &mut |memory, region| {
-                crate::init::fill(info, seed, memory, region, team)
+                crate::init::fill(info, seed, memory, region, team, &mut last)
             })
         });
         let done = filled.and_then(|()| self.restart_averages(first, &mut *memory.backend));

@@ -18,7 +18,7 @@ use super::pack::Source;
 use super::quantized::{PARAMETERS, Parameters, Weights, decoder, number};
 use super::simd::Simd;
 use super::workspace::{Resources, Slot, Space};
-use super::{SERIAL_WORK, even, wanted, workers};
+use super::{SERIAL_WORK, even, factors, wanted, workers};
 use crate::cpu::tile::TileCode;
 use crate::cpu::{Config, Launch, SpecError};
 use crate::dtype::DType;
@@ -173,48 +173,32 @@ impl FewRows {
     /// The left operand, the right one, and the length of the contracted axis.
     fn operands(&self, spec: &Spec, launch: &Launch) -> (Source, Right, usize) {
         let env = launch.env;
-        let left = |operand: &Operand, at: *mut u8, [row, step]: [usize; 2]| Source {
-            at: address(operand, at, env).cast(),
-            stride: stride(operand, row, env),
-            step: stride(operand, step, env),
-        };
-        let right = |operand: &Operand, at: *mut u8, column: usize| {
-            let at = address(operand, at, env);
-            let stride = stride(operand, column, env);
-            match operand.dtype {
-                DType::F16 => Right::F16(Columns {
-                    at: at.cast(),
-                    stride,
-                }),
-                DType::BF16 => Right::BF16(Columns {
-                    at: at.cast(),
-                    stride,
-                }),
-                _ => Right::F32(Columns {
-                    at: at.cast(),
-                    stride,
-                }),
-            }
-        };
-        let [first, second] = [launch.args[0], launch.args[1]];
-        match &spec.body {
-            Body::QuantizedMatmul(product) => (
-                left(&product.a, first, [0, 1]),
-                Right::Quantized(Weights::new(spec, launch, self.micro)),
-                product.k.usize_at(env),
-            ),
-            Body::Matmul(product) if self.transposed => (
-                left(&product.b, second, [1, 0]),
-                right(&product.a, first, 0),
-                product.k.usize_at(env),
-            ),
-            Body::Matmul(product) => (
-                left(&product.a, first, [0, 1]),
-                right(&product.b, second, 1),
-                product.k.usize_at(env),
-            ),
-            _ => unreachable!("checked by new"),
+        let (k, mut a, mut b) = factors(spec, launch);
+        if self.transposed {
+            (a, b) = (b.transposed(), a.transposed());
         }
+        let left = Source {
+            at: a.first(env).cast(),
+            stride: a.strides[0],
+            step: a.strides[1],
+        };
+        let (at, stride) = (b.first(env), b.strides[1]);
+        let right = match b.operand.dtype {
+            DType::F16 => Right::F16(Columns {
+                at: at.cast(),
+                stride,
+            }),
+            DType::BF16 => Right::BF16(Columns {
+                at: at.cast(),
+                stride,
+            }),
+            DType::F32 => Right::F32(Columns {
+                at: at.cast(),
+                stride,
+            }),
+            _ => Right::Quantized(Weights::new(spec, launch, self.micro)),
+        };
+        (left, right, k.usize_at(env))
     }
 }
 
@@ -230,17 +214,6 @@ impl<T> Shared<T> {
 
 // SAFETY: tasks write parts of their own, and what all read has been written before.
 unsafe impl<T> Sync for Shared<T> {}
-
-/// The first element of an operand.
-pub(super) fn address(operand: &Operand, at: *mut u8, env: &Env) -> *const u8 {
-    let offset = operand.offset.at(env) as isize * operand.dtype.bytes() as isize;
-    at.wrapping_offset(offset)
-}
-
-/// Elements of an operand between neighbours along an axis.
-pub(super) fn stride(operand: &Operand, axis: usize, env: &Env) -> isize {
-    operand.strides[axis].at(env) as isize
-}
 
 /// Copies a row of `k` steps of the left operand, and zeros up to `length`, in the order in which the
 /// right one is read: of a group of as many bytes as a vector has lanes, first the steps of the lowest

@@ -45,6 +45,11 @@ impl<'a> Matrix<'a> {
         self.operand.dtype == DType::F32
     }
 
+    /// Its first element.
+    pub fn first(&self, env: &Env) -> *const u8 {
+        self.at(&[], 0, 0, env)
+    }
+
     /// Element (i, j) of the matrix at these batch coordinates.
     pub fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const u8 {
         let group: isize = batch

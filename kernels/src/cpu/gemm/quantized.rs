@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::few_rows::{address, stride};
+use super::matrix::Matrix;
 use super::micro::Micro;
 use super::pack::Source;
 use super::simd::Simd;
@@ -52,31 +52,31 @@ pub(in super::super) struct Weights {
     pub format: Quantization,
     /// Decodes them.
     micro: &'static Micro,
-    numbers: *const u8,
-    /// Bytes from row to row.
-    stride: isize,
-    scales: PerBlock<f32>,
+    numbers: Rows<u8>,
+    scales: Rows<f32>,
     zeros: Zeros,
 }
 
-/// A number for each block: address, and elements from row to row and from block to block.
+/// Rows of bytes, or of a number for each block: address, and elements from row to row and from one to
+/// the next.
 #[derive(Clone, Copy)]
-struct PerBlock<T> {
+struct Rows<T> {
     at: *const T,
     strides: [isize; 2],
 }
 
-impl<T: Copy> PerBlock<T> {
+impl<T: Copy> Rows<T> {
     fn new(operand: &Operand, at: *mut u8, env: &Env) -> Self {
-        PerBlock {
-            at: address(operand, at, env).cast(),
-            strides: [0, 1].map(|axis| stride(operand, axis, env)),
+        let matrix = Matrix::new(operand, at, env);
+        Rows {
+            at: matrix.first(env).cast(),
+            strides: matrix.strides,
         }
     }
 
     fn row(self, row: usize) -> Self {
         let at = self.at.wrapping_offset(row as isize * self.strides[0]);
-        PerBlock { at, ..self }
+        Rows { at, ..self }
     }
 
     /// # Safety
@@ -91,8 +91,8 @@ impl<T: Copy> PerBlock<T> {
 #[derive(Clone, Copy)]
 enum Zeros {
     Middle(f32),
-    Floats(PerBlock<f32>),
-    Packed(PerBlock<u8>, Quantization),
+    Floats(Rows<f32>),
+    Packed(Rows<u8>, Quantization),
 }
 
 impl Zeros {
@@ -134,16 +134,15 @@ impl Weights {
         let zeros = match &body.zeros {
             None => Zeros::Middle(body.format.middle() as f32),
             Some(zeros) if zeros.dtype == DType::U8 => {
-                Zeros::Packed(PerBlock::new(zeros, launch.args[3], env), body.format)
+                Zeros::Packed(Rows::new(zeros, launch.args[3], env), body.format)
             }
-            Some(zeros) => Zeros::Floats(PerBlock::new(zeros, launch.args[3], env)),
+            Some(zeros) => Zeros::Floats(Rows::new(zeros, launch.args[3], env)),
         };
         Weights {
             format: body.format,
             micro,
-            numbers: address(&body.numbers, launch.args[1], env),
-            stride: stride(&body.numbers, 0, env),
-            scales: PerBlock::new(&body.scales, launch.args[2], env),
+            numbers: Rows::new(&body.numbers, launch.args[1], env),
+            scales: Rows::new(&body.scales, launch.args[2], env),
             zeros,
         }
     }
@@ -158,7 +157,7 @@ impl Weights {
 
     /// The packed numbers of a column.
     pub fn column(&self, column: usize) -> *const u8 {
-        (self.numbers).wrapping_offset(column as isize * self.stride)
+        self.numbers.row(column).at
     }
 
     /// Steps that are decoded at once.

@@ -219,7 +219,7 @@ mod x86 {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
-    /// AVX2 with FMA.
+    /// AVX2 with FMA and F16C.
     #[derive(Clone, Copy)]
     pub(in super::super::super) struct Avx2;
 
