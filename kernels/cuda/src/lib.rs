@@ -41,6 +41,7 @@ pub use abi::{Dispatch, Function, Speeds, Target, Word};
 pub use attention::has_attention;
 pub use description::{Attributes, Bandwidth, Block, Description, Multiprocessor, Rates};
 pub use device::{Device, Fault, usable};
+pub use gemm::quantized::has_quantized_matmul;
 pub use lower::horizontal::{FusedLaunch, fused_name, lower_fused};
 pub use lower::products::{Candidate, candidates, cycles_saved, library_cycles};
 pub use lower::{cycles, has_kernel, lower};

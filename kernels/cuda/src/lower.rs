@@ -45,7 +45,9 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     match &spec.body {
         Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
         Body::Loop => rows::lower(spec, bounds, target),
-        Body::Matmul(_) | Body::Conv2d(_) => products::lower(spec, bounds, target),
+        Body::Matmul(_) | Body::Conv2d(_) | Body::QuantizedMatmul(_) => {
+            products::lower(spec, bounds, target)
+        }
         Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
         Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
@@ -61,9 +63,6 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
         Body::Scan(scan) => scan::lower(scan, bounds, target),
-        Body::QuantizedMatmul(_) => Err(SpecError::unsupported(
-            "weights are decoded by a kernel of their own",
-        )),
         Body::Collective(_) => Err(SpecError::unsupported(
             "ranks exchange bytes on the CPU only",
         )),
@@ -76,7 +75,7 @@ const LAUNCH_CYCLES: f64 = 4000.0;
 /// The modelled cycles of a product, and of another kernel those of its launches alone and of blocks
 /// that find out which is the last. `None` if there is no kernel.
 pub fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> {
-    if let Body::Matmul(_) | Body::Conv2d(_) = spec.body {
+    if spec.body.is_product() {
         return products::cycles(spec, bounds, target);
     }
     let counts = |word: &Word| matches!(word, Word::Counters(_));

@@ -315,20 +315,30 @@ fn values_are_shown_and_nan_is_found_on_a_device() {
     }
 }
 
-/// Quantized weights are decoded by elementwise kernels there: products with them, and rows.
+/// Products of few rows decode quantized weights as they read them. Rows of tables, and the weights of
+/// products of more rows, are decoded by elementwise kernels.
 #[test]
 fn quantized_weights_stand_for_the_same_floats_on_a_device() {
     let Some(_device) = TestDevice::find() else {
         return;
     };
-    for (bits, block) in [(4, 32), (2, 16), (8, 32)] {
-        let run = |device: Device| -> Vec<Vec<f64>> {
+    let bounded = |most| Dim::bounded("rows", most);
+    for ((bits, block), rows, count, is_few) in [
+        ((4, 32), Dim::Fixed(1), 1, true),
+        ((4, 32), bounded(8), 6, true),
+        ((2, 32), Dim::Fixed(5), 5, true),
+        ((8, 32), Dim::Fixed(2), 2, true),
+        ((4, 32), Dim::Fixed(9), 9, false),
+        ((4, 32), bounded(12), 1, false),
+        ((2, 16), Dim::Fixed(5), 5, false),
+    ] {
+        let run = |device: Device| -> (Vec<Vec<f64>>, Vec<String>) {
             let params = Params::seeded(3);
             let at = params.root().quantized(Quantization { bits, block });
             let table = Embedding::new(&at / "table", 20, 96);
             let layer = Linear::new(&at / "layer", 96, 24);
             let trace = Trace::inference();
-            let tokens = trace.input("tokens", I32, (5,));
+            let tokens = trace.input("tokens", I32, (rows,));
             let x = tokens.apply(&table);
             let outputs = [x, x.apply(&layer).relu()];
             let untuned = CompileOptions {
@@ -340,7 +350,7 @@ fn quantized_weights_stand_for_the_same_floats_on_a_device() {
                 .with_threads(1)
                 .with_options(untuned);
             let program = session.compile(&trace, outputs).expect("it compiles");
-            let tokens = ndarray::arr1(&[3, 0, 19, 3, 7]);
+            let tokens: ndarray::Array1<i32> = (0..count).map(|i| i * 7 % 20).collect();
             let results = session.run(&program, (&tokens,)).expect("a run");
             let values = |y: slabwise::Output<'_>| {
                 y.view::<f32>()
@@ -349,9 +359,14 @@ fn quantized_weights_stand_for_the_same_floats_on_a_device() {
                     .map(|&v| v.into())
                     .collect()
             };
-            results.map(values).to_vec()
+            let values = results.map(values).to_vec();
+            let used = program.resources().into_iter().flatten();
+            (values, used.map(|kernel| kernel.function).collect())
         };
-        let [got, expected] = [Device::Cuda(0), Device::Cpu].map(run);
+        let ((got, names), (expected, _)) = (run(Device::Cuda(0)), run(Device::Cpu));
+        let kernel = format!("gemv_{bits}bits_");
+        let decodes = names.iter().any(|name| name.starts_with(&kernel));
+        assert_eq!(decodes, is_few, "{bits} bits, {rows:?}: {names:?}");
         // Rows are decoded by the same operations.
         assert_eq!(got[0], expected[0]);
         for (a, b) in got[1].iter().zip(&expected[1]) {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Spec, SpecError};
+use slabwise_kernels::spec::{Body, Quantization, Spec, SpecError};
 
 use super::plan::{ALONE, GROUP, Method, Plan, SumOrder};
 use super::problem::{Count, Matrix, Problem, Reach, StridedAxes, View, greatest_common_divisor};
+use super::quantized;
 use super::tiles::{Elem, Kernel};
 use super::totals::{self, Shared, Totals};
 use crate::abi::{Dispatch, Function, Target, Word};
@@ -172,6 +173,7 @@ pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env
             Method::Dots(large_vector(&views[usize::from(!transposed)]))
         }
         Kernel::Columns { .. } => Method::Columns,
+        Kernel::Quantized { format, .. } => Method::Quantized(format.bits),
         Kernel::Window { .. } => Method::Window,
     };
     SumOrder { method, part }
@@ -244,10 +246,7 @@ pub fn product(
         number(move |env| f(problem.sizes(env)))
     };
     let apart = matches!(kernel, Kernel::Window { .. });
-    let elems = [
-        Elem::of(problem.left.dtype)?,
-        Elem::of(problem.right.dtype)?,
-    ];
+    let elems = Elem::of_both(spec, problem)?;
     let views = views(problem, elems, apart, bounds);
     let cut_at = |i: usize| {
         let problem = sized_problem.clone();
@@ -264,13 +263,16 @@ pub fn product(
     let mut body = String::new();
     let sides = [("Left", &problem.left), ("Right", &problem.right)];
     for (i, (name, matrix)) in sides.into_iter().enumerate() {
-        let vector = if let Kernel::Columns { each, .. } = kernel {
-            each
-        } else {
-            views[i].vector
+        let vector = match kernel {
+            Kernel::Columns { each, .. } => each,
+            Kernel::Quantized { .. } => quantized::VECTOR,
+            _ => views[i].vector,
         };
         let taps = located(&kernel, &views[i]).unwrap_or_default();
         body += &writer.matrix(name, matrix, elems[i], &views[i], vector, taps);
+    }
+    if let Body::QuantizedMatmul(quantized) = &spec.body {
+        body += &writer.blocks(quantized);
     }
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
@@ -290,7 +292,7 @@ pub fn product(
     body += &pointers(&code, &mut writer.params);
     let totals = Totals::of(&code)?;
     body += &writer.epilogue_ahead(&code, totals.as_ref());
-    body += &multiply(&kernel, &views, elems);
+    body += &multiply(spec, &kernel, &views, elems);
     if totals.is_some() {
         let tile = [kernel.threads(), kernel.tile()[0], kernel.tile()[1]];
         let (sums, counters) = shared_between_parts(problem, plan, bounds);
@@ -372,10 +374,7 @@ pub fn shared_bytes(
     bounds: &Env,
     target: &Target,
 ) -> Result<i64, SpecError> {
-    let elems = [
-        Elem::of(problem.left.dtype)?,
-        Elem::of(problem.right.dtype)?,
-    ];
+    let elems = Elem::of_both(spec, problem)?;
     let views = views(problem, elems, false, bounds);
     let is_wide = Params::new(spec, bounds, target).is_wide();
     Ok(kernel.shared_bytes() + table_bytes(kernel, &views, is_wide))
@@ -572,7 +571,7 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
 
 /// The statements that compute a block's part of the product and pass every `sum` to `take`, with
 /// the values that `load` reads.
-fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
+fn multiply(spec: &Spec, kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
     const TAKE: &str = "take(row, column, sum, load(row, column));\n";
     match kernel {
         Kernel::Registers(_) | Kernel::Tensor(..) => {
@@ -635,6 +634,19 @@ fn multiply(kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -> String {
                      column_sums<{few}, {warps}, {vector}>({operands}, {first}, {counts}, share.deep, share.end, shared, parts, {take});\n"
                 )
             }
+        }
+        Kernel::Quantized { few, large, format } => {
+            let Quantization { bits, block } = format;
+            let aligned = match &spec.body {
+                Body::QuantizedMatmul(product) => quantized::are_words(&product.numbers),
+                _ => false,
+            };
+            let by_deep = views[0].by_deep;
+            format!(
+                "const int first = share.column + int(threadIdx.x) / 32 * {large};\n\
+                 quantized_dots<{few}, {large}, {bits}, {block}, {aligned}, {by_deep}, Scales, Zeros>(right, left, first, share.columns, share.rows, share.deep, share.end, parts, \
+                 [&](int column, int row, float sum) {{\n{TAKE}}});\n"
+            )
         }
         Kernel::Window {
             window: [high, wide],

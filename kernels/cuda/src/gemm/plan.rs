@@ -45,6 +45,8 @@ pub enum Method {
     Dots(i64),
     /// By the warps of a block.
     Columns,
+    /// By the lanes of a warp, each of which decodes words of this many bits' numbers.
+    Quantized(u32),
     /// Over the window.
     Window,
 }
@@ -64,7 +66,7 @@ pub const JOIN: f64 = 2500.0;
 const ITERATION: f64 = 120.0;
 const STEP: f64 = 35.0;
 /// Most rows or columns for the kernels for few rows or columns.
-const FEW: i64 = 8;
+pub const FEW: i64 = 8;
 /// Most parts of the contracted axis.
 const PARTS: i64 = 256;
 /// Most parts whose sums one block adds.
@@ -72,6 +74,11 @@ pub const ALONE: i64 = 12;
 /// The number of parts in a group if there are more: the last block of each group adds the sums of
 /// its parts, and the last block of all adds the sums of the groups.
 pub const GROUP: i64 = 8;
+
+/// The number of rows or columns of a kernel for so many, if they are few.
+fn few(count: i64) -> Option<i64> {
+    [1, 2, 4, FEW].into_iter().find(|&n| count <= n)
+}
 
 /// The groups of so many parts, none if they are one.
 fn groups(parts: i64) -> i64 {
@@ -145,6 +152,14 @@ impl ProductInfo<'_> {
     fn kernels(&self) -> Vec<Kernel> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
+        if let Elem::Packed(format) = right {
+            let few = few(self.sizes[0]);
+            // Sixteen numbers of a word leave registers for fewer sums.
+            let sums = if format.bits < 4 { 16 } else { 32 };
+            let fits = |&large: &i64| few.is_some_and(|few| few * large <= sums);
+            let of = |large| few.map(|few| Kernel::Quantized { few, large, format });
+            return [1, 2, 4].into_iter().filter(fits).filter_map(of).collect();
+        }
         // Instructions for tensor cores distribute tiles over 32 lanes.
         let tensor = self.target.wave_width == 32;
         if tensor && left == right && (left != Elem::F32 || self.target.tf32) {
@@ -194,7 +209,7 @@ impl ProductInfo<'_> {
             {
                 continue;
             }
-            let few = [1, 2, 4, 8].into_iter().find(|&n| few <= n).unwrap_or(FEW);
+            let few = self::few(few).unwrap_or(FEW);
             let large = self.views[usize::from(!transposed)];
             if large.by_deep {
                 list.extend(
@@ -274,7 +289,7 @@ impl ProductInfo<'_> {
         let blocks = self.blocks(kernel, parts) as f64;
         let steps = (deep / parts as f64).max(1.0);
         let [high, wide] = kernel.tile().map(|n| n as f64);
-        let [left, right] = self.elems.map(|e| e.bytes() as f64);
+        let [left, right] = self.elems.map(Elem::width);
         let speeds = self.target.speeds;
         let [memory_rate, cache_rate] = [speeds.memory, speeds.cache].map(|n| f64::from(n) / 1e3);
         // Each element is read once from memory, and once per tile from the cache.
@@ -300,7 +315,7 @@ impl ProductInfo<'_> {
             Kernel::Tensor(t, elem) => {
                 let rate = f64::from(match elem {
                     Elem::F32 => speeds.tf32,
-                    Elem::F16 | Elem::Bf16 => speeds.half,
+                    _ => speeds.half,
                 });
                 let moved = self.moved(kernel) * (high + wide) * steps / ISSUE_RATE;
                 let warp = (t.high * t.wide) as f64 * steps * 4.0 / rate;
@@ -327,6 +342,14 @@ impl ProductInfo<'_> {
                 let turns = steps / VECTOR_WARPS as f64;
                 let work = steps * (few * each + 2 * few + each) as f64 / 4.0;
                 self.waves(blocks, kernel, work, turns * 150.0)
+            }
+            Kernel::Quantized { few, large, .. } => {
+                // A number is decoded in three cycles of a lane, whose logic has half the rate of
+                // multiplications.
+                let each = large * (few + 3) + few;
+                let work = VECTOR_WARPS as f64 * (steps / 32.0) * each as f64 / 4.0;
+                let turns = steps / kernel.deep() as f64;
+                self.waves(blocks, kernel, work, turns * 600.0)
             }
             Kernel::Window { window, .. } => {
                 let work = VECTOR_WARPS as f64 * (window[0] * window[1]) as f64 * 10.0 / 4.0;

@@ -4,7 +4,7 @@
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Matmul, Operand, Spec, SpecError};
+use slabwise_kernels::spec::{Matmul, Operand, QuantizedMatmul, Spec, SpecError};
 
 /// The number of indices of an axis: `(size + add) / div`, rounded down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +254,36 @@ impl Problem {
             deep: vec![body.k.into()],
             left,
             right,
+        })
+    }
+
+    /// A product with quantized weights. The right operand's elements are bytes of packed numbers,
+    /// which are neighbours of an axis of their own along the contracted side.
+    pub fn quantized(spec: &Spec, body: &QuantizedMatmul) -> Result<Problem, SpecError> {
+        if !body.format.has_kernel() {
+            return Err(SpecError::unsupported(format!(
+                "a product with weights in blocks of {} numbers of {} bits",
+                body.format.block, body.format.bits
+            )));
+        }
+        let per_byte = i64::from(body.format.per_byte());
+        let [a_row, a_step] = [body.a.strides[0], body.a.strides[1]];
+        let bytes = body.format.bytes(body.k.as_fixed().unwrap_or(0));
+        Ok(Problem {
+            batch: vec![],
+            rows: vec![Axis::whole(spec.dims[0], 0)],
+            columns: vec![Axis::whole(spec.dims[1], 1)],
+            deep: vec![Count::fixed(bytes), Count::fixed(per_byte)],
+            left: Matrix {
+                free: vec![a_row],
+                deep: vec![product(a_step, Size::fixed(per_byte))?, a_step],
+                ..Matrix::of(0, &body.a)
+            },
+            right: Matrix {
+                free: vec![body.numbers.strides[0]],
+                deep: vec![Size::ONE, Size::ZERO],
+                ..Matrix::of(1, &body.numbers)
+            },
         })
     }
 

@@ -1,7 +1,9 @@
 //! The kernels for products: the shapes of their tiles, and their use of threads and shared memory.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::spec::SpecError;
+use slabwise_kernels::spec::{Body, Quantization, Spec, SpecError};
+
+use super::problem::Problem;
 
 /// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +14,8 @@ pub enum Elem {
     F16,
     /// The upper half of single precision.
     Bf16,
+    /// Bytes of packed numbers, see [`Body::QuantizedMatmul`].
+    Packed(Quantization),
 }
 
 impl Elem {
@@ -25,11 +29,31 @@ impl Elem {
         }
     }
 
-    /// Bytes of one element.
+    /// The element types of both operands of a spec's product.
+    pub fn of_both(spec: &Spec, problem: &Problem) -> Result<[Elem; 2], SpecError> {
+        let right = match &spec.body {
+            Body::QuantizedMatmul(product) => Elem::Packed(product.format),
+            _ => Elem::of(problem.right.dtype)?,
+        };
+        Ok([Elem::of(problem.left.dtype)?, right])
+    }
+
+    /// Bytes of one element, of packed numbers those of the smallest unit in memory.
     pub fn bytes(self) -> i64 {
         match self {
             Elem::F32 => 4,
             Elem::F16 | Elem::Bf16 => 2,
+            Elem::Packed(_) => 1,
+        }
+    }
+
+    /// Bytes from which a number of the operand is read, with its share of the scale of a block.
+    pub fn width(self) -> f64 {
+        match self {
+            Elem::Packed(format) => {
+                f64::from(format.bits) / 8.0 + 4.0 / f64::from(format.block.max(1))
+            }
+            _ => self.bytes() as f64,
         }
     }
 
@@ -39,6 +63,7 @@ impl Elem {
             Elem::F32 => "float",
             Elem::F16 => "f16",
             Elem::Bf16 => "bf16",
+            Elem::Packed(_) => "unsigned char",
         }
     }
 }
@@ -246,6 +271,16 @@ pub enum Kernel {
         /// Whether the columns are few, not the rows.
         transposed: bool,
     },
+    /// At most `few` rows, and weights that are decoded as they are read: a warp sums along the
+    /// contracted axis, for `large` columns at a time.
+    Quantized {
+        /// Most rows.
+        few: i64,
+        /// Columns per warp.
+        large: i64,
+        /// The format of the weights.
+        format: Quantization,
+    },
     /// A depthwise window: each channel separately, with a thread per position.
     Window {
         /// Height and width of the window.
@@ -261,9 +296,10 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.threads(),
             Kernel::Tensor(t, _) => t.threads(),
-            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => {
-                32 * VECTOR_WARPS
-            }
+            Kernel::Dots { .. }
+            | Kernel::Columns { .. }
+            | Kernel::Quantized { .. }
+            | Kernel::Window { .. } => 32 * VECTOR_WARPS,
         }
     }
 
@@ -287,6 +323,12 @@ impl Kernel {
                     4
                 }
             }
+            // Their decoded weights occupy registers beside the sums.
+            Kernel::Quantized { few, large, .. } => match few * large {
+                ..=2 => 4,
+                ..=4 => 3,
+                _ => 2,
+            },
             Kernel::Window { .. } => 5,
         }
     }
@@ -307,7 +349,7 @@ impl Kernel {
             Kernel::Registers(t) => t.shared_bytes(),
             Kernel::Tensor(t, _) => t.shared_bytes(),
             Kernel::Columns { few, each, .. } => 4 * VECTOR_WARPS * few * each * 32,
-            Kernel::Dots { .. } | Kernel::Window { .. } => 0,
+            Kernel::Dots { .. } | Kernel::Quantized { .. } | Kernel::Window { .. } => 0,
         }
     }
 
@@ -317,7 +359,10 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.high * t.wide < 64 || t.threads() * t.blocks < 512,
             Kernel::Window { .. } => false,
-            Kernel::Tensor(..) | Kernel::Dots { .. } | Kernel::Columns { .. } => true,
+            Kernel::Tensor(..)
+            | Kernel::Dots { .. }
+            | Kernel::Columns { .. }
+            | Kernel::Quantized { .. } => true,
         }
     }
 
@@ -327,7 +372,9 @@ impl Kernel {
             Kernel::Registers(t) => t.rows * t.columns,
             Kernel::Tensor(t, _) => t.rows * t.columns,
             Kernel::Columns { few, each, .. } => (32 * few * each).max(self.threads()),
-            Kernel::Dots { .. } | Kernel::Window { .. } => self.threads(),
+            Kernel::Dots { .. } | Kernel::Quantized { .. } | Kernel::Window { .. } => {
+                self.threads()
+            }
         }
     }
 
@@ -349,6 +396,7 @@ impl Kernel {
                 each,
                 transposed,
             } => turn(transposed, [few, 32 * each]),
+            Kernel::Quantized { few, large, .. } => [few, VECTOR_WARPS * large],
             Kernel::Window { transposed, .. } => turn(transposed, [1, 32 * VECTOR_WARPS]),
         }
     }
@@ -360,6 +408,8 @@ impl Kernel {
             Kernel::Tensor(t, elem) => t.deep_bytes / elem.bytes(),
             Kernel::Dots { .. } => 128,
             Kernel::Columns { .. } | Kernel::Window { .. } => 32,
+            // A word for each lane.
+            Kernel::Quantized { format, .. } => 32 * i64::from(32 / format.bits),
         }
     }
 
@@ -374,7 +424,10 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.source(),
             Kernel::Tensor(t, elem) => t.source(*elem),
-            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => String::new(),
+            Kernel::Dots { .. }
+            | Kernel::Columns { .. }
+            | Kernel::Quantized { .. }
+            | Kernel::Window { .. } => String::new(),
         }
     }
 
@@ -384,8 +437,11 @@ impl Kernel {
             Kernel::Registers(t) => format!("gemm_{}x{}", t.rows, t.columns),
             Kernel::Tensor(t, Elem::F32) => format!("gemm_tf32_{}x{}", t.rows, t.columns),
             Kernel::Tensor(t, elem) => format!("gemm_{}_{}x{}", elem.name(), t.rows, t.columns),
-            Kernel::Dots { few, .. } => format!("gemv_dots_{few}"),
-            Kernel::Columns { few, .. } => format!("gemv_columns_{few}"),
+            Kernel::Dots { few, large, .. } => format!("gemv_dots_{few}x{large}"),
+            Kernel::Columns { few, each, .. } => format!("gemv_columns_{few}x{each}"),
+            Kernel::Quantized { few, large, format } => {
+                format!("gemv_{}bits_{few}x{large}", format.bits)
+            }
             Kernel::Window { window, .. } => format!("depthwise_{}x{}", window[0], window[1]),
         }
     }

@@ -3,6 +3,27 @@
 // before the shuffles, which do not cross the halves. `large` is the matrix of `count` vectors, `small` the one of
 // `few`; `take(vector, number of the small vector, sum)` receives the results.
 
+/// Adds the sums of a warp's lanes, of which each lane then takes one.
+template <int LARGE, int FEW, class Parts, class Take>
+SLABWISE_INLINE void give_lanes(const float (&sum)[LARGE][FEW], int first, int count, int few, const Parts& parts, Take take) {
+    const int lane = int(threadIdx.x) % 32;
+    static_assert(LARGE * FEW <= 32, "one sum per lane");
+    float mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LARGE; ++i) {
+#pragma unroll
+        for (int s = 0; s < FEW; ++s) {
+            float all = sum[i][s];
+#pragma unroll
+            for (int other = 16; other > 0; other /= 2) all += from_lane_xor(all, other);
+            mine = lane == i * FEW + s ? all : mine;
+        }
+    }
+    if (!parts.join(mine)) return;
+    const int i = lane / FEW, s = lane % FEW;
+    if (i < LARGE && first + i < count && s < few) take(first + i, s, mine);
+}
+
 /// For a contracted axis along which the large operand is contiguous (or nearly): a warp per LARGE
 /// vectors, whose lanes run along the contracted axis, V elements each.
 template <int FEW, int LARGE, int V, class Large, class Small, class Parts, class Take>
@@ -52,22 +73,7 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
             }
         }
     }
-    // Each lane ends up with one of the sums.
-    static_assert(LARGE * FEW <= 32, "one sum per lane");
-    float mine = 0.0f;
-#pragma unroll
-    for (int i = 0; i < LARGE; ++i) {
-#pragma unroll
-        for (int s = 0; s < FEW; ++s) {
-            float all = sum[i][s];
-#pragma unroll
-            for (int other = 16; other > 0; other /= 2) all += from_lane_xor(all, other);
-            mine = lane == i * FEW + s ? all : mine;
-        }
-    }
-    if (!parts.join(mine)) return;
-    const int i = lane / FEW, s = lane % FEW;
-    if (i < LARGE && first + i < count && s < few) take(first + i, s, mine);
+    give_lanes(sum, first, count, few, parts, take);
 }
 
 /// For vectors that are neighbours in memory: lanes run from vector to vector, V each, and the

@@ -77,6 +77,9 @@ pub(super) fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> 
     Some(library_cycles(spec, bounds, target).map_or(own, |library| own.min(library)))
 }
 
+/// The lowest compute capability of a device that products run on, times 10.
+pub(crate) const SM_MIN: u32 = 80;
+
 /// The share of the peak that cuBLASLt's products reach, where they are large.
 const LIBRARY_SHARE: f64 = 0.72;
 
@@ -131,6 +134,7 @@ pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
     let problems = match &spec.body {
         Body::Matmul(body) => Problem::matmul(spec, body).map(|problem| vec![problem]),
         Body::Conv2d(body) => conv::problems(spec, body, bounds).map(|(problems, _)| problems),
+        Body::QuantizedMatmul(body) => Problem::quantized(spec, body).map(|problem| vec![problem]),
         _ => return 0,
     };
     let of = |p: &Problem| {
@@ -179,15 +183,18 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
     let (problems, direct) = match &spec.body {
         Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
         Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
+        Body::QuantizedMatmul(body) => (vec![Problem::quantized(spec, body)?], None),
         _ => {
             return Err(SpecError::unsupported(
                 "neither a matrix product nor a convolution",
             ));
         }
     };
-    if target.sm < 80 {
+    if target.sm < SM_MIN {
         return Err(SpecError::unsupported(format!(
-            "products need a device of compute capability 8.0, not {}.{}",
+            "products need a device of compute capability {}.{}, not {}.{}",
+            SM_MIN / 10,
+            SM_MIN % 10,
             target.sm / 10,
             target.sm % 10
         )));
@@ -205,7 +212,7 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<Ranked, SpecErro
     for problem in &problems {
         emit::check_sizes(problem, bounds)?;
     }
-    let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
+    let elems = Elem::of_both(spec, widest)?;
     let views = emit::views(widest, elems, false, bounds);
     let both = [&views[0], &views[1]];
     let info = |sizes: Sizes, elements: [f64; 2]| ProductInfo {

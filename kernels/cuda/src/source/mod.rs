@@ -32,6 +32,7 @@ pub const PRELUDE: &str = concat!(
     include_str!("../gemm/registers.cuh"),
     include_str!("../gemm/tensor.cuh"),
     include_str!("../gemm/vectors.cuh"),
+    include_str!("../gemm/quantized.cuh"),
     include_str!("../conv/depthwise.cuh"),
     include_str!("../attention/tiles.cuh"),
     include_str!("../attention/kernels.cuh"),

@@ -12,7 +12,9 @@ use slabwise_cuda::emulator::Order;
 use slabwise_cuda::{Candidate, candidates};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Matmul, Operand, Spec, Store};
+use slabwise_kernels::spec::{
+    Body, Conv2d, ConvKind, Inst, Matmul, Operand, QuantizedMatmul, Spec, Store,
+};
 
 use super::common::gpu::Gpu;
 use super::common::{Case, Choices, NO_FAULT, compare, emulate};
@@ -196,9 +198,39 @@ fn expected(case: &Case) -> Vec<Expected> {
             }
         }
         Body::Conv2d(conv) => add_convolution(case, conv, &dims, &mut results),
+        Body::QuantizedMatmul(product) => add_quantized(case, product, &dims, &mut results),
         _ => panic!("not a product"),
     }
     results
+}
+
+fn add_quantized(case: &Case, product: &QuantizedMatmul, dims: &[usize], results: &mut [Expected]) {
+    let format = product.format;
+    let a = Values::new(case, 0, &product.a);
+    let scales = Values::new(case, 2, &product.scales);
+    let packed = |argument: usize, operand: &Operand, row: usize, at: usize| {
+        let bit = at * format.bits as usize;
+        let of = Values {
+            numbers: vec![],
+            operand,
+            env: case.env,
+        };
+        let byte = case.args[argument][of.place(&[row, bit / 8])];
+        f64::from(u32::from(byte) >> (bit % 8) & format.mask())
+    };
+    for (result, at) in results.iter_mut().zip(points(dims)) {
+        for k in 0..product.k.usize_at(&case.env) {
+            let block = k / format.block as usize;
+            let zero = match &product.zeros {
+                None => f64::from(1 << (format.bits - 1)),
+                Some(zeros) if zeros.dtype == DType::U8 => packed(3, zeros, at[1], block),
+                Some(zeros) => Values::new(case, 3, zeros).at(&[at[1], block]),
+            };
+            let number = packed(1, &product.numbers, at[1], k);
+            let weight = (number - zero) * scales.at(&[at[1], block]);
+            result.add(a.at(&[at[0], k]) * weight);
+        }
+    }
 }
 
 fn add_convolution(case: &Case, conv: &Conv2d, dims: &[usize], results: &mut [Expected]) {
@@ -258,6 +290,9 @@ pub fn each<R>(
             .unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let ordered = list.windows(2).all(|pair| pair[0].cycles <= pair[1].cycles);
         assert!(ordered && !list.is_empty(), "{}: {list:?}", case.name);
+        // The tuner keeps a choice by its name.
+        let names: BTreeSet<_> = list.iter().map(|c| &c.name).collect();
+        assert_eq!(names.len(), list.len(), "{}: {list:?}", case.name);
         if pick == Pick::Two && list.len() > 2 {
             let other = 1 + i * 5 % (list.len() - 1);
             list.swap(1, other);

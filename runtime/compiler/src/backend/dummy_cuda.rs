@@ -4,7 +4,7 @@
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Scores, Spec};
+use slabwise_kernels::spec::{Quantization, Scores, Spec};
 
 use super::{Backend, Capabilities, Resources, Sectors};
 use crate::device::Device;
@@ -46,6 +46,10 @@ impl Target {
     }
 
     pub(super) fn has_attention(&self, _: &Scores, _: &[(DType, Size)]) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn has_quantized_matmul(&self, _: Quantization, _: i64) -> bool {
         match *self {}
     }
 

@@ -47,11 +47,12 @@ impl Target {
         }
     }
 
-    /// Whether there is a kernel for products with quantized weights of a format.
-    pub(crate) fn has_quantized_matmul(&self, format: Quantization) -> bool {
+    /// Whether there is a kernel for products of up to so many rows with quantized weights of a
+    /// format.
+    pub(crate) fn has_quantized_matmul(&self, format: Quantization, rows: i64) -> bool {
         match self {
             Target::Cpu(_) => format.has_kernel(),
-            Target::Cuda(_) => false,
+            Target::Cuda(target) => target.has_quantized_matmul(format, rows),
         }
     }
 

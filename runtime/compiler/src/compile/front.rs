@@ -24,7 +24,7 @@ pub(super) fn simplified(
     let has_attention = |scores: &_, operands: &[_]| target.has_attention(scores, operands);
     let expand = Expand {
         has_attention: &has_attention,
-        has_quantized_matmul: &|format| target.has_quantized_matmul(format),
+        has_quantized_matmul: &|format, rows| target.has_quantized_matmul(format, rows),
         has_epilogue_sums: SumInEpilogues::on(target, options.epilogue_sums).is_some(),
     };
     let mut graph = match expand.finds(graph) {

@@ -33,8 +33,9 @@ pub type HasAttention<'a> = dyn Fn(&Scores, &[(DType, Size)]) -> bool + 'a;
 pub struct Expand<'a> {
     /// The kernels that the device has.
     pub has_attention: &'a HasAttention<'a>,
-    /// Whether a device has a kernel for products with quantized weights of a format.
-    pub has_quantized_matmul: &'a dyn Fn(Quantization) -> bool,
+    /// Whether a device has a kernel for products of up to so many rows with quantized weights of a
+    /// format.
+    pub has_quantized_matmul: &'a dyn Fn(Quantization, i64) -> bool,
     /// Whether products have sums in their epilogues, which choose [`ScalarOp::Near`].
     pub has_epilogue_sums: bool,
 }
@@ -67,7 +68,12 @@ impl Expand<'_> {
         let fits = axes[..] == [1, 0]
             && graph.node(a).dtype == DType::F32
             && weights.dims[0].as_fixed().is_some();
-        (fits && (self.has_quantized_matmul)(format)).then_some((format, &weights.inputs))
+        let bounds = graph.symbols.bounds();
+        let (_, rows) = node.dims.split_last()?;
+        let rows = rows
+            .iter()
+            .fold(1i64, |product, row| product.saturating_mul(row.at(&bounds)));
+        (fits && (self.has_quantized_matmul)(format, rows)).then_some((format, &weights.inputs))
     }
 
     /// The graph with attention for which there are no kernels as products and elementwise operations,
@@ -343,7 +349,7 @@ mod tests {
         for (has_some, has_attention) in kernels.into_iter().enumerate() {
             let pass = Expand {
                 has_attention,
-                has_quantized_matmul: &|_| false,
+                has_quantized_matmul: &|..| false,
                 has_epilogue_sums: false,
             };
             let expanded = pass.run(&graph).expect("an infallible pass");

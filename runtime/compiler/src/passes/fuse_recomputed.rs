@@ -211,8 +211,7 @@ impl<'a> Fusion<'a> {
     /// than the CPU the kernel of a product may depend on them, or be a measured choice.
     fn may_have_epilogue(&self, call: &KernelCall) -> bool {
         let late_epilogues = self.target.capabilities().late_epilogues;
-        call.spec.body == Body::Loop
-            || late_epilogues && matches!(call.spec.body, Body::Matmul(_) | Body::Conv2d(_))
+        call.spec.body == Body::Loop || late_epilogues && call.spec.body.is_product()
     }
 
     /// The bytes that are live earlier if the second call runs with the first, and those that are

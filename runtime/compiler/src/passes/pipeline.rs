@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::Spec;
 use slabwise_planner::TaskId;
 
 use super::dump::{Dump, DumpOptions};
@@ -289,7 +289,7 @@ impl Pipeline {
         // as many of each with sums.
         let products = |program: &'a Program| {
             let specs = program.kernels.iter().map(|call| &call.spec);
-            specs.filter(|spec| matches!(spec.body, Body::Matmul(_) | Body::Conv2d(_)))
+            specs.filter(|spec| spec.body.is_product())
         };
         let count = |program, spec: &Spec| products(program).filter(|own| *own == spec).count();
         let as_many = |spec: &Spec| match [before.0, after.0].map(|program| count(program, spec)) {

@@ -41,7 +41,7 @@ pub(super) fn prune_outputs(
         fewer.spec.reduced = 0;
     }
     let bounds = program.graph.symbols.bounds();
-    let is_product = matches!(spec.body, Body::Matmul(_) | Body::Conv2d(_));
+    let is_product = spec.body.is_product();
     let same_bits = match (points_only, is_product) {
         _ if spec.reduced == 0 => true,
         (true, false) => true,

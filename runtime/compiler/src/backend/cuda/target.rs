@@ -6,7 +6,7 @@ use slabwise_cuda::{Choice, Lowered, Tuner};
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Scores, Spec};
+use slabwise_kernels::spec::{Quantization, Scores, Spec};
 
 use super::CAPABILITIES;
 use crate::backend::cache::SpecMap;
@@ -93,6 +93,10 @@ impl Target {
         operands: &[(DType, Size)],
     ) -> bool {
         slabwise_cuda::has_attention(&self.target, scores, operands)
+    }
+
+    pub(in crate::backend) fn has_quantized_matmul(&self, format: Quantization, rows: i64) -> bool {
+        slabwise_cuda::has_quantized_matmul(&self.target, format, rows)
     }
 
     pub(in crate::backend) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {

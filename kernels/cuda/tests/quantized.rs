@@ -1,0 +1,210 @@
+//! Products of few rows with quantized weights, emulated, against sums in double precision and the
+//! CPU's kernels.
+
+mod common;
+mod products;
+
+use common::{Case, Choices, TARGET, available, compile_for_gpu};
+use products::{Pick, check, check_like_cpu, plain, strided, typed};
+use slabwise_cuda::{Description, candidates, lower};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{
+    Body, Inst, Operand, Quantization, QuantizedMatmul, Spec, SpecError, Store,
+};
+
+/// The zero points of a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Zeros {
+    Middle,
+    Packed,
+    Floats,
+}
+
+const ZEROS: [Zeros; 3] = [Zeros::Middle, Zeros::Packed, Zeros::Floats];
+
+/// Formats with blocks of one word, of several, and of a number that is no power of two.
+const FORMATS: [(u32, u32); 6] = [(4, 32), (8, 8), (2, 32), (4, 16), (8, 24), (2, 96)];
+
+/// A product of contiguous operands.
+fn product([m, n, k]: [usize; 3], (bits, block): (u32, u32), zeros: Zeros) -> Spec {
+    let format = Quantization { bits, block };
+    let (bytes, blocks) = (format.bytes(k as i64) as usize, k / block as usize);
+    let points = match zeros {
+        Zeros::Middle => None,
+        Zeros::Packed => {
+            let bytes = format.bytes(blocks as i64) as usize;
+            Some(typed(DType::U8, 0, &[bytes, 1]))
+        }
+        Zeros::Floats => Some(strided(0, &[blocks, 1])),
+    };
+    let body = QuantizedMatmul {
+        k: Size::fixed(k as i64),
+        a: strided(0, &[k, 1]),
+        format,
+        numbers: typed(DType::U8, 0, &[bytes, 1]),
+        scales: strided(0, &[blocks, 1]),
+        in_order: false,
+        zeros: points,
+    };
+    let body = Body::QuantizedMatmul(Box::new(body));
+    plain(body, &[m, n], strided(0, &[n, 1]))
+}
+
+/// The same with operands of other strides.
+fn scattered(mut spec: Spec, choices: &mut Choices) -> Spec {
+    let [m, _] = [spec.dims[0], spec.dims[1]].map(|d| d.usize_at(&Env::default()));
+    let Body::QuantizedMatmul(body) = &mut spec.body else {
+        unreachable!("a product with quantized weights")
+    };
+    let k = body.k.usize_at(&Env::default());
+    body.a = match choices.below(4) {
+        0 => strided(0, &[k + 4, 1]),
+        1 => strided(3, &[k, 1]),
+        2 => strided(0, &[1, m]),
+        _ => strided(1, &[2 * k + 1, 2]),
+    };
+    // Rows of numbers begin at words, at bytes, or backwards.
+    let row = body.numbers.strides[0].usize_at(&Env::default());
+    let rows = spec.dims[1].usize_at(&Env::default());
+    body.numbers = match choices.below(3) {
+        0 => typed(DType::U8, 8, &[row + 4, 1]),
+        1 => typed(DType::U8, 0, &[row + 3, 1]),
+        _ => Operand {
+            dtype: DType::U8,
+            offset: Size::fixed((row * (rows - 1)) as i64),
+            strides: [Size::fixed(-(row as i64)), Size::ONE]
+                .into_iter()
+                .collect(),
+        },
+    };
+    // Numbers of the blocks lie along columns.
+    let along = |operand: &mut Operand| operand.strides = strided(0, &[1, rows]).strides;
+    along(&mut body.scales);
+    body.zeros.iter_mut().for_each(along);
+    spec
+}
+
+#[test]
+fn every_format_and_number_of_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(1);
+    let mut cases = Vec::new();
+    for (i, format) in FORMATS.into_iter().enumerate() {
+        for (j, zeros) in ZEROS.into_iter().enumerate() {
+            let m = [1, 2, 3, 8, 1, 5][(i + 2 * j) % 6];
+            let n = [40, 19, 64, 7][(i + j) % 4];
+            // Parts of a warp's words, and several turns.
+            let k = format.1 as usize * [3, 40, 17][(i + j) % 3];
+            let name = format!("{m}×{n}×{k} {format:?} {zeros:?}");
+            let spec = product([m, n, k], format, zeros);
+            cases.push(Case::new(name.clone(), spec.clone(), &mut choices));
+            if i < 3 {
+                let spec = scattered(spec, &mut choices);
+                cases.push(Case::new(format!("{name}, scattered"), spec, &mut choices));
+            }
+        }
+    }
+    let ran = check(&cases, Pick::All);
+    for (bits, few) in [(4, 1), (8, 2), (2, 4), (4, 8)] {
+        let name = format!("gemv_{bits}bits_{few}x1");
+        assert!(ran.contains(&name), "{name}: {ran:?}");
+    }
+}
+
+#[test]
+fn long_sums_are_split_into_parts() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(2);
+    let case = |(format, zeros)| {
+        let spec = product([1, 8, 8192], format, zeros);
+        let mut case = Case::new(format!("{format:?}"), spec, &mut choices);
+        case.target.multiprocessors = 40;
+        case
+    };
+    let formats = [((4, 32), Zeros::Packed), ((8, 64), Zeros::Middle)];
+    let ran = check(&formats.map(case), Pick::All);
+    assert!(ran.iter().any(|name| name.ends_with("parts")), "{ran:?}");
+}
+
+/// A bias and an activation in the epilogue, for fewer rows than the bound, and none.
+#[test]
+fn epilogues_and_bounded_rows() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(3);
+    let rows = Size::symbol(Symbol(0));
+    let mut spec = product([1, 33, 96], (4, 32), Zeros::Packed);
+    spec.dims[0] = rows;
+    spec.operands.insert(0, strided(0, &[0, 1]));
+    spec.code.extend([
+        Inst::Load(0),
+        Inst::Op(ScalarOp::Add, [0, 1, 0]),
+        Inst::Op(ScalarOp::Relu, [2, 0, 0]),
+    ]);
+    spec.stores = vec![Store {
+        value: 3,
+        operand: 1,
+    }];
+    let of = |rows: u32| {
+        let [bounds, env] = [4, rows].map(|rows| {
+            let mut env = Env::default();
+            env.0[0] = rows;
+            env
+        });
+        Case::bounded(
+            format!("{rows} rows"),
+            spec.clone(),
+            bounds,
+            env,
+            &mut choices,
+        )
+    };
+    check_like_cpu(&[4, 3, 1, 0].map(of), Pick::All, 1e-5);
+}
+
+#[test]
+fn more_rows_and_ragged_blocks_are_refused() {
+    let refused = |spec: &Spec| lower(spec, &Env::default(), &TARGET);
+    let of = |rows, format| product([rows, 16, 192], format, Zeros::Middle);
+    assert!(refused(&of(8, (4, 32))).is_ok());
+    for spec in [of(9, (4, 32)), of(1, (4, 8)), of(1, (2, 16))] {
+        let error = refused(&spec).expect_err("no kernel");
+        assert!(matches!(error, SpecError::Unsupported { .. }), "{error}");
+    }
+}
+
+/// Compiles the kernels for so many rows.
+fn compiled(sm: u32, rows: impl IntoIterator<Item = (usize, Zeros)>) {
+    let target = Description::nearest(sm).target();
+    let mut functions = Vec::new();
+    for (m, zeros) in rows {
+        for bits in [2, 4, 8] {
+            let spec = product([m, 4096, 4096], (bits, 32), zeros);
+            let list = candidates(&spec, &Env::default(), &target).expect("a product");
+            functions.extend(list.into_iter().flat_map(|c| c.lowered.functions));
+        }
+    }
+    compile_for_gpu(&functions, target.sm, 0);
+}
+
+#[test]
+fn registers_suffice() {
+    compiled(80, [(1, Zeros::Packed), (8, Zeros::Floats)]);
+    compiled(90, [(2, Zeros::Floats), (4, Zeros::Packed)]);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn registers_suffice_on_every_architecture() {
+    for sm in [80, 86, 89, 90, 100, 120] {
+        let rows = [1, 2, 4, 8].into_iter();
+        compiled(sm, rows.flat_map(|m| ZEROS.map(|zeros| (m, zeros))));
+    }
+}
