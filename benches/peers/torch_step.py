@@ -7,6 +7,7 @@ torch_step.py cpu-product N SECONDS THREADS
 torch_step.py cpu-chain sum|gradient N SECONDS THREADS
 torch_step.py step MODE MODEL BATCH f32|tf32|bf16
 torch_step.py product N f32|tf32|bf16
+torch_step.py row N f32|bf16           one row times the weight of a layer
 torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
 torch_step.py copy
 torch_step.py count MODEL          the number of its weights; needs no GPU
@@ -322,6 +323,14 @@ def product(n, precision):
     report(tflops=2 * n ** 3 / fields["ms"] / 1e9, **fields)
 
 
+def row(n, precision):
+    set_precision(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, weight = (torch.rand(rows, n, device="cuda").sub(0.5).to(dtype) for rows in (1, n))
+    fields = measure(lambda: F.linear(x, weight))
+    report(gb_per_s=weight.nbytes / fields["ms"] / 1e6, **fields)
+
+
 def conv(sizes, precision):
     """The three parts in cuDNN's fastest layout, with the fastest algorithms of its own search."""
     set_precision(precision)
@@ -376,6 +385,8 @@ def main(words):
         step(words[1], words[2], int(words[3]), words[4])
     elif words[0] == "product":
         product(int(words[1]), words[2])
+    elif words[0] == "row":
+        row(int(words[1]), words[2])
     elif words[0] == "conv":
         conv([int(n) for n in words[1].split(",")], words[2])
     elif words[0] == "copy":

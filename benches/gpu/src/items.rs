@@ -173,6 +173,11 @@ pub fn torch_modes(model: &str) -> impl Iterator<Item = &'static str> {
 /// Rows and columns of square products.
 pub const PRODUCTS: [&str; 4] = ["1024", "2048", "4096", "8192"];
 
+/// The square weights that one row is multiplied with, as for a token of a language model, and how
+/// their numbers are stored.
+pub const ROWS: [&str; 2] = ["2048", "8192"];
+pub const STORED: [&str; 4] = ["f32", "bf16", "8bits", "4bits"];
+
 /// Convolutions of residual networks and of the small one: name, batch, channels in and out, image,
 /// window, stride.
 pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
@@ -191,7 +196,7 @@ pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
 ];
 
 /// One small test of each family of kernels, for checkers, which slow it down a hundred times.
-const FAMILIES: [(&str, &str); 22] = [
+const FAMILIES: [(&str, &str); 23] = [
     ("elementwise", "updates_in_place"),
     ("elementwise", "padded_rows"),
     ("elementwise", "conversions"),
@@ -207,6 +212,7 @@ const FAMILIES: [(&str, &str); 22] = [
     ("gemm", "padded_rows"),
     ("gemm", "tensor_cores"),
     ("gemm", "the_last_block_adds_parts_in_their_order"),
+    ("quantized", "long_sums_are_split_into_parts"),
     ("gemm_conv", "batches_below_the_bound"),
     ("gemm_conv", "tensor_cores"),
     ("attention", "lengths_may_be_those_of_a_run"),
@@ -223,7 +229,14 @@ const TOOLS: [(&str, &[&str]); 3] = [
     ("racecheck", WAITING),
     ("synccheck", WAITING),
 ];
-const WAITING: &[&str] = &["attention", "gemm", "gemm_conv", "reductions", "choosing"];
+const WAITING: &[&str] = &[
+    "attention",
+    "gemm",
+    "gemm_conv",
+    "quantized",
+    "reductions",
+    "choosing",
+];
 
 /// All items, in their order. If `quick`, sizes and numbers of runs are small.
 ///
@@ -245,6 +258,7 @@ pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
     list.steps();
     list.budgets();
     list.products();
+    list.rows();
     list.convolutions();
     list.sanitized(&tests);
     // The most valuable first: with a budget, the rest is left out.
@@ -410,6 +424,24 @@ impl List<'_> {
                     "torch_step.py",
                     &words,
                 );
+            }
+        }
+    }
+
+    fn rows(&mut self) {
+        for stored in STORED {
+            for n in ROWS {
+                let words = ["row", if self.quick { "64" } else { n }, stored];
+                self.own(&format!("row/{n}/{stored}/slabwise"), 120, &words, &[])
+                    .fresh = true;
+                if !stored.ends_with("bits") {
+                    self.peer(
+                        &format!("row/{n}/{stored}/torch"),
+                        120,
+                        "torch_step.py",
+                        &words,
+                    );
+                }
             }
         }
     }

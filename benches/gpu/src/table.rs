@@ -5,7 +5,9 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-use crate::items::{CONVOLUTIONS, MODELS, PRECISIONS, PRODUCTS, TORCH_IMAGE_MODES, TORCH_MODES};
+use crate::items::{
+    CONVOLUTIONS, MODELS, PRECISIONS, PRODUCTS, ROWS, STORED, TORCH_IMAGE_MODES, TORCH_MODES,
+};
 use crate::results::latest;
 
 /// The device and the versions, on a line.
@@ -212,9 +214,13 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
 fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let products = PRODUCTS.iter().map(|n| format!("product/{n}"));
     let convolutions = CONVOLUTIONS.iter().map(|(name, _)| format!("conv/{name}"));
+    let rows_of = ROWS.iter().map(|n| format!("row/{n}"));
+    let of = |precisions: &'static [&str]| move |name: String| (name, precisions);
+    let all = products.map(of(&PRECISIONS));
+    let all = all.chain(rows_of.map(of(&STORED)));
     let mut rows = String::new();
-    for name in products.chain(convolutions) {
-        for precision in PRECISIONS {
+    for (name, precisions) in all.chain(convolutions.map(of(&PRECISIONS))) {
+        for precision in precisions {
             let [own, torch] = ["slabwise", "torch"]
                 .map(|framework| ms(results, &format!("{name}/{precision}/{framework}")));
             if own.or(torch).is_some() {

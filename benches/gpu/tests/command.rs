@@ -119,6 +119,7 @@ fn measurements_become_lines_and_a_table() {
         "step/mlp/bf16/slabwise",
         "bytes/mlp",
         "product/1024/",
+        "row/2048/",
         "launches/",
         "bandwidth/",
     ];
@@ -133,6 +134,8 @@ fn measurements_become_lines_and_a_table() {
         "step/mlp/f32/slabwise",
         "step/mlp/f32/slabwise-no-graph",
         "product/1024/f32/slabwise",
+        "row/2048/bf16/slabwise",
+        "row/2048/4bits/slabwise",
         "launches/graph",
         "bytes/mlp",
     ] {
@@ -154,6 +157,14 @@ fn measurements_become_lines_and_a_table() {
     assert!(
         step["ms"].as_f64() > Some(0.0) && step["ms_low"].as_f64() <= step["ms_high"].as_f64(),
         "{step}"
+    );
+    let row = results
+        .iter()
+        .find(|line| line["item"] == "row/2048/4bits/slabwise");
+    let tried = row.map(|line| line["candidates"].to_string());
+    assert!(
+        tried.is_some_and(|list| list.contains("gemv_4bits_1x4")),
+        "{row:?}"
     );
     // Weights and momentum of 535,818 floats, and whole pages.
     assert!(

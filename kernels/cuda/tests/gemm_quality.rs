@@ -5,8 +5,8 @@ mod common;
 mod products;
 
 use common::TARGET;
-use common::machine_code::tensor_share;
-use products::{contiguous, matmul, plain, typed};
+use common::machine_code::{multiply_add_share, tensor_share};
+use products::{Zeros, contiguous, matmul, plain, quantized, strided, typed};
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::nvrtc::{self, Program, Usage};
@@ -178,6 +178,46 @@ fn refuted(claims: &[Claim], sm: u32) -> String {
         }
     }
     low.join("\n")
+}
+
+/// The loops of products of one row, which have to keep up with memory: an H100 reads about 14 bytes in
+/// a cycle of a multiprocessor, which issues four instructions for 32 lanes each in it. A lane
+/// multiplies so many weights in a turn.
+#[test]
+fn products_of_one_row_issue_few_instructions() {
+    if !compiler() {
+        return;
+    }
+    let target = Description::nearest(90).target();
+    let n = 4096;
+    let floats = |dtype| {
+        let a = strided(0, &[n, 1]);
+        matmul(&[1, n], n, a, typed(dtype, 0, &[1, n]))
+    };
+    let packed = |bits| quantized([1, n, n], (bits, 32), Zeros::Packed);
+    for (spec, name, weights, most) in [
+        (floats(DType::F32), "gemv_dots_1x1", 4, 44),
+        (floats(DType::F32), "gemv_dots_1x4", 16, 110),
+        (floats(DType::BF16), "gemv_dots_1x1", 8, 92),
+        (floats(DType::BF16), "gemv_dots_1x4", 32, 265),
+        (packed(8), "gemv_8bits_1x4", 16, 170),
+        (packed(4), "gemv_4bits_1x4", 32, 255),
+        (packed(2), "gemv_2bits_1x4", 64, 400),
+    ] {
+        let [function] = kernels(&spec, &target, &[name])
+            .try_into()
+            .expect("one name");
+        let program = Program::new(PRELUDE, [&function], 90);
+        let made = nvrtc::compile(&program, None).unwrap_or_else(|e| panic!("{e}"));
+        let [multiplied, all] = multiply_add_share(&made.image, &function.name);
+        let label = format!("{name} of {}", spec.body.operands(&spec.dims)[1].0.dtype);
+        assert!(
+            all <= most,
+            "{label}: {all} instructions for {weights} weights"
+        );
+        // Those of packed numbers have others in which they are decoded and scaled.
+        assert!(multiplied * 2 >= weights, "{label}: {multiplied} of {all}");
+    }
 }
 
 /// The same convolution, of operands whose channels are innermost.

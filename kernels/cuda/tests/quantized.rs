@@ -5,52 +5,17 @@ mod common;
 mod products;
 
 use common::{Case, Choices, TARGET, available, compile_for_gpu};
-use products::{Pick, check, check_like_cpu, plain, strided, typed};
+use products::{Pick, Zeros, check, check_like_cpu, quantized, strided, typed};
 use slabwise_cuda::{Description, candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{
-    Body, Inst, Operand, Quantization, QuantizedMatmul, Spec, SpecError, Store,
-};
-
-/// The zero points of a case.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Zeros {
-    Middle,
-    Packed,
-    Floats,
-}
+use slabwise_kernels::spec::{Body, Inst, Operand, Spec, SpecError, Store};
 
 const ZEROS: [Zeros; 3] = [Zeros::Middle, Zeros::Packed, Zeros::Floats];
 
 /// Formats with blocks of one word, of several, and of a number that is no power of two.
 const FORMATS: [(u32, u32); 6] = [(4, 32), (8, 8), (2, 32), (4, 16), (8, 24), (2, 96)];
-
-/// A product of contiguous operands.
-fn product([m, n, k]: [usize; 3], (bits, block): (u32, u32), zeros: Zeros) -> Spec {
-    let format = Quantization { bits, block };
-    let (bytes, blocks) = (format.bytes(k as i64) as usize, k / block as usize);
-    let points = match zeros {
-        Zeros::Middle => None,
-        Zeros::Packed => {
-            let bytes = format.bytes(blocks as i64) as usize;
-            Some(typed(DType::U8, 0, &[bytes, 1]))
-        }
-        Zeros::Floats => Some(strided(0, &[blocks, 1])),
-    };
-    let body = QuantizedMatmul {
-        k: Size::fixed(k as i64),
-        a: strided(0, &[k, 1]),
-        format,
-        numbers: typed(DType::U8, 0, &[bytes, 1]),
-        scales: strided(0, &[blocks, 1]),
-        in_order: false,
-        zeros: points,
-    };
-    let body = Body::QuantizedMatmul(Box::new(body));
-    plain(body, &[m, n], strided(0, &[n, 1]))
-}
 
 /// The same with operands of other strides.
 fn scattered(mut spec: Spec, choices: &mut Choices) -> Spec {
@@ -100,7 +65,7 @@ fn every_format_and_number_of_rows() {
             // Parts of a warp's words, and several turns.
             let k = format.1 as usize * [3, 40, 17][(i + j) % 3];
             let name = format!("{m}×{n}×{k} {format:?} {zeros:?}");
-            let spec = product([m, n, k], format, zeros);
+            let spec = quantized([m, n, k], format, zeros);
             cases.push(Case::new(name.clone(), spec.clone(), &mut choices));
             if i < 3 {
                 let spec = scattered(spec, &mut choices);
@@ -122,7 +87,7 @@ fn long_sums_are_split_into_parts() {
     }
     let mut choices = Choices::new(2);
     let case = |(format, zeros)| {
-        let spec = product([1, 8, 8192], format, zeros);
+        let spec = quantized([1, 8, 8192], format, zeros);
         let mut case = Case::new(format!("{format:?}"), spec, &mut choices);
         case.target.multiprocessors = 40;
         case
@@ -140,7 +105,7 @@ fn epilogues_and_bounded_rows() {
     }
     let mut choices = Choices::new(3);
     let rows = Size::symbol(Symbol(0));
-    let mut spec = product([1, 33, 96], (4, 32), Zeros::Packed);
+    let mut spec = quantized([1, 33, 96], (4, 32), Zeros::Packed);
     spec.dims[0] = rows;
     spec.operands.insert(0, strided(0, &[0, 1]));
     spec.code.extend([
@@ -172,7 +137,7 @@ fn epilogues_and_bounded_rows() {
 #[test]
 fn more_rows_and_ragged_blocks_are_refused() {
     let refused = |spec: &Spec| lower(spec, &Env::default(), &TARGET);
-    let of = |rows, format| product([rows, 16, 192], format, Zeros::Middle);
+    let of = |rows, format| quantized([rows, 16, 192], format, Zeros::Middle);
     assert!(refused(&of(8, (4, 32))).is_ok());
     for spec in [of(9, (4, 32)), of(1, (4, 8)), of(1, (2, 16))] {
         let error = refused(&spec).expect_err("no kernel");
@@ -186,7 +151,7 @@ fn compiled(sm: u32, rows: impl IntoIterator<Item = (usize, Zeros)>) {
     let mut functions = Vec::new();
     for (m, zeros) in rows {
         for bits in [2, 4, 8] {
-            let spec = product([m, 4096, 4096], (bits, 32), zeros);
+            let spec = quantized([m, 4096, 4096], (bits, 32), zeros);
             let list = candidates(&spec, &Env::default(), &target).expect("a product");
             functions.extend(list.into_iter().flat_map(|c| c.lowered.functions));
         }

@@ -34,6 +34,7 @@ pub fn child(words: &[String]) -> ExitCode {
         ["bytes", model, batch] => steps::bytes(model, batch),
         ["budget", model, batch, way] => steps::budget(model, batch, way),
         ["product", n, precision] => products::square(n, precision),
+        ["row", n, stored] => products::row(n, stored),
         ["conv", sizes, precision] => products::convolution(sizes, precision),
         ["copy", which] => memory::copy(which),
         ["launches"] => memory::launches(),

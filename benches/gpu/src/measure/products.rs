@@ -6,8 +6,9 @@ use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use serde_json::{Map, Value, json};
 use slabwise::feed::{Input, ToBytes};
+use slabwise::nn::Linear;
 use slabwise::prelude::*;
-use slabwise::{Buffer, CompileOptions, Tuning};
+use slabwise::{Buffer, CompileOptions, Quantization, Tuning};
 use slabwise_kernels::memory::Element;
 use slabwise_models::noise;
 
@@ -35,8 +36,13 @@ impl log::Log for Listener {
     fn flush(&self) {}
 }
 
-/// A session that times all candidates anew and logs the results.
+/// A session without weights that times all candidates anew and logs the results.
 fn session(precision: &str) -> Result<Session> {
+    session_of(Params::seeded(0), precision)
+}
+
+/// The same with these weights.
+fn session_of(params: Params, precision: &str) -> Result<Session> {
     if log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }
@@ -45,7 +51,7 @@ fn session(precision: &str) -> Result<Session> {
         tf32: precision == "tf32",
         ..CompileOptions::default()
     };
-    Ok(Session::new(Device::cuda(0)?, Params::seeded(0))?.with_options(options))
+    Ok(Session::new(Device::cuda(0)?, params)?.with_options(options))
 }
 
 fn candidates() -> Vec<String> {
@@ -109,6 +115,37 @@ pub fn square(n: &str, precision: &str) -> Result<Value> {
     fields.insert(
         "tflops".into(),
         json!(2.0 * f64::from(n).powi(3) / times.median() / 1e9),
+    );
+    fields.insert("candidates".into(), json!(candidates()));
+    Ok(Value::Object(fields))
+}
+
+/// A row times the transposed matrix of a layer's weight, whose numbers are stored in f32 or bf16, or
+/// quantized in blocks of 32, as in the layers of a language model that generates a token.
+pub fn row(n: &str, stored: &str) -> Result<Value> {
+    let n = number(n)?;
+    let params = Params::seeded(0);
+    let root = match stored {
+        "f32" => params.root(),
+        "bf16" => params.root().stored_in(BF16),
+        _ => {
+            let bits = number(stored.trim_end_matches("bits"))?;
+            params.root().quantized(Quantization { bits, block: 32 })
+        }
+    };
+    let layer = Linear::without_bias(root / "layer", n as usize, n as usize);
+    let trace = Trace::inference().named("row");
+    let y = trace.input("x", F32, (1, n)).apply(&layer);
+    let mut session = session_of(params, "f32")?;
+    let program = session.compile(&trace, [y])?;
+    let x = filled(&mut session, "x", F32, &[1, n as usize])?;
+    let weights = session.persistent_bytes();
+    let times = super::runs(&mut session, &program, &(&x,))?;
+    let mut fields = times.fields();
+    fields.extend(super::about(&session, &program));
+    fields.insert(
+        "gb_per_s".into(),
+        json!(weights as f64 / times.median() / 1e6),
     );
     fields.insert("candidates".into(), json!(candidates()));
     Ok(Value::Object(fields))

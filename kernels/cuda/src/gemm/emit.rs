@@ -170,7 +170,7 @@ pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env
         Kernel::Registers(_) => Method::Registers,
         Kernel::Tensor(..) => Method::Tensor,
         Kernel::Dots { transposed, .. } => {
-            Method::Dots(large_vector(&views[usize::from(!transposed)]))
+            Method::Dots(run_length(&views[usize::from(!transposed)]))
         }
         Kernel::Columns { .. } => Method::Columns,
         Kernel::Quantized { format, .. } => Method::Quantized(format.bits),
@@ -179,10 +179,11 @@ pub fn sum_order(problem: &Problem, plan: &Plan, views: &[View; 2], bounds: &Env
     SumOrder { method, part }
 }
 
-/// Contracted elements that a lane of [`Kernel::Dots`] multiplies at once; one inside a window.
-fn large_vector(large: &View) -> i64 {
-    let is_run = large.by_deep && large.window.is_none();
-    if is_run { large.vector } else { 1 }
+/// Contracted elements of an operand that a lane of [`Kernel::Dots`] reads at once; one inside a
+/// window.
+fn run_length(view: &View) -> i64 {
+    let is_run = view.by_deep && view.window.is_none();
+    if is_run { view.vector } else { 1 }
 }
 
 /// The workspace for the partial sums of a product, bytes, and the number of its counters.
@@ -622,10 +623,11 @@ fn multiply(spec: &Spec, kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -
             let view = &views[usize::from(!transposed)];
             let take = format!("[&]({parameters}) {{\n{TAKE}}}");
             if let Kernel::Dots { .. } = kernel {
-                let vector = large_vector(view);
+                let vector = run_length(view);
+                let other = run_length(&views[usize::from(*transposed)]).min(vector);
                 format!(
                     "const int first = {first} + int(threadIdx.x) / 32 * {large};\n\
-                     dot_products<{few}, {large}, {vector}>({operands}, first, {counts}, share.deep, share.end, parts, {take});\n"
+                     dot_products<{few}, {large}, {vector}, {other}>({operands}, first, {counts}, share.deep, share.end, parts, {take});\n"
                 )
             } else {
                 let (warps, vector) = (super::tiles::VECTOR_WARPS, large);

@@ -50,15 +50,27 @@ SLABWISE_INLINE unsigned packed_word(const unsigned char* at) {
     }
 }
 
-/// The first COUNT numbers of a word, in its lower half, less their zero point. A number is shifted nowhere: with the exponent of 2²³ before it
-/// the bits are 2²³ + q · 2ʲ, of which one rounding, which is exact for integral zero points, makes q − zero.
+/// (word & mask) | more, in one instruction, because `more` is no immediate in it.
+SLABWISE_INLINE unsigned masked(unsigned word, unsigned mask, unsigned more) {
+#ifdef SLABWISE_EMULATED
+    return (word & mask) | more;
+#else
+    unsigned bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "r"(mask), "r"(more));
+    return bits;
+#endif
+}
+
+/// The first COUNT numbers of a word, in its lower half, less their zero point. A number stays at its
+/// place: behind the exponent of 2²³ the bits are 2²³ + q · 2ʲ, which one multiply-add makes q − zero,
+/// exactly for integral zero points.
 template <int BITS, bool INTEGRAL, int COUNT>
 SLABWISE_INLINE void decode(unsigned word, float zero, float (&values)[COUNT]) {
     constexpr unsigned MASK = (1u << BITS) - 1, EXPONENT = 0x4b000000;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const float unit = 1.0f / float(1 << i * BITS), base = 8388608.0f * unit;
-        const float bits = __uint_as_float((word & MASK << i * BITS) | EXPONENT);
+        const float bits = __uint_as_float(masked(word, MASK << i * BITS, EXPONENT));
         values[i] = INTEGRAL ? fmaf(bits, unit, -(base + zero)) : fmaf(bits, unit, -base) - zero;
     }
 }

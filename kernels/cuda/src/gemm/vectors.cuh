@@ -25,11 +25,14 @@ SLABWISE_INLINE void give_lanes(const float (&sum)[LARGE][FEW], int first, int c
 }
 
 /// For a contracted axis along which the large operand is contiguous (or nearly): a warp per LARGE
-/// vectors, whose lanes run along the contracted axis, V elements each.
-template <int FEW, int LARGE, int V, class Large, class Small, class Parts, class Take>
+/// vectors, whose lanes run along the contracted axis, V elements each. They read elements of the
+/// small operand SV at a time, if it is whole.
+template <int FEW, int LARGE, int V, int SV, class Large, class Small, class Parts, class Take>
 SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int first, int count, int few, int deep, int end, const Parts& parts,
                                   Take take) {
     using E = typename Large::Element;
+    using Other = Vec<typename Small::Element, SV>;
+    static_assert(V % SV == 0, "vectors of the small operand lie in one of the large");
     const int lane = int(threadIdx.x) % 32;
     float sum[LARGE][FEW];
     typename Large::Spot vectors[LARGE];
@@ -42,7 +45,7 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
     for (int i = 0; i < LARGE; ++i)
 #pragma unroll
         for (int s = 0; s < FEW; ++s) sum[i][s] = 0.0f;
-    const bool whole = V > 1 && large.whole();
+    const bool whole = V > 1 && large.whole(), whole_others = SV > 1 && small.whole();
 #pragma unroll 1
     for (int k = deep + lane * V; k < end; k += 32 * V) {
         Vec<E, V> values[LARGE];
@@ -60,6 +63,22 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
                     values[i].v[v] = wanted ? *large.address(vectors[i], steps[v]) : E{};
                 }
             }
+        }
+        // The last vector of an operand without partial ones is whole, too.
+        if (whole_others && ((whole && !Large::PARTIAL) || k + V <= end)) {
+#pragma unroll
+            for (int v = 0; v < V; v += SV) {
+                const typename Small::Spot step = Small::Deep::at(small.w, k + v);
+#pragma unroll
+                for (int s = 0; s < FEW; ++s) {
+                    const Other some = s < few ? load_vec<Other>(small.address(others[s], step)) : Other{};
+#pragma unroll
+                    for (int i = 0; i < LARGE; ++i)
+#pragma unroll
+                        for (int u = 0; u < SV; ++u) sum[i][s] = fmaf(widen(values[i].v[v + u]), widen(some.v[u]), sum[i][s]);
+                }
+            }
+            continue;
         }
 #pragma unroll
         for (int v = 0; v < V; ++v) {

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 /// `HMMA`: a multiplication on tensor cores.
 const TENSOR: u128 = 0x23c;
+/// `FFMA`: a multiplication and an addition.
+const MULTIPLY_ADD: u128 = 0x223;
 /// `BRA`: a branch.
 const BRANCH: u128 = 0x947;
 
@@ -50,21 +52,30 @@ fn turn(at: usize, instruction: u128) -> Option<Range<usize>> {
 
 /// The multiplications on tensor cores in a function.
 pub fn tensor_instructions(image: &[u8], function: &str) -> usize {
-    count_tensor(&instructions(image, function))
+    count(TENSOR, &instructions(image, function))
 }
 
-fn count_tensor(code: &[u128]) -> usize {
-    code.iter().filter(|i| *i & 0xfff == TENSOR).count()
+fn count(operation: u128, code: &[u128]) -> usize {
+    code.iter().filter(|i| *i & 0xfff == operation).count()
 }
 
 /// The multiplications on tensor cores in the innermost loop that has any, and all its
 /// instructions.
 pub fn tensor_share(image: &[u8], function: &str) -> [usize; 2] {
+    share(TENSOR, image, function)
+}
+
+/// The multiply-adds in the innermost loop that has any, and all its instructions.
+pub fn multiply_add_share(image: &[u8], function: &str) -> [usize; 2] {
+    share(MULTIPLY_ADD, image, function)
+}
+
+fn share(operation: u128, image: &[u8], function: &str) -> [usize; 2] {
     let code = instructions(image, function);
     let loops = code.iter().enumerate().filter_map(|(at, i)| turn(at, *i));
-    let counted = loops.map(|turn| [count_tensor(&code[turn.clone()]), turn.len()]);
+    let counted = loops.map(|turn| [count(operation, &code[turn.clone()]), turn.len()]);
     let innermost = counted
-        .filter(|[tensor, _]| *tensor > 0)
+        .filter(|[found, _]| *found > 0)
         .min_by_key(|[_, all]| *all);
-    innermost.unwrap_or_else(|| panic!("{function} has no loop on tensor cores"))
+    innermost.unwrap_or_else(|| panic!("{function} has no loop with {operation:#x}"))
 }

@@ -13,7 +13,7 @@ use slabwise_cuda::{Candidate, candidates};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Body, Conv2d, ConvKind, Inst, Matmul, Operand, QuantizedMatmul, Spec, Store,
+    Body, Conv2d, ConvKind, Inst, Matmul, Operand, Quantization, QuantizedMatmul, Spec, Store,
 };
 
 use super::common::gpu::Gpu;
@@ -54,6 +54,39 @@ pub fn matmul(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
         dims,
         strided(0, &contiguous(dims)),
     )
+}
+
+/// The zero points of quantized weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Zeros {
+    Middle,
+    Packed,
+    Floats,
+}
+
+/// A product with quantized weights, of contiguous operands.
+pub fn quantized([m, n, k]: [usize; 3], (bits, block): (u32, u32), zeros: Zeros) -> Spec {
+    let format = Quantization { bits, block };
+    let (bytes, blocks) = (format.bytes(k as i64) as usize, k / block as usize);
+    let points = match zeros {
+        Zeros::Middle => None,
+        Zeros::Packed => {
+            let bytes = format.bytes(blocks as i64) as usize;
+            Some(typed(DType::U8, 0, &[bytes, 1]))
+        }
+        Zeros::Floats => Some(strided(0, &[blocks, 1])),
+    };
+    let body = QuantizedMatmul {
+        k: Size::fixed(k as i64),
+        a: strided(0, &[k, 1]),
+        format,
+        numbers: typed(DType::U8, 0, &[bytes, 1]),
+        scales: strided(0, &[blocks, 1]),
+        in_order: false,
+        zeros: points,
+    };
+    let body = Body::QuantizedMatmul(Box::new(body));
+    plain(body, &[m, n], strided(0, &[n, 1]))
 }
 
 /// An anchor whose result is stored unchanged.
