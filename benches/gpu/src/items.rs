@@ -212,7 +212,7 @@ const FAMILIES: [(&str, &str); 23] = [
     ("gemm", "padded_rows"),
     ("gemm", "tensor_cores"),
     ("gemm", "the_last_block_adds_parts_in_their_order"),
-    ("quantized", "long_sums_are_split_into_parts"),
+    ("gemm_quantized", "long_sums_are_split_into_parts"),
     ("gemm_conv", "batches_below_the_bound"),
     ("gemm_conv", "tensor_cores"),
     ("attention", "lengths_may_be_those_of_a_run"),
@@ -233,7 +233,7 @@ const WAITING: &[&str] = &[
     "attention",
     "gemm",
     "gemm_conv",
-    "quantized",
+    "gemm_quantized",
     "reductions",
     "choosing",
 ];

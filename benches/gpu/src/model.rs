@@ -234,7 +234,7 @@ fn kernel(
     let mut work = Load::default();
     work.add(spec, bounds);
     let family = match &spec.body {
-        Body::Matmul(_) => 0,
+        Body::Matmul(_) | Body::QuantizedMatmul(_) => 0,
         Body::Conv2d(_) => 1,
         _ => {
             // Attention; other kernels of this family have no products.

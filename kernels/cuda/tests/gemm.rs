@@ -771,10 +771,22 @@ fn short_vectors() {
             false,
             [3, 302, 202],
             3,
-            "dot_products<4, 4, 2>",
+            "dot_products<4, 4, 2, 2>",
         ),
-        (DType::F16, false, [300, 2, 268], 0, "dot_products<2, 4, 4>"),
-        (DType::F32, false, [302, 2, 262], 0, "dot_products<2, 4, 2>"),
+        (
+            DType::F16,
+            false,
+            [300, 2, 268],
+            0,
+            "dot_products<2, 4, 4, 4>",
+        ),
+        (
+            DType::F32,
+            false,
+            [302, 2, 262],
+            0,
+            "dot_products<2, 4, 2, 2>",
+        ),
     ] {
         let (a, b) = layouts(m, n, k)[at];
         let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));

@@ -328,8 +328,9 @@ fn quantized_weights_stand_for_the_same_floats_on_a_device() {
         ((4, 32), bounded(8), 6, true),
         ((2, 32), Dim::Fixed(5), 5, true),
         ((8, 32), Dim::Fixed(2), 2, true),
-        ((4, 32), Dim::Fixed(9), 9, false),
-        ((4, 32), bounded(12), 1, false),
+        ((4, 32), Dim::Fixed(20), 20, true),
+        ((4, 32), bounded(40), 1, false),
+        ((8, 32), Dim::Fixed(33), 33, false),
         ((2, 16), Dim::Fixed(5), 5, false),
     ] {
         let run = |device: Device| -> (Vec<Vec<f64>>, Vec<String>) {

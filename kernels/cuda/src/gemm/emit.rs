@@ -645,9 +645,9 @@ fn multiply(spec: &Spec, kernel: &Kernel, views: &[View; 2], elems: [Elem; 2]) -
             };
             let by_deep = views[0].by_deep;
             format!(
-                "const int first = share.column + int(threadIdx.x) / 32 * {large};\n\
-                 quantized_dots<{few}, {large}, {bits}, {block}, {aligned}, {by_deep}, Scales, Zeros>(right, left, first, share.columns, share.rows, share.deep, share.end, parts, \
-                 [&](int column, int row, float sum) {{\n{TAKE}}});\n"
+                "const int first = share.column + int(threadIdx.x) / 32 * {large}, above = share.row;\n\
+                 quantized_dots<{few}, {large}, {bits}, {block}, {aligned}, {by_deep}, Scales, Zeros>(right, left, first, share.columns, above, share.rows - above, share.deep, share.end, parts, \
+                 [&](int column, int below, float sum) {{\nconst int row = above + below;\n{TAKE}}});\n"
             )
         }
         Kernel::Window {

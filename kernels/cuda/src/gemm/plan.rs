@@ -153,7 +153,7 @@ impl ProductInfo<'_> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
         if let Elem::Packed(format) = right {
-            let few = few(self.sizes[0]);
+            let few = few(self.sizes[0].min(FEW));
             // Sixteen numbers of a word leave registers for fewer sums.
             let sums = if format.bits < 4 { 16 } else { 32 };
             let fits = |&large: &i64| few.is_some_and(|few| few * large <= sums);

@@ -1,8 +1,9 @@
-// Products of at most eight rows with quantized weights, whose rows are packed numbers of BITS bits, the first in the lowest bits.
-// Each block of them has a scale and a zero point: number q stands for (q − zero) · scale.
+// Products of few rows with quantized weights, whose rows are packed numbers of BITS bits, the first in
+// the lowest bits. Each block of them has a scale and a zero point: number q stands for
+// (q − zero) · scale.
 
-/// A number for each block of the rows of weights. Words from AT on: the offset of the first, and the distances from row to row and
-/// from block to block. A thread reads those of one row.
+/// A number for each block of the rows of weights. Words from AT on: the offset of the first, and the
+/// distances from row to row and from block to block. A thread reads those of one row.
 template <class E, class Offset, int ADDRESS, int AT>
 struct BlockNumbers {
     Offset row;
@@ -75,11 +76,13 @@ SLABWISE_INLINE void decode(unsigned word, float zero, float (&values)[COUNT]) {
     }
 }
 
-/// As `dot_products`: a warp per LARGE columns of the result, which are rows of the weights, whose lanes take a word at a time.
-/// ALIGNED: rows of weights begin at words. BY_DEEP: neighbours of the small operand lie along the contracted axis.
+/// As `dot_products`: a warp per LARGE columns of the result, which are rows of the weights, whose lanes
+/// take a word at a time. The rows of the result are those from `above` on, `few` of them or, if these
+/// are more, FEW. ALIGNED: rows of weights begin at words. BY_DEEP: neighbours of the small operand lie
+/// along the contracted axis.
 template <int FEW, int LARGE, int BITS, int BLOCK, bool ALIGNED, bool BY_DEEP, class Scales, class Zeros, class Weights, class Small, class Parts, class Take>
-SLABWISE_INLINE void quantized_dots(const Weights& weights, const Small& small, int first, int count, int few, int deep, int end,
-                                    const Parts& parts, Take take) {
+SLABWISE_INLINE void quantized_dots(const Weights& weights, const Small& small, int first, int count, int above, int few, int deep,
+                                    int end, const Parts& parts, Take take) {
     // Numbers of a word, and of them those that are decoded at once.
     constexpr int STEPS = 32 / BITS, COUNT = BITS < 8 ? 4 : 2;
     // Words of a column that are on their way at once.
@@ -101,7 +104,7 @@ SLABWISE_INLINE void quantized_dots(const Weights& weights, const Small& small, 
         zeros[i].start(weights.w, column);
     }
 #pragma unroll
-    for (int s = 0; s < FEW; ++s) others[s] = Small::Free::at(small.w, min(s, few - 1));
+    for (int s = 0; s < FEW; ++s) others[s] = Small::Free::at(small.w, above + min(s, few - 1));
 #pragma unroll
     for (int i = 0; i < LARGE; ++i)
 #pragma unroll

@@ -5,10 +5,12 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::{Operand, Quantization, QuantizedMatmul};
 
 use super::emit::{Writer, sized};
-use super::plan::FEW;
 use crate::abi::{Target, Word};
 use crate::lower::products::SM_MIN;
 
+/// Most rows of a product that reads quantized weights as they are. Each eight read them once, and
+/// all that are more are worth the time in which weights are written as f32 and read again.
+const ROWS_MAX: i64 = 32;
 /// Bytes of a word of packed numbers.
 const WORD_BYTES: i64 = 4;
 /// Most elements of the left operand that are read at once: 16 bytes.
@@ -16,7 +18,7 @@ pub(super) const VECTOR: i64 = 4;
 
 /// Whether there is a kernel for products of up to so many rows with quantized weights of a format.
 pub fn has_quantized_matmul(target: &Target, format: Quantization, rows: i64) -> bool {
-    target.sm >= SM_MIN && format.has_kernel() && rows <= FEW
+    target.sm >= SM_MIN && format.has_kernel() && rows <= ROWS_MAX
 }
 
 impl Writer<'_> {

@@ -271,10 +271,10 @@ pub enum Kernel {
         /// Whether the columns are few, not the rows.
         transposed: bool,
     },
-    /// At most `few` rows, and weights that are decoded as they are read: a warp sums along the
+    /// `few` rows at a time, and weights that are decoded as they are read: a warp sums along the
     /// contracted axis, for `large` columns at a time.
     Quantized {
-        /// Most rows.
+        /// Rows per block.
         few: i64,
         /// Columns per warp.
         large: i64,

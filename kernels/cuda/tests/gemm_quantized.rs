@@ -60,7 +60,7 @@ fn every_format_and_number_of_rows() {
     let mut cases = Vec::new();
     for (i, format) in FORMATS.into_iter().enumerate() {
         for (j, zeros) in ZEROS.into_iter().enumerate() {
-            let m = [1, 2, 3, 8, 1, 5][(i + 2 * j) % 6];
+            let m = [1, 2, 3, 8, 19, 5][(i + 2 * j) % 6];
             let n = [40, 19, 64, 7][(i + j) % 4];
             // Parts of a warp's words, and several turns.
             let k = format.1 as usize * [3, 40, 17][(i + j) % 3];
@@ -135,11 +135,11 @@ fn epilogues_and_bounded_rows() {
 }
 
 #[test]
-fn more_rows_and_ragged_blocks_are_refused() {
+fn ragged_blocks_are_refused() {
     let refused = |spec: &Spec| lower(spec, &Env::default(), &TARGET);
     let of = |rows, format| quantized([rows, 16, 192], format, Zeros::Middle);
     assert!(refused(&of(8, (4, 32))).is_ok());
-    for spec in [of(9, (4, 32)), of(1, (4, 8)), of(1, (2, 16))] {
+    for spec in [of(1, (4, 8)), of(1, (2, 16))] {
         let error = refused(&spec).expect_err("no kernel");
         assert!(matches!(error, SpecError::Unsupported { .. }), "{error}");
     }
