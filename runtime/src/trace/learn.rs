@@ -196,7 +196,8 @@ impl Trace {
     pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
         let Some(distribution) = self.distribution() else {
             // One after the other, which holds the fewest gradients.
-            return Ok(PartSums::new(Tree::chain(parts), None));
+            let shares = self.shares(at, None, parts);
+            return Ok(PartSums::new(Tree::chain(parts), shares));
         };
         let (ranks, grains) = (distribution.ranks(), distribution.grains);
         if grains / ranks != parts {
@@ -206,11 +207,8 @@ impl Trace {
             ));
         }
         let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
-        let shares = self.shares(at, distribution, parts);
-        Ok(PartSums::new(
-            below.unwrap_or(Tree::chain(parts)),
-            Some(shares),
-        ))
+        let shares = self.shares(at, Some(distribution), parts);
+        Ok(PartSums::new(below.unwrap_or(Tree::chain(parts)), shares))
     }
 
     /// Begins a part of a step in parts, or the rest of the step after its parts.
