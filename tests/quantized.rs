@@ -468,6 +468,41 @@ fn rules_choose_quantized_weights_by_name() {
     }
 }
 
+/// A summary counts the weights that packed numbers stand for, in the layer of the weight.
+#[test]
+fn summaries_count_weights() {
+    let summary = |quantize: bool| {
+        let params = Params::seeded(0);
+        let at = match quantize {
+            true => params.root().quantized(FOUR_BITS),
+            false => params.root(),
+        };
+        let first = Linear::new(&at / "first", 64, 96);
+        let table = Embedding::new(&at / "table", 50, 64);
+        let trace = Trace::inference();
+        let y = trace.input("tokens", I32, (3,)).apply(&table).apply(&first);
+        let mut session = session(params, 1);
+        let program = session.compile(&trace, [y]).expect("it compiles");
+        session.summary(&program).expect("its own program")
+    };
+    let [floats, quantized] = [false, true].map(summary);
+    let of = |summary: &slabwise::Summary| {
+        let mut layers: Vec<(String, u64)> = summary
+            .layers
+            .iter()
+            .map(|l| (l.name.clone(), l.parameters))
+            .collect();
+        layers.retain(|(_, parameters)| *parameters > 0);
+        layers.sort();
+        layers
+    };
+    assert_eq!(of(&quantized), of(&floats));
+    // Half a byte for each number, and 4 bytes and half of one for a block of 32; 96 biases.
+    let zeros = 96 + 50;
+    let bytes = (96 + 50) * (32 + 2 * 4) + zeros + 96 * 4;
+    assert_eq!(quantized.total.parameter_bytes, bytes);
+}
+
 #[test]
 fn uses_of_quantized_weights_as_others_are_refused() {
     let said = |build: &dyn for<'t> Fn(&Params, &'t Trace, Tensor<'t>) -> Tensor<'t>| {
