@@ -54,7 +54,7 @@ fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
 /// labels.
 fn learner(
     width: usize,
-    n: usize,
+    n: impl Into<Dim>,
     learn: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> (Session, Result<Program<1>>) {
     let params = Params::seeded(3);
@@ -63,6 +63,7 @@ fn learner(
         .expect("a session")
         .with_threads(1);
     let trace = Trace::training();
+    let n = n.into();
     let (x, labels) = (
         trace.input("x", F32, (n, INPUTS)),
         trace.input("labels", I32, (n,)),
@@ -111,6 +112,46 @@ fn weights(session: &Session) -> Vec<f32> {
 
 fn text<T>(result: Result<T>) -> String {
     result.map(|_| ()).expect_err("a mistake").to_string()
+}
+
+/// A batch of any length up to a bound, cut into parts that may differ by one row, makes the step of
+/// the whole batch: its parts weigh as many rows as they have.
+#[test]
+fn parts_of_a_bounded_batch_train_as_the_whole() {
+    let optimizer = || Sgd::new(0.1).momentum(0.9);
+    let batch_of = Dim::bounded("batch", 16);
+    let (mut one, program) = learner(32, batch_of, whole(optimizer()));
+    let program = program.expect("it compiles");
+    let (mut session, split) = learner(32, batch_of, |trace, net, x, labels| {
+        let (x, labels) = (x.shares(4), labels.shares(4));
+        trace.minimize_in_parts(4, optimizer(), |i| x[i].apply(net).cross_entropy(labels[i]))
+    });
+    let split = split.expect("it compiles");
+    assert_eq!(weights(&one), weights(&session));
+    for (step, rows) in [16, 5, 4, 10, 7, 13].into_iter().enumerate() {
+        let (x, labels) = batch(rows, step as u64);
+        let expected = one.run(&program, (&x, &labels)).expect("a step")[0].item();
+        let got = session.run(&split, (&x, &labels)).expect("a step")[0].item();
+        assert!(
+            (got - expected).abs() < 1e-5,
+            "{got} instead of {expected}: {rows} rows"
+        );
+        for (a, b) in weights(&one).iter().zip(weights(&session)) {
+            assert!((a - b).abs() < 1e-5, "{b} instead of {a}: {rows} rows");
+        }
+    }
+    // A part without a row has no mean.
+    let before = weights(&session);
+    let (x, labels) = batch(3, 9);
+    let error = text(session.run(&split, (&x, &labels)));
+    let expected = "\"batch\" is 3, and each of the 4 parts that shares(4) makes needs a row; leave out batches of fewer than 4 rows";
+    assert!(error.contains(expected), "{error}");
+    assert_eq!(weights(&session), before);
+
+    let (_, split) = learner(32, batch_of, in_parts(4, optimizer()));
+    let error = text(split);
+    let expected = "split axis 0 of [batch, 12] into 4 parts: batch does not divide; shares(4) cuts it into parts of nearly equal length";
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]

@@ -410,3 +410,141 @@ fn other_rows_are_not_quantized() {
     }
     assert!(params.mistakes().is_empty());
 }
+
+/// Adapters in a quantized scope are floats, which learn; `None` ends a quantized scope.
+#[test]
+fn adapters_and_parts_of_a_model_may_be_floats() {
+    let params = Params::seeded(3);
+    let at = params.root().quantized(FOUR_BITS);
+    // Their rows are whole blocks too.
+    let layer = LoraLinear::new(&at / "layer", 64, 64, 32);
+    let head = Linear::without_bias(at.quantized(None) / "head", 64, 32);
+    let trained = params.declared().into_iter().filter(Param::is_trained);
+    let trained: Vec<String> = trained.map(|p| p.name().to_string()).collect();
+    let expected = [
+        "layer.bias",
+        "layer.lora_A.weight",
+        "layer.lora_B.weight",
+        "head.weight",
+    ];
+    assert_eq!(trained, expected);
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (4, 64));
+    let loss = x.apply(&layer).apply(&head).square().mean();
+    trace.minimize(loss, AdamW::new(0.01));
+    let mut session = session(params, 1);
+    let program = session.compile(&trace, [loss]).expect("it compiles");
+    let before = session.value("layer.lora_A.weight").expect("a weight");
+    for _ in 0..2 {
+        session.run(&program, (&floats(4, 64, 1),)).expect("a step");
+    }
+    let after = session.value("layer.lora_A.weight").expect("a weight");
+    assert_ne!(before, after);
+}
+
+/// A rule that freezes all but the adapters may choose quantized weights alone, by the name of the
+/// weight.
+#[test]
+fn rules_choose_quantized_weights_by_name() {
+    for name in ["layer.weight", "layer.wait"] {
+        let params = Params::seeded(3);
+        let base = Linear::without_bias(params.root().quantized(FOUR_BITS) / "layer", 64, 64);
+        let layer = LoraLinear::around(base, params.root() / "layer", 4);
+        let trace = Trace::training();
+        trace.freeze(|weight| !LoraLinear::is_adapter(&weight.name));
+        trace.freeze(move |weight| *weight.name == *name && weight.dims.len() == 2);
+        let x = trace.input("x", F32, (4, 64));
+        let loss = x.apply(&layer).square().mean();
+        trace.minimize(loss, AdamW::new(0.01));
+        let compiled = session(params, 1).compile(&trace, [loss]);
+        match compiled {
+            Ok(_) => assert_eq!(name, "layer.weight"),
+            Err(error) => {
+                let expected = "freeze: none of the parameters of this trace is chosen; they are \"layer.lora_A.weight\", \"layer.lora_B.weight\", \"layer.weight\"";
+                assert!(error.to_string().contains(expected), "{error}");
+                assert_eq!(name, "layer.wait");
+            }
+        }
+    }
+}
+
+/// A summary counts the weights that packed numbers stand for, in the layer of the weight.
+#[test]
+fn summaries_count_weights() {
+    let summary = |quantize: bool| {
+        let params = Params::seeded(0);
+        let at = match quantize {
+            true => params.root().quantized(FOUR_BITS),
+            false => params.root(),
+        };
+        let first = Linear::new(&at / "first", 64, 96);
+        let table = Embedding::new(&at / "table", 50, 64);
+        let trace = Trace::inference();
+        let y = trace.input("tokens", I32, (3,)).apply(&table).apply(&first);
+        let mut session = session(params, 1);
+        let program = session.compile(&trace, [y]).expect("it compiles");
+        session.summary(&program).expect("its own program")
+    };
+    let [floats, quantized] = [false, true].map(summary);
+    let of = |summary: &slabwise::Summary| {
+        let mut layers: Vec<(String, u64)> = summary
+            .layers
+            .iter()
+            .map(|l| (l.name.clone(), l.parameters))
+            .collect();
+        layers.retain(|(_, parameters)| *parameters > 0);
+        layers.sort();
+        layers
+    };
+    assert_eq!(of(&quantized), of(&floats));
+    // Half a byte for each number, and 4 bytes and half of one for a block of 32; 96 biases.
+    let zeros = 96 + 50;
+    let bytes = (96 + 50) * (32 + 2 * 4) + zeros + 96 * 4;
+    assert_eq!(quantized.total.parameter_bytes, bytes);
+}
+
+#[test]
+fn uses_of_quantized_weights_as_others_are_refused() {
+    let said = |build: &dyn for<'t> Fn(&Params, &'t Trace, Tensor<'t>) -> Tensor<'t>| {
+        let (params, trace) = (Params::seeded(0), Trace::training());
+        let y = build(&params, &trace, trace.input("x", F32, (3, 64)));
+        let error = session(params, 1).compile(&trace, [y]).err();
+        error.expect("a mistake").to_string()
+    };
+    let layer =
+        |params: &Params| Linear::without_bias(params.root().quantized(FOUR_BITS) / "l", 64, 8);
+    let errors = [
+        said(&|params, trace, x| {
+            let loss = x.apply(&layer(params)).square().mean();
+            trace.minimize(loss, AdamW::new(0.01));
+            loss
+        }),
+        said(&|params, trace, x| {
+            let state = trace.statistic(layer(params).weight());
+            state.set(state.value() * 0.5);
+            x
+        }),
+        said(&|params, _, x| {
+            let plain = Linear::without_bias(params.root() / "l", 64, 8);
+            x.apply(&plain) + x.apply(&layer(params))
+        }),
+        said(&|params, trace, x| {
+            let scales = params
+                .root()
+                .param("l.weight.scales", (8, 2), Init::Constant(1.0));
+            x.apply(&layer(params)) + trace.param(&scales).sum()
+        }),
+    ];
+    let expected = [
+        "minimize: the loss has no gradient with respect to any parameter; quantized weights do not learn (\"l.weight\"), but an adapter beside them does, see LoraLinear",
+        "\"l.weight\" is a quantized parameter: no step changes it",
+        "\"l.weight\" is declared as 4 bits in blocks of 32 [8, 64], and as [8, 64] at ",
+        "\"l.weight.scales\" is declared as a part of the quantized \"l.weight\", f32 [8, 2] and as parameter f32 [8, 2]",
+    ];
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(
+            error.contains(expected) && error.contains("quantized.rs:"),
+            "{error}"
+        );
+    }
+}

@@ -223,8 +223,10 @@ impl Scope {
     ///
     /// They are not trained. [`Session::load_from`](crate::Session::load_from) and the other ways to
     /// load weights take files of floats, and quantize them as they are read, each number to the
-    /// nearest, with one weight at a time in memory as f32; saved are the parts, `<name>.numbers`, `<name>.scales` and `<name>.zeros`, which
-    /// load as they are.
+    /// nearest, with one weight at a time in memory as f32; saved are the parts, `<name>.numbers`,
+    /// `<name>.scales` and `<name>.zeros`, which load as they are.
+    ///
+    /// `None` declares weights that are not quantized, for a part of a model that is.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -238,9 +240,9 @@ impl Scope {
     /// assert_eq!(layer.weight().quantization(), Some(Quantization { bits: 4, block: 32 }));
     /// ```
     #[must_use]
-    pub fn quantized(&self, format: Quantization) -> Scope {
+    pub fn quantized(&self, format: impl Into<Option<Quantization>>) -> Scope {
         Scope {
-            quantization: Some(format),
+            quantization: format.into(),
             ..self.clone()
         }
     }
@@ -291,7 +293,8 @@ impl Scope {
                         "a statistic"
                     }
                 };
-                let (of, again) = match known.trained == new.trained {
+                let is_quantized = known.quantization.is_some() || new.quantization.is_some();
+                let (of, again) = match known.trained == new.trained || is_quantized {
                     true => (String::new(), String::new()),
                     false => (format!("{} ", kind(&known)), format!("{} ", kind(&new))),
                 };

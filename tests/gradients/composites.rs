@@ -139,9 +139,12 @@ fn embeddings_and_attention() {
 fn adaptive_pooling() {
     let rng = &mut Rng(13);
     let x = floats(rng, &[1, 2, 5, 6]);
-    for size in [[1, 1], [5, 3], [2, 4], [5, 6]] {
+    for size in [[1, 1], [5, 3], [2, 4], [5, 6], [8, 9], [3, 12], [7, 2]] {
         check("adaptive pooling", rng, vec![x.clone()], |_, x| {
             x[0].apply(&AdaptiveAvgPool2d(size)).square()
+        });
+        check("adaptive max pooling", rng, vec![x.clone()], |_, x| {
+            x[0].apply(&AdaptiveMaxPool2d(size)).square()
         });
     }
 }

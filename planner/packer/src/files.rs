@@ -68,17 +68,28 @@ pub fn replace_with(
         Some(_) => drop(OpenOptions::new().write(true).open(&target)?),
         None => {}
     }
-    let mut beside = tempfile::Builder::new();
-    beside.prefix(".slabwise-").suffix(".tmp");
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
     #[cfg(unix)]
-    if before.is_none() {
-        use std::os::unix::fs::PermissionsExt;
-        // The umask takes from these; with the default of 0o600, other users could not read the
-        // file.
-        beside.permissions(fs::Permissions::from_mode(0o666));
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // The umask takes from the rights of a new file; a file that exists may hold what other
+        // users must not read, and its rights are copied below.
+        options.mode(if before.is_none() { 0o666 } else { 0o600 });
     }
-    let mut file = beside.tempfile_in(folder)?;
-    write(&mut file)?;
+    // Opened and written to without tempfile's wrappers, whose errors name the temporary file.
+    let mut file = tempfile::Builder::new()
+        .prefix(".slabwise-")
+        .suffix(".tmp")
+        .make_in(folder, |path| options.open(path))
+        .map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                let missing = format!("there is no folder {}", folder.display());
+                io::Error::new(ErrorKind::NotFound, missing)
+            }
+            _ => error,
+        })?;
+    write(file.as_file_mut())?;
     if let Some(before) = &before {
         keep_access(file.as_file(), before)?;
     }
@@ -276,6 +287,30 @@ mod tests {
         replace(&path, b"after").expect("it is written");
         let there = fs::metadata(&path).expect("it is there");
         assert_eq!((there.uid(), there.gid()), (12_345, 54_321));
+    }
+
+    /// Messages name the caller's path, and the temporary file means nothing to their reader.
+    #[test]
+    fn errors_do_not_name_the_temporary_file() {
+        let folder = folder();
+        let at = |name: &str| folder.path().join(name);
+        let error = replace(&at("missing/a"), b"1").expect_err("no folder");
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let missing = at("missing").display().to_string();
+        assert_eq!(error.to_string(), format!("there is no folder {missing}"));
+        fs::write(at("file"), "before").expect("it is written");
+        let error = replace(&at("file/a"), b"1").expect_err("a file is no folder");
+        assert!(!error.to_string().contains("slabwise-"), "{error}");
+        let error = replace(&at(&"x".repeat(300)), b"1").expect_err("too long a name");
+        assert!(!error.to_string().contains("slabwise-"), "{error}");
+        let mut full = |file: &mut dyn Write| {
+            file.write_all(b"1")?;
+            Err(io::Error::from_raw_os_error(28))
+        };
+        let error = replace_with(&at("file"), &mut full).expect_err("a full disk");
+        assert_eq!(error.raw_os_error(), Some(28));
+        assert_eq!(fs::read(at("file")).expect("it is there"), b"before");
+        assert_eq!(names(folder.path()), ["file"]);
     }
 
     #[test]

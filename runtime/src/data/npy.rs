@@ -52,7 +52,8 @@ const CHUNK: usize = 1 << 16;
 /// Bytes of a file's end that take no part in the array, if they are there.
 const TRAILING: &str = "bytes follow the array; it may be two files joined";
 
-/// Reads a file of one array.
+/// Reads a file of one array. Arrays of 64 bits become f32 and i32, as in JAX by default: floats
+/// are rounded to the nearest, and a number that the narrower type cannot hold is an error.
 ///
 /// # Errors
 /// A [`DataError`] that names the file and the defect: unreadable, another kind of file, a shape of

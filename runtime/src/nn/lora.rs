@@ -21,7 +21,8 @@ use crate::trace::Trace;
 ///
 /// The weights of the layer keep the names of [`Linear`], so that files of the whole model fit, and
 /// the adapter has those of PEFT: `lora_A.weight` `[rank, inputs]`, `lora_B.weight` `[outputs,
-/// rank]`, of which the second is 0 at first.
+/// rank]`, of which the second is 0 at first. In a [quantized](Scope::quantized) scope the weights of
+/// the layer are quantized, and those of the adapter are floats, which are trained.
 #[derive(Clone, Debug)]
 pub struct LoraLinear {
     base: Linear,
@@ -46,6 +47,8 @@ impl LoraLinear {
         if rank == 0 {
             at.mistake("an adapter of rank 0".into());
         }
+        // Quantized weights are not trained.
+        let at = at.quantized(None);
         let (down, up) = (&at / "lora_A", &at / "lora_B");
         LoraLinear {
             base,

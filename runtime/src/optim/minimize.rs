@@ -48,7 +48,9 @@ impl Trace {
     /// before those of the next begin, so that a step needs the memory of one micro-batch and one
     /// gradient for each weight. `loss` gives the loss of the micro-batch of a number from 0; the
     /// result is their mean. For micro-batches of equal size that is the loss of the whole batch
-    /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch.
+    /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch. So it
+    /// is for a batch of bounded length whose rows [`Tensor::shares`] cuts, because their losses are
+    /// then weighted by their rows; the batch must be the first axis of the first input.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -110,7 +112,7 @@ impl Trace {
         let Some(sums) = sums else {
             return self.poisoned();
         };
-        let is_distributed = sums.shares.is_some();
+        let is_distributed = self.distribution().is_some();
         let (total, gradients) = sums.finish();
         self.record_update(at, gradients, optimizer.is_elementwise(), |learning| {
             update_by(&optimizer, self, &learning, (at, scaling))

@@ -159,10 +159,27 @@ impl Compiled {
         matches!(extent, Extent::Bounded(_) | Extent::Unbounded(_)).then_some(symbol)
     }
 
-    /// The error of a rank whose part of the batch is empty.
+    /// The error of a rank whose part of the batch is empty, or of a batch with an empty
+    /// [share](crate::Tensor::shares).
     fn without_rows(&self, env: &Env) -> Option<Error> {
         let [rank, ranks, sharing] = self.rank;
         let first = self.inputs.first()?;
+        let fewer = self.symbols.iter().find_map(|(_, _, extent)| match extent {
+            Extent::Share(share) if share.at(env) == 0 && ranks == 1 => {
+                let rows = env.0[usize::from(share.rows.0)];
+                Some((self.symbols.name(share.rows), rows, share.parts))
+            }
+            _ => None,
+        });
+        if let Some((name, rows, parts)) = fewer {
+            return Some(Error::Input {
+                name: first.name.to_string(),
+                message: format!(
+                    "\"{name}\" is {rows}, and each of the {parts} parts that shares({parts}) makes needs a row; \
+                     leave out batches of fewer than {parts} rows, or join the last one with the batch before it"
+                ),
+            });
+        }
         let is_empty = ranks > 1 && first.dims.first()?.at(env) == 0;
         is_empty.then(|| Error::Input {
             name: first.name.to_string(),

@@ -9,7 +9,7 @@ use slabwise_planner::{Bytes, table};
 
 use super::{Session, fixed};
 use crate::error::Result;
-use crate::graph::Phase;
+use crate::graph::{Phase, QuantizedRole};
 use crate::passes::operations;
 use crate::program::{Compiled, Place, Program, Step};
 
@@ -129,11 +129,19 @@ impl Session {
             if !info.is_param || std::mem::replace(&mut counted[v], true) {
                 continue;
             }
-            let layer = info.name.rsplit_once('.').map_or("", |(layer, _)| layer);
-            let count: u64 = fixed(&info.dims).iter().product();
+            let stored: u64 = fixed(&info.dims).iter().product();
+            // A quantized weight has as many parameters as packed numbers.
+            let (name, count) = match &info.part {
+                None => (&info.name, stored),
+                Some(part) if part.role == QuantizedRole::Numbers => {
+                    (&part.weight, part.dims.iter().map(|&n| n as u64).product())
+                }
+                Some(part) => (&part.weight, 0),
+            };
+            let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
             let row = rows.of(layer);
             row.parameters += count;
-            row.parameter_bytes += count * info.dtype.bytes() as u64;
+            row.parameter_bytes += stored * info.dtype.bytes() as u64;
         }
     }
 }

@@ -127,9 +127,15 @@ impl<'t> Tensor<'t> {
                 .filter(|_| parts <= PARTS_MAX)
                 .and_then(|n| len.checked_div(n));
             part_len = whole.ok_or_else(|| {
-                let len = len.show(|s| g.symbols.name(s));
+                let shown = len.show(|s| g.symbols.name(s));
+                let help = match len.symbols().next() {
+                    Some(_) if axis == 0 => {
+                        format!("; shares({parts}) cuts it into parts of nearly equal length")
+                    }
+                    _ => String::new(),
+                };
                 format!(
-                    "split axis {axis} of {} into {parts} parts: {len} does not divide",
+                    "split axis {axis} of {} into {parts} parts: {shown} does not divide{help}",
                     g.symbols.show(g.dims(x))
                 )
             })?;
@@ -147,7 +153,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The rows of a batch cut into `parts` parts of nearly equal length, the longer ones first:
-    /// those of the [grains](crate::World::with_grains) of a rank. The length of the first axis is
+    /// those of the [grains](crate::World::with_grains) of a rank, or the micro-batches of
+    /// [`Trace::minimize_in_parts`]. The length of the first axis is
     /// a multiple of `parts`, or a bounded dimension, whose length in each run is a number of rows.
     #[track_caller]
     pub fn shares(self, parts: usize) -> Vec<Tensor<'t>> {

@@ -8,6 +8,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
 use smallvec::SmallVec;
 
+use super::arrange::{integer, pick, ramp};
 use super::window::Track;
 use super::{ConvOptions, Padding, PoolOptions, Tensor, checked, checked_as};
 use crate::graph::Graph;
@@ -167,8 +168,9 @@ impl<'t> Tensor<'t> {
     }
 
     /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and
-    /// columns. Window row i covers the rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image;
-    /// neighbours overlap by one row where the division has a remainder.
+    /// columns, as in PyTorch. Window row i covers the rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the
+    /// image; neighbours overlap by one row where the division has a remainder. There may be more
+    /// windows than rows or columns of the image: each then covers one of these or two.
     #[track_caller]
     pub fn adaptive_avg_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
         self.adapt(Location::caller(), "adaptive_avg_pool2d", size)
@@ -205,17 +207,35 @@ impl<'t> Tensor<'t> {
         let largest = what == "adaptive_max_pool2d";
         let mut lengths = [0; 2];
         let image = self.require(at, |g, x| {
-            let fixed = |axis: usize| g.dims(x).get(axis).and_then(|d| d.as_fixed()).and_then(|n| usize::try_from(n).ok());
-            match (g.dims(x).len(), fixed(2), fixed(3)) {
-                (4, Some(h), Some(w)) if (1..=h).contains(&size[0]) && (1..=w).contains(&size[1]) => {
-                    lengths = [h, w];
-                    Ok(())
-                }
-                _ => Err(format!(
-                    "{what} of {} to {}×{}: an image [n, channels, h, w] of fixed and no smaller height and width is needed",
-                    g.symbols.show(g.dims(x)),
-                    size[0],
-                    size[1]
+            let shown = || {
+                let [rows, columns] = size;
+                format!(
+                    "{what} of {} to {rows}×{columns}",
+                    g.symbols.show(g.dims(x))
+                )
+            };
+            let fixed = |axis: usize| {
+                let n = g.dims(x).get(axis).and_then(|d| d.as_fixed());
+                n.and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0)
+            };
+            let (4, Some(h), Some(w)) = (g.dims(x).len(), fixed(2), fixed(3)) else {
+                return Err(format!(
+                    "{}: an image [n, channels, h, w] of fixed height and width above 0 is needed",
+                    shown()
+                ));
+            };
+            lengths = [h, w];
+            // Positions are computed as i32.
+            let most = i32::MAX as usize;
+            let fits = |i: usize| size[i] <= most / lengths[i].max(2);
+            match (0..2).find(|&i| size[i] > lengths[i] && !fits(i)) {
+                None => Ok(()),
+                Some(i) => Err(format!(
+                    "{}: axis {} of {} elements can have {} windows at most",
+                    shown(),
+                    i + 2,
+                    lengths[i],
+                    most / lengths[i].max(2)
                 )),
             }
         });
@@ -239,18 +259,45 @@ impl<'t> Tensor<'t> {
             }
             // A window is a rectangle: the mean of its rows' means.
             (0..2).fold(image, |x, i| {
-                let (axis, n, parts) = (i + 2, lengths[i], size[i]);
-                let part = |p: usize| {
-                    let rows = x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts));
-                    match largest {
-                        true => rows.max_keep(axis),
-                        false => rows.mean_keep(axis),
-                    }
-                };
-                let folded: Vec<Tensor<'t>> = (0..parts).map(part).collect();
-                self.trace.concat(&folded, axis)
+                x.adapt_axis(largest, i + 2, [lengths[i], size[i]])
             })
         })
+    }
+
+    /// The mean or the largest element of each of `parts` windows that divide an axis of `n`
+    /// elements.
+    #[track_caller]
+    fn adapt_axis(self, largest: bool, axis: usize, [n, parts]: [usize; 2]) -> Tensor<'t> {
+        if parts == 0 {
+            return self.slice(axis, ..0);
+        }
+        if parts == n {
+            return self;
+        }
+        if parts.is_multiple_of(n) {
+            return self.repeat_interleave(axis, parts / n);
+        }
+        if parts > n {
+            // Windows of one element are two equal ones, so that all have the same number.
+            let ends = self.trace.record(Location::caller(), &[self], |g, ids| {
+                let positions = ends_of_windows(g, [n, parts]);
+                pick(g, ids[0], axis, positions)
+            });
+            let ends = ends.unflatten(axis, (parts, 2));
+            return match largest {
+                true => ends.max_over(axis + 1),
+                false => ends.mean_over(axis + 1),
+            };
+        }
+        let part = |p: usize| {
+            let rows = self.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts));
+            match largest {
+                true => rows.max_keep(axis),
+                false => rows.mean_keep(axis),
+            }
+        };
+        let folded: Vec<Tensor<'t>> = (0..parts).map(part).collect();
+        self.trace.concat(&folded, axis)
     }
 
     /// The image, and its windows along both axes.
@@ -560,4 +607,19 @@ fn flat_positions(g: &mut Graph, position: NodeId, windows: [Windows; 2]) -> Nod
     let width = int(g, columns.track.n);
     let first = g.mul(row, width);
     g.add(first, column)
+}
+
+/// The first and the last position of each of `parts` windows that divide an axis of fewer elements
+/// `n`: i32 `[2·parts]`.
+fn ends_of_windows(g: &mut Graph, [n, parts]: [usize; 2]) -> NodeId {
+    let ends = ramp(g, Size::fixed(2 * parts as i64));
+    let dims = g.dims(ends).clone();
+    let [one, n, last, parts] = [1, n, n - 1, parts].map(|k| integer(g, k as i32, &dims));
+    let window = g.scalar(ScalarOp::ShiftRight, &[ends, one]);
+    let is_last = g.scalar(ScalarOp::BitAnd, &[ends, one]);
+    // ⌊i·n/parts⌋ and ⌈(i + 1)·n/parts⌉ − 1 = ⌊(i·n + n − 1)/parts⌋
+    let start = g.mul(window, n);
+    let more = g.mul(is_last, last);
+    let end = g.add(start, more);
+    g.scalar(ScalarOp::Div, &[end, parts])
 }

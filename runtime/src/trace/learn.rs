@@ -5,10 +5,13 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+
 use super::handle::Tensor;
 use super::ranks::Summed;
 use super::{Building, Line, Trace};
-use crate::graph::{Graph, Phase, VariableInfo};
+use crate::graph::{Graph, Phase, QuantizedRole, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
 use crate::world::{Distribution, Shard, Strategy, Tree, TreeSum};
 
@@ -38,7 +41,7 @@ pub(crate) struct Gradients(Vec<(u32, NodeId)>);
 /// The sums of a loss and of its gradients over the parts of a step.
 pub(crate) struct PartSums<'t> {
     tree: Tree,
-    /// The weight of each part in the mean, if the step is distributed over ranks.
+    /// The weight of each part in the mean, if the parts may differ: over ranks, or in rows.
     pub shares: Option<Vec<Tensor<'t>>>,
     pub loss: TreeSum<Tensor<'t>>,
     gradients: BTreeMap<u32, TreeSum<NodeId>>,
@@ -88,6 +91,21 @@ impl Building {
             .collect();
         (trained, self.frozen.clone())
     }
+
+    /// The quantized weights of the trace, which do not learn, as rules see them: whole.
+    fn quantized(&self) -> Vec<VariableInfo> {
+        let whole = |info: &VariableInfo| {
+            let part = info.part.as_ref()?;
+            (part.role == QuantizedRole::Numbers).then(|| VariableInfo {
+                name: part.weight.clone(),
+                dtype: DType::F32,
+                dims: part.dims.iter().map(|&n| Size::fixed(n as i64)).collect(),
+                part: None,
+                ..info.clone()
+            })
+        };
+        self.graph.variables.iter().filter_map(whole).collect()
+    }
 }
 
 /// The first names of several variables.
@@ -121,11 +139,10 @@ impl Trace {
     /// Reports rules that choose no parameter, most likely because a name is misspelt.
     fn check_frozen(&self) {
         let (trained, frozen) = self.building.borrow().trained();
-        let known = names(trained.iter().map(|(.., info)| info));
-        for rule in frozen
-            .iter()
-            .filter(|f| !trained.iter().any(|(.., info)| (f.chosen)(info)))
-        {
+        let quantized = self.building.borrow().quantized();
+        let infos = || trained.iter().map(|(.., info)| info).chain(&quantized);
+        let known = names(infos());
+        for rule in frozen.iter().filter(|f| !infos().any(|i| (f.chosen)(i))) {
             let message =
                 format!("freeze: none of the parameters of this trace is chosen; they are {known}");
             self.building.borrow_mut().mistake(rule.at, "", message);
@@ -196,7 +213,8 @@ impl Trace {
     pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
         let Some(distribution) = self.distribution() else {
             // One after the other, which holds the fewest gradients.
-            return Ok(PartSums::new(Tree::chain(parts), None));
+            let shares = self.shares(at, None, parts);
+            return Ok(PartSums::new(Tree::chain(parts), shares));
         };
         let (ranks, grains) = (distribution.ranks(), distribution.grains);
         if grains / ranks != parts {
@@ -206,11 +224,8 @@ impl Trace {
             ));
         }
         let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
-        let shares = self.shares(at, distribution, parts);
-        Ok(PartSums::new(
-            below.unwrap_or(Tree::chain(parts)),
-            Some(shares),
-        ))
+        let shares = self.shares(at, Some(distribution), parts);
+        Ok(PartSums::new(below.unwrap_or(Tree::chain(parts)), shares))
     }
 
     /// Begins a part of a step in parts, or the rest of the step after its parts.
@@ -265,11 +280,19 @@ impl Trace {
                 } else {
                     " that is not frozen"
                 };
+                let quantized = building.quantized();
+                let help = match quantized.is_empty() {
+                    true => String::new(),
+                    false => format!(
+                        "; quantized weights do not learn ({}), but an adapter beside them does, see LoraLinear",
+                        names(quantized.iter())
+                    ),
+                };
                 return building.mistake(
                     at,
                     "",
                     format!(
-                        "minimize: the loss has no gradient with respect to any parameter{frozen}"
+                        "minimize: the loss has no gradient with respect to any parameter{frozen}{help}"
                     ),
                 );
             }

@@ -30,11 +30,12 @@ impl Trace {
     #[track_caller]
     pub fn statistic(&self, statistic: &Param) -> State<'_> {
         let at = Location::caller();
-        if statistic.is_trained() {
-            let message = format!(
-                "\"{}\" is a parameter: an optimizer changes it",
-                statistic.name()
-            );
+        let why = match statistic.quantization() {
+            Some(_) => Some("is a quantized parameter: no step changes it"),
+            None => (statistic.is_trained()).then_some("is a parameter: an optimizer changes it"),
+        };
+        if let Some(why) = why {
+            let message = format!("\"{}\" {why}", statistic.name());
             return State::mistaken(self.fail(at, statistic.layer(), message));
         }
         self.variable_of(statistic, at)

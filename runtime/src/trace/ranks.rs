@@ -84,14 +84,15 @@ impl Trace {
 }
 
 impl Trace {
-    /// The weight in the whole batch's mean of each of `parts` parts of this rank: by the rows of
-    /// the part, if the first input is cut into [shares](Tensor::shares).
+    /// The weight in the whole batch's mean of each of `parts` parts of this rank or, without ranks,
+    /// of the step: by the rows of the part, if the first input is cut into
+    /// [shares](Tensor::shares). `None` if the parts of a step without ranks are equal.
     pub(super) fn shares(
         &self,
         at: Line,
-        distribution: Distribution,
+        distribution: Option<Distribution>,
         parts: usize,
-    ) -> Vec<Tensor<'_>> {
+    ) -> Option<Vec<Tensor<'_>>> {
         let examples = self.with_graph(|g| g.inputs.first()?.dims.first().copied());
         let rows = examples.and_then(|examples| examples.symbols().next());
         let length = |from: u32| {
@@ -105,7 +106,7 @@ impl Trace {
         };
         let lengths: Option<Vec<Symbol>> = (0..parts as u32).map(length).collect();
         let Some((lengths, examples)) = lengths.zip(examples) else {
-            return vec![self.share(at, distribution, parts); parts];
+            return distribution.map(|d| vec![self.share(at, d, parts); parts]);
         };
         let number = |g: &mut Graph, size| {
             let number = g.emit(Op::Size(size), &[], DType::I32, Dims::new());
@@ -113,7 +114,10 @@ impl Trace {
         };
         let total = self.record(at, &[], |g, _| {
             let own = number(g, examples);
-            Ok(sum_over(g, own, &distribution, distribution.group))
+            Ok(match distribution {
+                Some(distribution) => sum_over(g, own, &distribution, distribution.group),
+                None => own,
+            })
         });
         let share = |length| {
             self.record(at, &[total], |g, ids| {
@@ -121,7 +125,7 @@ impl Trace {
                 Ok(g.scalar(ScalarOp::Div, &[own, ids[0]]))
             })
         };
-        lengths.into_iter().map(share).collect()
+        Some(lengths.into_iter().map(share).collect())
     }
 
     /// The part of a weight that this rank updates, as one row.

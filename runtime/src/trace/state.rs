@@ -181,14 +181,19 @@ impl Trace {
             let old = &building.graph.variables[v as usize];
             let show = |i: &VariableInfo| {
                 let kind = if i.is_param { "parameter" } else { "state" };
-                format!(
-                    "{kind} {} {}",
-                    i.dtype,
-                    building.graph.symbols.show(&i.dims)
-                )
+                let (dtype, dims) = (i.dtype, building.graph.symbols.show(&i.dims));
+                match &i.part {
+                    None => format!("{kind} {dtype} {dims}"),
+                    Some(part) => {
+                        format!(
+                            "a part of the quantized \"{}\", {dtype} {dims}",
+                            part.weight
+                        )
+                    }
+                }
             };
-            let same =
-                (old.dtype, &old.dims, old.is_param) == (info.dtype, &info.dims, info.is_param);
+            let of = |i: &VariableInfo| (i.dtype, i.dims.clone(), i.is_param, i.part.is_some());
+            let same = of(old) == of(&info);
             (!same).then(|| {
                 format!(
                     "\"{}\" is declared as {} and as {}",

@@ -6,7 +6,7 @@ use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
     PoolOptions, Reduction, Sampling,
 };
-use slabwise::{Dim, Mask, Running, Scan, Tensor, Tiles, Trace};
+use slabwise::{Dim, Mask, Quantization, Running, Scan, Tensor, Tiles, Trace};
 
 use crate::axis::Axis;
 
@@ -75,6 +75,8 @@ pub enum Method {
         blank: i32,
         reduction: Reduction,
     },
+    /// Of packed numbers and scales, perhaps of zero points, which are packed or floats.
+    Dequantize(Quantization),
 }
 
 /// What a pooling takes of each window.
@@ -177,6 +179,9 @@ impl Method {
                     Numbers::Exponential => key.exponential(shape),
                     Numbers::Gumbel => key.gumbel(shape),
                 }
+            }
+            (&Method::Dequantize(format), [numbers, scales, zeros @ ..]) => {
+                numbers.dequantize(format, *scales, zeros.first().copied())
             }
             (Method::AttentionWith { .. }, [q, k, v, mask @ ..]) => {
                 q.attention_with(*k, *v, self.attention(mask.first().copied()))
@@ -447,6 +452,14 @@ impl Method {
                 "{x}.ctc({y}, slabwise::tensor::Ctc {{ blank: {blank}, reduction: Reduction::{reduction:?}, \
                  zero_infinity: true, ..Default::default() }})"
             ),
+            Method::Dequantize(Quantization { bits, block }) => {
+                let zeros = args
+                    .get(2)
+                    .map_or("None".to_string(), |zeros| zeros.to_string());
+                format!(
+                    "{x}.dequantize(slabwise::Quantization {{ bits: {bits}, block: {block} }}, {y}, {zeros})"
+                )
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The shape rules of methods with options, written from the documentation.
 
-use slabwise::DType;
 use slabwise::tensor::{Beyond, Sampling};
 use slabwise::tensor::{ConvOptions, Interpolate, PadMode, Padding, PoolOptions, Reduction};
+use slabwise::{DType, Quantization};
 
 use crate::facts::{Fact, Len, Scope};
 use crate::method::{Loss, Method, Numbers, Pool};
@@ -23,7 +23,7 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
         (Method::AdaptiveMaxPool(size), [x]) => {
             let fits = |i: usize| {
                 let n = x.dims.get(2 + i)?.as_fixed()?;
-                (1..=n).contains(&size[i]).then(|| Len::fixed(size[i]))
+                (n > 0 && size[i] > 0).then(|| Len::fixed(size[i]))
             };
             let dims = vec![*x.dims.first()?, *x.dims.get(1)?, fits(0)?, fits(1)?];
             let fact = Fact::new(DType::F32, dims).within(x.low, x.high);
@@ -181,8 +181,41 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
             let fact = Fact::new(DType::F32, vec![n]).within(-bound, bound);
             reduced(fact, reduction, scope)
         }
+        (&Method::Dequantize(format), [numbers, scales, zeros @ ..]) => {
+            dequantized(format, [numbers, scales], zeros.first().copied())
+        }
         _ => None,
     }
+}
+
+/// Weights that packed numbers stand for.
+fn dequantized(
+    Quantization { bits, block }: Quantization,
+    [numbers, scales]: [&Fact; 2],
+    zeros: Option<&Fact>,
+) -> Option<Fact> {
+    (matches!(bits, 2 | 4 | 8) && block > 0).then_some(())?;
+    let (per_byte, block) = (8 / bits as usize, block as usize);
+    let [rows, bytes] = numbers.dims[..] else {
+        return None;
+    };
+    let columns = bytes.as_fixed()? * per_byte;
+    (numbers.dtype == DType::U8 && columns.is_multiple_of(block)).then_some(())?;
+    let blocks = columns / block;
+    let fits = |x: &Fact, columns: usize| x.dims == [rows, Len::fixed(columns)];
+    (scales.dtype == DType::F32 && fits(scales, blocks)).then_some(())?;
+    let most = f64::from((1 << bits) - 1);
+    let (low, high) = match zeros {
+        None => (-(most + 1.0) / 2.0, (most - 1.0) / 2.0),
+        Some(zeros) if zeros.dtype == DType::U8 => {
+            fits(zeros, blocks.div_ceil(per_byte)).then_some((-most, most))?
+        }
+        Some(zeros) => (zeros.dtype == DType::F32 && fits(zeros, blocks))
+            .then_some((-zeros.high, most - zeros.low))?,
+    };
+    let bound = low.abs().max(high.abs()) * scales.bound();
+    let dims = vec![rows, Len::fixed(columns)];
+    Some(Fact::new(DType::F32, dims).within(-bound, bound))
 }
 
 /// A value of the shape of another, of this largest magnitude.

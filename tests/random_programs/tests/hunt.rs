@@ -1,8 +1,12 @@
 //! The hunt itself: a few hundred programs, a planted bug, and reproducibility from the seed.
 
+use std::collections::BTreeSet;
+
+use slabwise::DType::U8;
 use slabwise_random_programs::case::{Case, Op, Unary};
 use slabwise_random_programs::hunt::{Hunt, drawn, seed_of};
 use slabwise_random_programs::judge::{Fault, is_valid};
+use slabwise_random_programs::method::Method;
 use slabwise_random_programs::run::Outcome;
 use slabwise_random_programs::setup::Setup;
 
@@ -38,6 +42,33 @@ fn drawn_cases_are_valid_and_reproducible() {
             "case {seed} is drawn in two ways"
         );
     }
+}
+
+/// Programs have quantized weights of every format with each kind of zero points, and products with
+/// them.
+#[test]
+fn weights_of_every_format_are_drawn() {
+    let (mut formats, mut products) = (BTreeSet::new(), 0);
+    for number in 0..3000 {
+        let (case, _) = drawn(seed_of(9, number), 12);
+        for program in &case.programs {
+            let statements = &program.statements;
+            for statement in statements {
+                let of = statement.args.last().map(|&a| &statements[a]);
+                let transposed = of
+                    .filter(|s| s.op == Op::T)
+                    .map(|s| &statements[s.args[0]].op);
+                let weight = matches!(transposed, Some(Op::Method(Method::Dequantize(_))));
+                products += usize::from(weight && statement.op == Op::Matmul);
+                if let Op::Method(Method::Dequantize(format)) = statement.op {
+                    let zeros = statement.args.get(2).map(|&a| &statements[a].op);
+                    formats.insert((format.bits, zeros.map(|op| *op == Op::Cast(U8))));
+                }
+            }
+        }
+    }
+    assert_eq!(formats.len(), 9, "{formats:?}");
+    assert!(products > 50, "{products}");
 }
 
 /// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function.

@@ -193,7 +193,9 @@ fn a_full_disk_or_a_folder_leaves_the_old_file() {
         let message = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
         assert!(
-            faults(&message, &name).is_empty() && message.starts_with("error: "),
+            faults(&message, &name).is_empty()
+                && message.starts_with("error: ")
+                && !message.contains(".slabwise-"),
             "{message}"
         );
         assert_eq!(
@@ -211,6 +213,25 @@ fn a_full_disk_or_a_folder_leaves_the_old_file() {
             output.status.code() == Some(1) && message.contains("folder: it is a folder"),
             "{arguments:?}: {message}"
         );
+    }
+}
+
+/// The message names the output as the user wrote it and the reason.
+#[test]
+fn a_missing_folder_is_named() {
+    let place = Place::new();
+    let missing = place.at("missing");
+    for (arguments, name) in place.commands() {
+        let file = missing.join(&name);
+        let output = writes(&arguments, &file);
+        let message = String::from_utf8(output.stderr).expect("text");
+        let [file, folder] = [&file, &missing].map(|path| path.display().to_string());
+        let expected = format!("{file}: there is no folder {folder}");
+        assert!(
+            output.status.code() == Some(1) && message.contains(&expected),
+            "{arguments:?}: {message}"
+        );
+        assert!(!message.contains(".slabwise-"), "{message}");
     }
 }
 

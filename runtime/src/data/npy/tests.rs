@@ -85,6 +85,74 @@ fn elements_that_no_type_holds_are_refused_by_name() {
     }
 }
 
+/// Numbers of 64 bits are narrowed up to the ends of the ranges of f32 and i32; beyond them, the file,
+/// the position and the value are named, in archives the array too.
+#[test]
+fn numbers_of_64_bits_are_narrowed_or_refused() {
+    let file = |descr: &str, elements: &[[u8; 8]]| {
+        let n = elements.len();
+        let header =
+            format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({n}, 1), }}\n");
+        with_header(&header, elements.as_flattened())
+    };
+    let floats = |values: &[f64]| {
+        let bytes: Vec<[u8; 8]> = values.iter().map(|x| x.to_le_bytes()).collect();
+        file("<f8", &bytes)
+    };
+    // Half a step above the largest f32, where rounding to the nearest leaves its range.
+    let limit = f64::from(f32::MAX) + 2f64.powi(103);
+    let below = f64::from_bits(limit.to_bits() - 1);
+    let kept = [below, -below, 0.1, 1e-300, f64::INFINITY, f64::NEG_INFINITY];
+    let HostArray::F32(read) = of_bytes(&floats(&kept)).unwrap() else {
+        panic!("floats");
+    };
+    let expected = [
+        f32::MAX,
+        -f32::MAX,
+        0.1,
+        0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+    ];
+    assert_eq!(read.as_slice(), Some(&expected[..]));
+    let HostArray::F32(nan) = of_bytes(&floats(&[f64::NAN])).unwrap() else {
+        panic!("floats");
+    };
+    assert!(nan[[0, 0]].is_nan());
+    for value in [limit, -limit, f64::MAX] {
+        let error = error(&floats(&[1.0, value]));
+        let expected = format!("the data: element [1, 0] is {value:e}, beyond the range of f32");
+        assert!(error.contains(&expected), "{error}");
+    }
+
+    let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
+    let integers = |values: &[i64]| {
+        let bytes: Vec<[u8; 8]> = values.iter().map(|x| x.to_le_bytes()).collect();
+        file("<i8", &bytes)
+    };
+    let expected = HostArray::from(array![[i32::MIN], [i32::MAX]]);
+    assert_eq!(of_bytes(&integers(&[least, most])).unwrap(), expected);
+    for value in [least - 1, most + 1, i64::MIN, i64::MAX] {
+        let error = error(&integers(&[0, 0, value]));
+        let expected = format!("the data: element [2, 0] is {value}, beyond the range of i32");
+        assert!(error.contains(&expected), "{error}");
+    }
+    let error = error(&file("<u8", &[u64::MAX.to_le_bytes()]));
+    assert!(error.contains("[0, 0] is 18446744073709551615"), "{error}");
+
+    let mut archive = ZipArchiveWriter::new(Vec::new());
+    let (mut entry, config) = archive.new_file("wide.npy").start().unwrap();
+    let mut writer = config.wrap(&mut entry);
+    writer.write_all(&floats(&[limit])).unwrap();
+    let (_, output) = writer.finish().unwrap();
+    entry.finish(output).unwrap();
+    let error = of_npz_bytes(&archive.finish().unwrap())
+        .unwrap_err()
+        .to_string();
+    let expected = "the data: array \"wide\": element [0, 0] is ";
+    assert!(error.contains(expected), "{error}");
+}
+
 #[test]
 fn written_files_are_those_of_numpy() {
     for name in ["f4", "f2", "i4", "u1", "b1", "scalar", "empty"] {

@@ -1,12 +1,12 @@
 //! Steps that draw methods with options.
 
-use slabwise::DType;
 use slabwise::tensor::{
     Beyond, ConvOptions, Interpolate, PadMode, Padding, PoolOptions, Reduction, Sampling,
 };
+use slabwise::{DType, Quantization};
 
-use super::Maker;
 use super::steps::single;
+use super::{BOUND, Maker};
 use crate::case::{Axis, Binary, Op, Unary};
 use crate::facts::{Fact, Len};
 use crate::method::{Loss, Method, Numbers, Pool};
@@ -186,7 +186,7 @@ impl Maker<'_> {
         }
         let x = self.field(2)?;
         if self.rng.one_in(5) {
-            let size = [1 + self.rng.below(3), 1 + self.rng.below(3)];
+            let size = [1 + self.rng.below(6), 1 + self.rng.below(6)];
             return self.call(Method::AdaptiveMaxPool(size), &[x]);
         }
         let options = self.windows();
@@ -342,6 +342,98 @@ impl Maker<'_> {
             .pick(&[Reduction::None, Reduction::Mean, Reduction::Sum]);
         let blank = blank as i32;
         self.call(Method::Ctc { blank, reduction }, &[x, labels])
+    }
+
+    /// A value of this shape that exists, or an input, or random numbers where there may be no more
+    /// inputs.
+    fn floats(&mut self, shape: Vec<Axis>) -> Option<usize> {
+        let dims = self.scope.shape(&shape)?;
+        if let Some(found) = self.of_shape(&dims) {
+            return Some(found);
+        }
+        self.keyed_by(Numbers::Uniform, shape)
+    }
+
+    /// Bytes of any bits.
+    fn bytes(&mut self, shape: Vec<Axis>) -> Option<usize> {
+        let x = match self.rng.below(3) {
+            0 => self.input(DType::U8, shape.clone()),
+            1 => self.input(DType::I32, shape.clone()),
+            _ => None,
+        };
+        let x = x.or_else(|| self.keyed_by(Numbers::Randint, shape))?;
+        // These are at most 2.
+        let times = self.rng.pick(&[1, 39, 85, 98, 127]) as f32;
+        let x = self.push(Op::Number(Binary::Mul, times), &[x])?;
+        self.push(Op::Cast(DType::U8), &[x])
+    }
+
+    /// Weights of packed numbers, and perhaps a product with their transposed matrix or some of
+    /// their rows.
+    pub(super) fn dequantize(&mut self) -> Option<usize> {
+        let bits = self.rng.pick(&[2, 4, 8]);
+        let per_byte = 8 / bits as usize;
+        // Blocks of whole 8 bytes have a kernel for products.
+        let sizes = [8 * per_byte, 8 * per_byte, per_byte, 1, 3, 6];
+        let block = self.rng.pick(&sizes);
+        let most = (64 / block).clamp(1, 5);
+        let blocks = 1 + self.rng.below(most);
+        let blocks = (blocks..blocks + 4).find(|n| (n * block).is_multiple_of(per_byte))?;
+        let columns = blocks * block;
+        let rows = match self.rng.one_in(4) && !self.scope.case.dims.is_empty() {
+            true => Axis::Named(0),
+            false => Axis::Fixed(self.rng.pick(&self.lengths)),
+        };
+        let of_blocks = vec![rows, Axis::Fixed(blocks)];
+        let numbers = self.bytes(vec![rows, Axis::Fixed(columns / per_byte)])?;
+        let zeros = match self.rng.below(3) {
+            0 => None,
+            1 => Some(self.floats(of_blocks.clone())?),
+            _ => Some(self.bytes(vec![rows, Axis::Fixed(blocks.div_ceil(per_byte))])?),
+        };
+        // A weight within the bound, because one that is scaled down afterwards is no factor that
+        // the kernel reads.
+        let scales = self.floats(of_blocks)?;
+        let most = f64::from(1 << bits) + zeros.map_or(0.0, |z| self.fact(z).bound().min(8.0));
+        let share = BOUND / (most * self.fact(scales).bound().max(f64::MIN_POSITIVE));
+        let share = share.min(1.0).log2().floor().exp2() as f32;
+        let scales = self.push(Op::Number(Binary::Mul, share), &[scales])?;
+        let mut args = vec![numbers, scales];
+        args.extend(zeros);
+        let block = block as u32;
+        let weight = self.call(Method::Dequantize(Quantization { bits, block }), &args)?;
+        let dims = self.fact(weight).dims.clone();
+        match self.rng.below(4) {
+            0 => Some(weight),
+            1 => {
+                let n = Len::fixed(self.rng.pick(&self.lengths));
+                let index = self.index(&[n], dims[0].least())?;
+                self.push(Op::Embed, &[weight, index])
+            }
+            _ => {
+                let fits = |f: &Fact| {
+                    single(f) && f.rank() > 1 && f.dims.last() == dims.last() && f.dims != dims
+                };
+                let x = match self.find(fits) {
+                    Some(x) => x,
+                    None => {
+                        let n = Axis::Fixed(self.rng.pick(&self.lengths));
+                        self.floats(vec![n, Axis::Fixed(columns)])?
+                    }
+                };
+                let transposed = self.push(Op::T, &[weight])?;
+                self.push(Op::Matmul, &[x, transposed])
+            }
+        }
+    }
+
+    fn keyed_by(&mut self, numbers: Numbers, shape: Vec<Axis>) -> Option<usize> {
+        let method = Method::Keyed {
+            seed: self.rng.bits() >> 40,
+            numbers,
+            shape,
+        };
+        self.call(method, &[])
     }
 
     pub(super) fn keyed(&mut self) -> Option<usize> {

@@ -63,6 +63,7 @@ steps! {
     3 ctc,
     2 keyed,
     5 arrange,
+    5 dequantize,
 }
 
 pub(super) fn float(f: &Fact) -> bool {
@@ -347,7 +348,7 @@ impl Maker<'_> {
             0..=2 => Op::MaxPool(window),
             3 => Op::AvgPool(window),
             4 => Op::GlobalAvgPool,
-            _ => Op::AdaptiveAvgPool([1 + self.rng.below(3), 1 + self.rng.below(2)]),
+            _ => Op::AdaptiveAvgPool([1 + self.rng.below(6), 1 + self.rng.below(4)]),
         };
         self.push(op, &[x])
     }
