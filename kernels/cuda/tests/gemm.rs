@@ -778,14 +778,14 @@ fn short_vectors() {
             false,
             [300, 2, 268],
             0,
-            "dot_products<2, 4, 4, 4>",
+            "dot_products<2, 4, 4, 1>",
         ),
         (
             DType::F32,
             false,
             [302, 2, 262],
             0,
-            "dot_products<2, 4, 2, 2>",
+            "dot_products<2, 4, 2, 1>",
         ),
     ] {
         let (a, b) = layouts(m, n, k)[at];
