@@ -14,7 +14,7 @@ use slabwise_planner::TaskId;
 fn kernels(trace: &Trace, outputs: &[Tensor<'_>]) -> Program {
     let graph = trace.finish(outputs).expect("a graph");
     let expand = Expand {
-        has_quantized_matmul: &|..| false,
+        has_quantized_matmul: &|_, _| false,
         has_attention: &|_, _| false,
         has_epilogue_sums: true,
     };

@@ -22,7 +22,7 @@ fn program(seed: u64) -> Option<Program> {
     let outputs = build(&case, &case.programs[0], &model, &trace, false);
     let graph = trace.finish(&outputs).expect("a valid program");
     let expand = Expand {
-        has_quantized_matmul: &|..| false,
+        has_quantized_matmul: &|_, _| false,
         has_attention: &|_, _| false,
         // The number near a mean may become another one, which the values show.
         has_epilogue_sums: false,

@@ -326,7 +326,7 @@ impl Kernel {
             // Their decoded weights occupy registers beside the sums.
             Kernel::Quantized { few, large, .. } => match few * large {
                 ..=2 => 4,
-                ..=4 => 3,
+                3..=4 => 3,
                 _ => 2,
             },
             Kernel::Window { .. } => 5,

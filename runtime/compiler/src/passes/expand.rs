@@ -349,7 +349,7 @@ mod tests {
         for (has_some, has_attention) in kernels.into_iter().enumerate() {
             let pass = Expand {
                 has_attention,
-                has_quantized_matmul: &|..| false,
+                has_quantized_matmul: &|_, _| false,
                 has_epilogue_sums: false,
             };
             let expanded = pass.run(&graph).expect("an infallible pass");
