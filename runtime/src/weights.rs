@@ -29,6 +29,7 @@ mod assembly;
 mod convert;
 mod file;
 mod fit;
+mod gguf;
 mod header;
 mod layouts;
 mod map;
@@ -73,6 +74,9 @@ pub struct Entry<'a> {
 
 /// The name that the format reserves for its metadata.
 const METADATA_KEY: &str = "__metadata__";
+
+/// The format's name in errors.
+const SAFETENSORS: &str = "safetensors";
 
 /// The metadata key of the checksums of all tensors.
 const CHECKSUMS: &str = "slabwise.crc32";

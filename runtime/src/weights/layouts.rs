@@ -77,6 +77,55 @@ impl Rules {
             .tied("lm_head.weight", "model.embed_tokens.weight")
     }
 
+    /// Llama, Mistral and other decoders of the architecture `llama` in the layout of llama.cpp's
+    /// GGUF files, with so many attention heads of queries and of keys. The rows of queries and
+    /// keys, which llama.cpp stores for interleaved rotary embeddings, are put back in the order of
+    /// Hugging Face's files. A head that is missing is tied to the embedding. The model's names are
+    /// those of [`Rules::llama`].
+    ///
+    /// The base of the rotary positions and the ε of the norms are in
+    /// [`Weights::metadata`](super::Weights::metadata), as `llama.rope.freq_base` and
+    /// `llama.attention.layer_norm_rms_epsilon`. Factors of the frequencies (`rope_freqs.weight`) are
+    /// left out, because a model computes them itself ([`Rope::scaling`](crate::tensor::Rope)).
+    ///
+    /// ```no_run
+    /// # use slabwise::prelude::*;
+    /// # fn load(session: &mut Session) -> Result<()> {
+    /// use slabwise::weights::{Rules, Weights};
+    ///
+    /// session.load_from(&Weights::open("model-Q4_0.gguf")?, &Rules::llama_gguf(32, 8))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn llama_gguf(heads: usize, key_heads: usize) -> Rules {
+        let rules = Rules::new()
+            .ignore("rope_freqs.weight")
+            .ignore("rope_factors_long.weight")
+            .ignore("rope_factors_short.weight")
+            .ignore("blk.{i}.attn_rot_embd.weight")
+            .deinterleave("blk.{i}.attn_q.weight", heads)
+            .deinterleave("blk.{i}.attn_k.weight", key_heads)
+            .rename("token_embd.weight", "model.embed_tokens.weight")
+            .rename("output_norm.weight", "model.norm.weight")
+            .rename("output.weight", "lm_head.weight");
+        let names = [
+            ("attn_norm", "input_layernorm"),
+            ("attn_q", "self_attn.q_proj"),
+            ("attn_k", "self_attn.k_proj"),
+            ("attn_v", "self_attn.v_proj"),
+            ("attn_output", "self_attn.o_proj"),
+            ("ffn_norm", "post_attention_layernorm"),
+            ("ffn_gate", "mlp.gate_proj"),
+            ("ffn_up", "mlp.up_proj"),
+            ("ffn_down", "mlp.down_proj"),
+        ];
+        let renamed = names.iter().fold(rules, |rules, (file, model)| {
+            let layer = format!("model.layers.{{i}}.{model}.weight");
+            rules.rename(&format!("blk.{{i}}.{file}.weight"), &layer)
+        });
+        renamed.tied("lm_head.weight", "model.embed_tokens.weight")
+    }
+
     /// Vision transformers in the layout of Hugging Face's `ViTForImageClassification`. Files
     /// without the prefix `vit.` load as well; a pooler that the model does not have is left out.
     ///
