@@ -74,6 +74,7 @@ LAYERS, WIDTH, HEADS, KEY_HEADS, INNER, VOCABULARY, EPS = 2, 32, 4, 2, 96, 23, 1
 EACH = WIDTH // HEADS
 writer = gguf.GGUFWriter(os.path.join(HERE, "llama.gguf"), "llama")
 writer.add_block_count(LAYERS)
+writer.add_context_length(6)
 writer.add_embedding_length(WIDTH)
 writer.add_feed_forward_length(INNER)
 writer.add_head_count(HEADS)

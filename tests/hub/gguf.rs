@@ -305,6 +305,78 @@ fn a_llama_has_the_weights_and_logits_of_its_hub_layout() {
     assert_eq!(weights.metadata()["llama.rope.freq_base"], "10000");
 }
 
+#[test]
+fn the_sizes_of_a_llama_are_those_of_its_metadata() {
+    let weights = Weights::open(recorded("llama.gguf")).expect("recorded");
+    let error = Llama::of_gguf(&weights).expect_err("it has factors");
+    assert!(error.to_string().contains("scaled frequencies"), "{error}");
+    let at = tempfile::tempdir().expect("a folder");
+    let path = at.path().join("a.gguf");
+    let whole = std::fs::read(recorded("llama.gguf")).expect("recorded");
+    let replaced = |from: &str, to: &str| {
+        let mut bytes = whole.clone();
+        let found = bytes.windows(from.len()).position(|w| w == from.as_bytes());
+        let found = found.expect("it is there");
+        bytes[found..found + to.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&path, bytes).expect("it is written");
+        Llama::of_gguf(&Weights::open(&path).expect("sound")).map_err(|e| e.to_string())
+    };
+    assert_eq!(
+        replaced("rope_freqs.weight", "rope_other.weight"),
+        Ok(LLAMA)
+    );
+    for (from, to, says) in [
+        (
+            "llama.block_count",
+            "llama.clock_count",
+            "llama.block_count is missing, not a size",
+        ),
+        (
+            "token_embd.weight",
+            "token_abcd.weight",
+            "token_embd.weight is not a matrix",
+        ),
+    ] {
+        let error = replaced(from, to).expect_err("it is missing");
+        assert!(error.contains(says), "{error}");
+    }
+    let other = Weights::open(recorded("types.gguf")).expect("recorded");
+    let error = Llama::of_gguf(&other).expect_err("another").to_string();
+    assert!(
+        error.contains("general.architecture is none, not llama"),
+        "{error}"
+    );
+}
+
+#[test]
+fn models_in_several_files_are_opened_by_any_of_them() {
+    let at = tempfile::tempdir().expect("a folder");
+    let path = |number: usize| at.path().join(format!("m-0000{number}-of-00003.gguf"));
+    let count = ("split.count", 2, &3u16.to_le_bytes()[..]);
+    for (number, name) in ["u", "v", "w"].into_iter().enumerate() {
+        let file = file(3, &[count], &[(name, &[2], 0, 0)], &[number as u8; 8]);
+        std::fs::write(path(number + 1), file).expect("it is written");
+    }
+    for number in 1..=3 {
+        let weights = Weights::open(path(number)).expect("whole");
+        let names: Vec<&str> = weights.names().map(|(name, ..)| name).collect();
+        assert_eq!(names, ["u", "v", "w"]);
+        assert_eq!(weights.files().len(), 3);
+        assert_eq!(weights.read("w").expect("readable"), Some(vec![2; 8]));
+    }
+    let error = Weights::open(at.path()).expect_err("three").to_string();
+    assert!(error.contains("the folder has 3 GGUF files"), "{error}");
+    let other = at.path().join("other.gguf");
+    std::fs::copy(path(1), &other).expect("room");
+    let error = Weights::open(&other).expect_err("which one").to_string();
+    assert!(error.contains("one of 3 files (split.count)"), "{error}");
+    std::fs::remove_file(path(2)).expect("mine");
+    let error = Weights::open(path(1))
+        .expect_err("one is missing")
+        .to_string();
+    assert!(error.contains("m-00002-of-00003.gguf"), "{error}");
+}
+
 /// Queries and keys move their rows whole, so that their numbers stay those of the file.
 #[test]
 fn a_quantized_llama_has_the_numbers_of_the_file() {
@@ -402,7 +474,7 @@ fn mistaken_heads_name_the_rule_and_the_shape() {
 type Described<'a> = (&'a str, &'a [u64], u32, u64);
 
 /// A GGUF file with entries of metadata (their types and bytes), tensors and data.
-fn file(
+pub(super) fn file(
     version: u32,
     entries: &[(&str, u32, &[u8])],
     tensors: &[Described<'_>],

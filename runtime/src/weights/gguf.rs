@@ -7,6 +7,7 @@
 
 mod blocks;
 mod numbers;
+mod splits;
 mod types;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::io::{self, BufReader, Read};
 use slabwise_planner::brief;
 
 pub(super) use numbers::numbers;
+pub(super) use splits::splits;
 pub(super) use types::{Elements, TensorType, readable};
 
 /// The format's name in errors.

@@ -25,9 +25,20 @@ const INDEX_MAX: u64 = 1 << 26;
 /// Most names that an error lists.
 const LISTED: usize = 8;
 
-/// Weights in the safetensors format, in one file or in shards: opened, but not read. Each tensor
-/// is read when it is loaded, a part at a time, so that loading takes the memory of the weights and
-/// little more.
+/// Weights in the safetensors format or in that of llama.cpp (GGUF), in one file or in shards:
+/// opened, but not read. Each tensor is read when it is loaded, a part at a time, so that loading
+/// takes the memory of the weights and little more.
+///
+/// Shapes are row-major, which is the reverse of the order in a GGUF file. Elements of its blocks
+/// are read as the f32 that llama.cpp decodes them to, bit for bit, and cast as floats are. These
+/// types are read: F32, F16, BF16, F64, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K,
+/// Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS and MXFP4. Tensors of other types are listed, and loading one is
+/// an error.
+///
+/// A weight that a model declares as [quantized](crate::Scope::quantized) takes over the numbers of
+/// Q4_0 (where the model has 4 bits in blocks of 32) and of Q8_0 (8 bits in blocks of 32), and
+/// stands for exactly the values of the file; rules may move whole rows and blocks. Other types and
+/// formats are quantized by their values.
 ///
 /// ```no_run
 /// use slabwise::weights::Weights;
@@ -98,13 +109,17 @@ impl Stored {
 }
 
 impl Weights {
-    /// Opens a safetensors file, an index of shards (`model.safetensors.index.json`), or a folder
-    /// that has one of them, and reads the headers. Shards lie in the folder of their index.
+    /// Opens a safetensors file, an index of shards (`model.safetensors.index.json`), a GGUF file
+    /// (of version 2 or 3, little-endian), or a folder that has one of them, and reads the headers.
+    /// Shards lie in the folder of their index; the other files of a GGUF that was split
+    /// (`…-00001-of-00003.gguf`) lie beside the one that is named. A GGUF file is known by its first
+    /// bytes.
     ///
     /// # Errors
     /// [`WeightsError::Read`] when a file is not there or not readable, [`WeightsError::Malformed`]
     /// when a header or an index is damaged, when an index names files outside of its folder or
-    /// tensors that its files do not have, or when two files have a tensor of the same name.
+    /// tensors that its files do not have, or when two files have a tensor of the same name;
+    /// [`WeightsError::Unsupported`] for a GGUF file of another version or byte order.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, WeightsError> {
         let path = path.as_ref();
         let unread = |source| WeightsError::Read {
@@ -125,6 +140,9 @@ impl Weights {
         };
         if !is_index {
             weights.add(path)?;
+            for other in gguf::splits(path, &weights.metadata)? {
+                weights.add(&other)?;
+            }
             return Ok(weights);
         }
         let listed = index(path)?;
@@ -278,12 +296,14 @@ impl Weights {
         self.tensors.values().map(|stored| stored.bytes).sum()
     }
 
-    /// The free-form metadata of the files.
+    /// The free-form metadata of the files. Numbers and bools of a GGUF file are as Rust writes
+    /// them, strings as they are, and of an array there is the type and the length: `[string; 32000]`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// The bytes of one tensor, row-major and little-endian; `None` if there is none of this name.
+    /// The bytes of one tensor, row-major and little-endian, blocks as the file has them; `None` if
+    /// there is none of this name.
     ///
     /// # Errors
     /// [`WeightsError::Read`] if the file cannot be read, or has been cut short since it was
@@ -513,6 +533,10 @@ fn found_in(folder: &Path) -> io::Result<PathBuf> {
         }
     }
     let there = match ending(".safetensors").len() {
+        0 if !ending(".gguf").is_empty() => {
+            let n = ending(".gguf").len();
+            format!("the folder has {n} GGUF files: name one of them")
+        }
         0 => {
             let mut said = format!("the folder has neither {WHOLE} nor {INDEX}");
             if names
