@@ -5,6 +5,7 @@ Needs numpy and gguf (0.17.1). Run in this folder: python record_gguf.py. It wri
     types.safetensors       their values as f32, as gguf decodes them
     llama.gguf              a Llama of two layers with a tied head, in Q4_0, Q8_0, F16 and F32, rows of queries and keys as llama.cpp's converter orders them
     llama.safetensors       its weights under the names and in the order of Hugging Face's files, tokens `x` and their `logits`
+    gpt2.gguf               the model of hub/gpt2 in F32, products as llama.cpp's converter transposes them, with a head of its own
 Types that gguf decodes but does not encode have random blocks, whose scales are finite halves.
 """
 import json, os, struct
@@ -141,3 +142,19 @@ def logits(tokens):
 
 tokens = np.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]], np.int32)
 safetensors("llama.safetensors", weights | {"x": tokens, "logits": logits(tokens).astype(np.float32)})
+
+with open(os.path.join(HERE, "..", "hub", "gpt2", "model.safetensors"), "rb") as file:
+    (length,) = struct.unpack("<Q", file.read(8))
+    header, data = json.loads(file.read(length)), file.read()
+writer = gguf.GGUFWriter(os.path.join(HERE, "gpt2.gguf"), "gpt2")
+names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
+for name, of in header.items():
+    if name != "__metadata__":
+        begin, end = of["data_offsets"]
+        values = np.frombuffer(data[begin:end], np.float32).reshape(of["shape"])
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            values = np.ascontiguousarray(values.T)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
+        if name == "transformer.wte.weight" and "lm_head.weight" not in header:
+            writer.add_tensor("output.weight", values)
+finished(writer)

@@ -3,7 +3,7 @@
 
 use slabwise::Quantization;
 use slabwise::weights::SaveOptions;
-use slabwise_models::Llama;
+use slabwise_models::{Gpt, Llama};
 
 use super::*;
 
@@ -303,6 +303,72 @@ fn a_llama_has_the_weights_and_logits_of_its_hub_layout() {
         assert_near(&logits(&mut session, &model), &recorded, 1e-5);
     }
     assert_eq!(weights.metadata()["llama.rope.freq_base"], "10000");
+}
+
+#[test]
+fn a_gpt2_has_the_weights_of_its_hub_layout() {
+    let weights = Weights::open(recorded("gpt2.gguf")).expect("recorded");
+    let hub = Weights::open(folder("gpt2")).expect("recorded");
+    for tied in [true, false] {
+        let load = |weights: &Weights, rules: &Rules| {
+            let params = Params::seeded(0);
+            let gpt = Gpt {
+                layers: 2,
+                width: 8,
+                heads: 2,
+                length: 6,
+                vocabulary: 17,
+                tied,
+            };
+            let _model = gpt.layers(&params.root());
+            let mut session = session(&params);
+            session.load_from(weights, rules).expect("it fits");
+            (session, params)
+        };
+        let (from_hub, params) = load(&hub, &Rules::gpt2());
+        let (session, _) = load(&weights, &Rules::gpt2_gguf());
+        for param in params.declared() {
+            let values = [&session, &from_hub].map(|session| value(session, param.name()));
+            assert_bits(&values[0], &values[1], param.name());
+        }
+    }
+}
+
+/// A head and an embedding in different types are two weights, which a tied model does not have.
+#[test]
+fn a_tied_head_of_another_type_is_refused() {
+    let at = tempfile::tempdir().expect("a folder");
+    let path = at.path().join("a.gguf");
+    let tensors = [
+        ("token_embd.weight", &[2, 2][..], 0, 0),
+        ("output.weight", &[2, 2], 0, 32),
+    ];
+    for (last, fits) in [(0, true), (1, false)] {
+        let mut data = [0; 48];
+        data[47] = last;
+        std::fs::write(&path, file(3, &[], &tensors, &data)).expect("it is written");
+        let mut session = session(&declare(&[("transformer.wte.weight".into(), vec![2, 2])]));
+        let loaded = load(&mut session, &path, &Rules::gpt2_gguf());
+        assert_eq!(loaded.is_ok(), fits, "{loaded:?}");
+        let error = loaded.err().unwrap_or_default();
+        assert!(fits || error.contains("have other values"), "{error}");
+    }
+}
+
+/// The readers of safetensors files say which method reads a GGUF file.
+#[test]
+fn checkpoints_are_not_gguf_files() {
+    let weights = Weights::open(recorded("gpt2.gguf")).expect("recorded");
+    let mut session = session_of(&weights);
+    let error = session
+        .load(recorded("gpt2.gguf"))
+        .expect_err("another format");
+    assert!(
+        error
+            .to_string()
+            .contains("it is a GGUF file; Weights::open"),
+        "{error}"
+    );
 }
 
 #[test]

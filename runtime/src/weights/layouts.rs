@@ -33,6 +33,31 @@ impl Rules {
             .then(gpt2_layers())
     }
 
+    /// GPT-2 in the layout of llama.cpp's GGUF files. The model's names are those of
+    /// [`Rules::gpt2`]. A file may have a copy of the embedding as its head (`output.weight`); if
+    /// llama.cpp stored the two in different types, a model needs a head that is not tied.
+    pub fn gpt2_gguf() -> Rules {
+        let names = [
+            ("token_embd", "wte"),
+            ("position_embd", "wpe"),
+            ("output_norm", "ln_f"),
+            ("blk.{i}.attn_norm", "h.{i}.ln_1"),
+            ("blk.{i}.attn_qkv", "h.{i}.attn.c_attn"),
+            ("blk.{i}.attn_output", "h.{i}.attn.c_proj"),
+            ("blk.{i}.ffn_norm", "h.{i}.ln_2"),
+            ("blk.{i}.ffn_up", "h.{i}.mlp.c_fc"),
+            ("blk.{i}.ffn_down", "h.{i}.mlp.c_proj"),
+        ];
+        let rules = Rules::new().rename("output.weight", "lm_head.weight");
+        let renamed = names.iter().fold(rules, |rules, (file, model)| {
+            rules.rename(
+                &format!("{file}.{{p}}"),
+                &format!("transformer.{model}.{{p}}"),
+            )
+        });
+        renamed.tied("lm_head.weight", "transformer.wte.weight")
+    }
+
     /// BERT in the layout of Hugging Face's `BertForMaskedLM` and similar models. Files without the
     /// prefix `bert.`, with norms called `gamma` and `beta`, and with stored positions load as
     /// well. A pooler and heads that the model does not have are left out.

@@ -30,8 +30,8 @@ const LISTED: usize = 8;
 /// takes the memory of the weights and little more.
 ///
 /// Shapes are row-major, which is the reverse of the order in a GGUF file. Elements of its blocks
-/// are read as the f32 that llama.cpp decodes them to, bit for bit, and cast as floats are. These
-/// types are read: F32, F16, BF16, F64, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K,
+/// are read as the f32 that llama.cpp's Python package decodes them to, bit for bit, and cast as
+/// floats are. These types are read: F32, F16, BF16, F64, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K,
 /// Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS and MXFP4. Tensors of other types are listed, and loading one is
 /// an error.
 ///

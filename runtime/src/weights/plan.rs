@@ -272,7 +272,8 @@ impl<'w> LoadPlan<'w> {
                 brief(b.0)
             ));
         };
-        let alike = one.is_whole() && other.is_whole() && a.1.dtype == b.1.dtype;
+        let read = a.1.is_read() && b.1.is_read();
+        let alike = read && one.is_whole() && other.is_whole() && a.1.dtype == b.1.dtype;
         if !alike || one.shape != other.shape {
             differ("have other types or shapes");
             return Ok(());

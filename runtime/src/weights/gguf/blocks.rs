@@ -1,5 +1,5 @@
-//! The values of blocks. Each is computed with the roundings of llama.cpp's own decoder, so that
-//! all its bits are the same.
+//! The values of blocks. Each is computed with the roundings of llama.cpp's own decoder (of its
+//! Python package, in which no compiler fuses a product and a sum), so that all bits are the same.
 //!
 //! `d` is the scale of a block and `m` its offset or the scale of its offsets, both halves. Numbers
 //! of four bits lie in the low and the high halves of bytes, which belong to neighbouring runs of
