@@ -124,31 +124,25 @@ impl Rules {
     /// ```
     pub fn llama_gguf(heads: usize, key_heads: usize) -> Rules {
         let rules = Rules::new()
-            .ignore("rope_freqs.weight")
-            .ignore("rope_factors_long.weight")
-            .ignore("rope_factors_short.weight")
-            .ignore("blk.{i}.attn_rot_embd.weight")
             .deinterleave("blk.{i}.attn_q.weight", heads)
-            .deinterleave("blk.{i}.attn_k.weight", key_heads)
-            .rename("token_embd.weight", "model.embed_tokens.weight")
-            .rename("output_norm.weight", "model.norm.weight")
-            .rename("output.weight", "lm_head.weight");
-        let names = [
-            ("attn_norm", "input_layernorm"),
-            ("attn_q", "self_attn.q_proj"),
-            ("attn_k", "self_attn.k_proj"),
-            ("attn_v", "self_attn.v_proj"),
-            ("attn_output", "self_attn.o_proj"),
-            ("ffn_norm", "post_attention_layernorm"),
-            ("ffn_gate", "mlp.gate_proj"),
-            ("ffn_up", "mlp.up_proj"),
-            ("ffn_down", "mlp.down_proj"),
-        ];
-        let renamed = names.iter().fold(rules, |rules, (file, model)| {
-            let layer = format!("model.layers.{{i}}.{model}.weight");
-            rules.rename(&format!("blk.{{i}}.{file}.weight"), &layer)
-        });
-        renamed.tied("lm_head.weight", "model.embed_tokens.weight")
+            .deinterleave("blk.{i}.attn_k.weight", key_heads);
+        rules.then(decoder_gguf())
+    }
+
+    /// Qwen2 and Qwen3 in the layout of llama.cpp's GGUF files, which have rotary embeddings of
+    /// halves as Hugging Face's. The model's names are those of [`Rules::llama`], and
+    /// `model.layers.0.self_attn.q_proj.bias` (`k_proj`, `v_proj`) or
+    /// `model.layers.0.self_attn.q_norm.weight` (`k_norm`).
+    pub fn qwen_gguf() -> Rules {
+        ["q", "k", "v"].iter().fold(decoder_gguf(), |rules, part| {
+            let layer = |end: &str| format!("model.layers.{{i}}.self_attn.{part}_{end}");
+            rules
+                .rename(&format!("blk.{{i}}.attn_{part}.bias"), &layer("proj.bias"))
+                .rename(
+                    &format!("blk.{{i}}.attn_{part}_norm.weight"),
+                    &layer("norm.weight"),
+                )
+        })
     }
 
     /// Vision transformers in the layout of Hugging Face's `ViTForImageClassification`. Files
@@ -267,6 +261,34 @@ fn gpt2_layers() -> Rules {
     .ignore(&block("attn.bias"))
     .ignore(&block("attn.masked_bias"))
     .tied("lm_head.weight", "transformer.wte.weight")
+}
+
+/// The names of decoders in llama.cpp's files.
+fn decoder_gguf() -> Rules {
+    let rules = Rules::new()
+        .ignore("rope_freqs.weight")
+        .ignore("rope_factors_long.weight")
+        .ignore("rope_factors_short.weight")
+        .ignore("blk.{i}.attn_rot_embd.weight")
+        .rename("token_embd.weight", "model.embed_tokens.weight")
+        .rename("output_norm.weight", "model.norm.weight")
+        .rename("output.weight", "lm_head.weight");
+    let names = [
+        ("attn_norm", "input_layernorm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    let renamed = names.iter().fold(rules, |rules, (file, model)| {
+        let layer = format!("model.layers.{{i}}.{model}.weight");
+        rules.rename(&format!("blk.{{i}}.{file}.weight"), &layer)
+    });
+    renamed.tied("lm_head.weight", "model.embed_tokens.weight")
 }
 
 /// A BERT whose names begin with `prefix`, and in some files with `other` instead.

@@ -232,7 +232,9 @@ mod tests {
             for (at, x) in values.iter().enumerate() {
                 let code = if at < 16 { at } else { 31 - at };
                 let sign = if code < 8 { 1.0 } else { -1.0 };
-                assert_eq!(f64::from(*x), sign * standard[code % 8] * scale, "{at}");
+                // The largest values of the largest exponent are infinite in f32.
+                let expected = (sign * standard[code % 8] * scale) as f32;
+                assert_eq!(*x, expected, "{at}");
             }
         }
     }

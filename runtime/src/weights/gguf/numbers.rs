@@ -69,23 +69,25 @@ pub(in crate::weights) fn numbers<'s>(
                 let parts = numbers.chunks_exact_mut(bytes).zip(scales);
                 for (block, (numbers, scale)) in read.chunks_exact(wide).zip(parts) {
                     *scale = blocks::half(block, 0);
-                    match format.bits {
-                        4 => {
-                            for (at, byte) in numbers.iter_mut().enumerate() {
-                                let number = |at| blocks::q4_0_number(block, at);
-                                *byte = number(2 * at) | number(2 * at + 1) << 4;
-                            }
-                        }
-                        // Signed numbers, counted from the zero point 128.
-                        _ => {
-                            for (byte, number) in numbers.iter_mut().zip(&block[2..]) {
-                                *byte = number ^ 0x80;
-                            }
-                        }
-                    }
+                    repack(block, format, numbers);
                 }
             }
         }
     }
     Some(Ok(quantized))
+}
+
+/// The numbers of a block, in the order of their elements.
+fn repack(block: &[u8], format: Quantization, numbers: &mut [u8]) {
+    if format.bits == 4 {
+        for (at, byte) in numbers.iter_mut().enumerate() {
+            let number = |at| blocks::q4_0_number(block, at);
+            *byte = number(2 * at) | number(2 * at + 1) << 4;
+        }
+        return;
+    }
+    // Signed numbers of eight bits, counted from the zero point 128.
+    for (byte, number) in numbers.iter_mut().zip(&block[2..]) {
+        *byte = number ^ 0x80;
+    }
 }
