@@ -200,7 +200,11 @@ fn weights(bytes: &[u8]) -> Result<(), String> {
 fn gguf(bytes: &[u8]) -> Result<(), String> {
     let path = std::env::temp_dir().join(format!("slabwise-{}.gguf", std::process::id()));
     std::fs::write(&path, bytes).map_err(|e| e.to_string())?;
-    let weights = Weights::open(&path).map_err(|e| e.to_string())?;
+    let weights = Weights::open(&path).map_err(|e| e.to_string());
+    // Open files stay readable without their name.
+    #[cfg(unix)]
+    let _ = std::fs::remove_file(&path);
+    let weights = weights?;
     assert!(
         weights.bytes() <= bytes.len() as u64,
         "tensors do not overlap"
