@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --example llama_generate -- --weights FILE.safetensors --tokens 200`
 //!
-//! Without `--weights` the weights are random. Sizes are those of [`Llama::SMALL`]; a file has the
-//! names of published checkpoints. `--bits 4` stores weights as integers of 4 bits in blocks of 32,
-//! which a file of floats is quantized to as it is loaded.
+//! Without `--weights` the weights are random. Sizes are those of [`Llama::SMALL`], and a file has
+//! the names of published checkpoints; a GGUF file of a Llama has its own sizes. `--bits 4` stores
+//! weights as integers of 4 bits in blocks of 32, which a file of floats is quantized to as it is
+//! loaded, and which a GGUF file in Q4_0 has already.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use slabwise_models::{Llama, Sampling};
 
 #[derive(Parser)]
 struct Args {
-    /// Weights in the layout of published Llama checkpoints; random unless given
+    /// Weights in the layout of published Llama checkpoints, or a GGUF file; random unless given
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
     /// Tokens to generate
@@ -65,7 +66,18 @@ fn main() -> Result<()> {
         16 => params.root().stored_in(BF16),
         bits => params.root().quantized(Quantization { bits, block: 32 }),
     };
-    let decoder = Llama::SMALL.layers(&root);
+    let weights = args.weights.as_ref().map(Weights::open).transpose()?;
+    let gguf = weights
+        .as_ref()
+        .filter(|weights| weights.metadata().contains_key("general.architecture"));
+    let (sizes, rules) = match gguf {
+        Some(weights) => {
+            let sizes = Llama::of_gguf(weights)?;
+            (sizes, Rules::llama_gguf(sizes.heads, sizes.key_heads))
+        }
+        None => (Llama::SMALL, Rules::llama()),
+    };
+    let decoder = sizes.layers(&root);
     let mut session = Session::new(Device::Cpu, params)?;
     let trace = Trace::inference().sampling().named("write");
     let token = trace.input("token", I32, (1, 1));
@@ -74,8 +86,8 @@ fn main() -> Result<()> {
         .temperature(args.temperature)
         .top_k(args.top_k);
     let write = session.compile(&trace, [sampling.of(logits)])?;
-    if let Some(weights) = &args.weights {
-        session.load_from(&Weights::open(weights)?, &Rules::llama())?;
+    if let Some(weights) = &weights {
+        session.load_from(weights, &rules)?;
     }
     let mut token = i32::from(args.first);
     let (mut text, mut times) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! A safetensors file: any bytes are read safely or rejected.
+//! A safetensors or GGUF file: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -14,7 +14,7 @@ use crate::weights::{self, Entry, File, LoadOptions, Loaded, WeightsError};
 mod foreign;
 mod targets;
 
-use targets::{Target, floats, targets};
+use targets::{Target, Values, floats, targets};
 
 /// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
@@ -159,7 +159,7 @@ impl Session {
                 weights::fit(&expected, file, options, |name| state.contains(name))?;
             let of_floats = |name: Option<&str>| {
                 let bytes = name.and_then(|name| file.elements(name, DType::F32));
-                bytes.map(|bytes| floats(&bytes))
+                bytes.map(|bytes| Values::Floats(floats(&bytes)))
             };
             for ((target, name), expected) in targets.iter().zip(&found).zip(&expected) {
                 if let Target::Quantized(parts) = target
@@ -173,7 +173,7 @@ impl Session {
                     Target::Variable(at) => *at,
                     Target::Quantized(parts) => {
                         if let Some(floats) = of_floats(name) {
-                            parts.write(&floats, variables, backend)?;
+                            parts.write(floats, variables, backend)?;
                             target.variables().for_each(|at| is_read[at] = true);
                         }
                         continue;

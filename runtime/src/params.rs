@@ -223,8 +223,9 @@ impl Scope {
     ///
     /// They are not trained. [`Session::load_from`](crate::Session::load_from) and the other ways to
     /// load weights take files of floats, and quantize them as they are read, each number to the
-    /// nearest, with one weight at a time in memory as f32; saved are the parts, `<name>.numbers`,
-    /// `<name>.scales` and `<name>.zeros`, which load as they are.
+    /// nearest, with one weight at a time in memory as f32. Numbers of a GGUF file in the same format
+    /// (Q4_0 for 4 bits, Q8_0 for 8 bits, in blocks of 32) are taken over as they are. Saved are the
+    /// parts, `<name>.numbers`, `<name>.scales` and `<name>.zeros`, which load as they are.
     ///
     /// `None` declares weights that are not quantized, for a part of a model that is.
     ///

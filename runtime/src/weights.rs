@@ -1,4 +1,6 @@
-//! Weights on disk, in the [safetensors](https://github.com/huggingface/safetensors) format.
+//! Weights on disk, in the [safetensors](https://github.com/huggingface/safetensors) format, and
+//! those of other programs also in [GGUF](https://github.com/ggml-org/ggml/blob/master/docs/gguf.md),
+//! the format of llama.cpp.
 //!
 //! [`save`] replaces a file as a whole: killed at any moment, it leaves either the earlier file or
 //! the new one. [`File`] checks everything it reads before it hands out a tensor, and
@@ -20,6 +22,11 @@
 //! # }
 //! ```
 //!
+//! A GGUF file is opened in the same way, and its names are mapped by rules such as
+//! [`Rules::llama_gguf`]. Tensors in blocks of a few bits are read as the f32 that they stand for, or
+//! stay in their bits where the model has [quantized](crate::Scope::quantized) weights; [`Weights`]
+//! lists the types, and which of them are taken over exactly.
+//!
 //! A file that [`save`] wrote has a checksum of each tensor in its metadata (`slabwise.crc32`:
 //! CRC-32 of the bytes, eight hexadecimal digits for each tensor in the order of names), and a
 //! tensor that has changed since is refused by name. Files of other programs, without this entry,
@@ -29,6 +36,7 @@ mod assembly;
 mod convert;
 mod file;
 mod fit;
+mod gguf;
 mod header;
 mod layouts;
 mod map;
@@ -73,6 +81,9 @@ pub struct Entry<'a> {
 
 /// The name that the format reserves for its metadata.
 const METADATA_KEY: &str = "__metadata__";
+
+/// The format's name in errors.
+const SAFETENSORS: &str = "safetensors";
 
 /// The metadata key of the checksums of all tensors.
 const CHECKSUMS: &str = "slabwise.crc32";

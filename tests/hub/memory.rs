@@ -23,7 +23,8 @@ fn status(field: &str) -> u64 {
     number.parse::<u64>().expect("a number") * 1024
 }
 
-/// 128 MiB of weights: as they are, turned around, and cast from bf16 in shards.
+/// 128 MiB of weights: as they are, turned around, cast from bf16, and decoded from Q8_0; and the
+/// numbers of Q8_0 as quantized weights.
 #[test]
 #[cfg(target_os = "linux")]
 fn loading_takes_the_memory_of_the_weights() {
@@ -35,10 +36,15 @@ fn loading_takes_the_memory_of_the_weights() {
         ("whole", "F32", 4),
         ("turned", "F32", 4),
         ("cast", "BF16", 2),
+        ("decoded", "Q8_0", 0),
+        ("quantized", "Q8_0", 0),
     ] {
         let folder = at.path().join(name);
         fs::create_dir(&folder).expect("it is made");
-        write(&folder.join("model.safetensors"), dtype, bytes);
+        match dtype {
+            "Q8_0" => write_gguf(&folder.join("model.gguf")),
+            _ => write(&folder.join("model.safetensors"), dtype, bytes),
+        }
         // A process of its own, because the most memory that one had in use counts all its tests.
         let output = Command::new(std::env::current_exe().expect("this program"))
             .args([
@@ -88,7 +94,28 @@ fn write(path: &Path, dtype: &str, bytes: usize) {
     file.flush().expect("room");
 }
 
+/// A GGUF file of matrices of ones.
+fn write_gguf(path: &Path) {
+    let shape = [COLUMNS as u64, ROWS as u64];
+    let row: Vec<u8> = [&[0, 0x3c][..], &[1; 32]].concat().repeat(COLUMNS / 32);
+    let names: Vec<String> = (0..TENSORS).map(|i| format!("w.{i}")).collect();
+    let tensors = names.iter().zip(0..).map(|(name, i)| {
+        let offset = i * (ROWS * row.len()) as u64;
+        (&**name, &shape[..], 8, offset)
+    });
+    let header = gguf::file(3, &[], &tensors.collect::<Vec<_>>(), &[]);
+    let mut file = BufWriter::new(fs::File::create(path).expect("it is made"));
+    file.write_all(&header).expect("room");
+    for _ in 0..TENSORS * ROWS {
+        file.write_all(&row).expect("room");
+    }
+    file.flush().expect("room");
+}
+
 fn measure(folder: &Path) {
+    if folder.ends_with("quantized") {
+        return measure_quantized(folder);
+    }
     let turned = folder.ends_with("turned");
     let shape = if turned {
         vec![COLUMNS, ROWS]
@@ -116,6 +143,34 @@ fn measure(folder: &Path) {
     );
     assert!(
         taken <= weights / 10 * 11,
+        "{taken} bytes at most in use for {weights} bytes of weights"
+    );
+    println!("{:.3} of the weights", taken as f64 / weights as f64);
+}
+
+/// Numbers of eight bits, and for each block of 32 a scale of four bytes and a zero point.
+fn measure_quantized(folder: &Path) {
+    let params = Params::seeded(1);
+    let format = slabwise::Quantization { bits: 8, block: 32 };
+    let root = params.root().quantized(format);
+    for i in 0..TENSORS {
+        (&root / "w").param(&i.to_string(), [ROWS, COLUMNS], Init::Constant(0.5));
+    }
+    let mut session = session(&params);
+    let before = status("VmRSS");
+    let loaded = load(&mut session, folder, &Rules::new()).expect("it fits");
+    assert_eq!(loaded, TENSORS);
+    let taken = status("VmHWM").saturating_sub(before);
+    let one = (ROWS * COLUMNS * (32 + 4 + 1) / 32) as u64;
+    let weights = TENSORS as u64 * one;
+    assert!(value(&session, "w.3.numbers").iter().all(|&x| x == 129.0));
+    assert!(
+        taken >= weights,
+        "{taken} of {weights} bytes: it was not measured"
+    );
+    // One of them is in memory beside its place, and a window of the file.
+    assert!(
+        taken <= weights + one + (4 << 20),
         "{taken} bytes at most in use for {weights} bytes of weights"
     );
     println!("{:.3} of the weights", taken as f64 / weights as f64);

@@ -9,7 +9,7 @@ use slabwise::memory::replay::{Op, Trace as Replayed};
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use slabwise::weights::File;
+use slabwise::weights::{File, Rules, Weights};
 use slabwise_cli::plan_diff::{Diff, PlanFile};
 use slabwise_cuda::cache::entry;
 use slabwise_cuda::nvrtc::Cubin;
@@ -179,8 +179,11 @@ fn cifar(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A safetensors file.
+/// A safetensors or GGUF file.
 fn weights(bytes: &[u8]) -> Result<(), String> {
+    if bytes.starts_with(b"GGUF") {
+        return gguf(bytes);
+    }
     let file = File::of_bytes(Path::new("weights"), bytes.to_vec()).map_err(|e| e.to_string())?;
     let sizes: u64 = file.tensors().map(|t| t.bytes.len() as u64).sum();
     assert!(sizes <= bytes.len() as u64, "tensors do not overlap");
@@ -191,6 +194,44 @@ fn weights(bytes: &[u8]) -> Result<(), String> {
         );
     }
     Ok(())
+}
+
+/// A GGUF file, whose tensors are read as they are and, where they are small, decoded.
+fn gguf(bytes: &[u8]) -> Result<(), String> {
+    let path = std::env::temp_dir().join(format!("slabwise-{}.gguf", std::process::id()));
+    std::fs::write(&path, bytes).map_err(|e| e.to_string())?;
+    let weights = Weights::open(&path).map_err(|e| e.to_string());
+    // Open files stay readable without their name.
+    #[cfg(unix)]
+    let _ = std::fs::remove_file(&path);
+    let weights = weights?;
+    assert!(
+        weights.bytes() <= bytes.len() as u64,
+        "tensors do not overlap"
+    );
+    let params = Params::seeded(0);
+    let mut rules = Rules::new().cast("{*all}").ignore_extra("{*all}");
+    for (number, (name, _, shape)) in weights.names().enumerate() {
+        let read = weights.read(name).map_err(|e| e.to_string())?;
+        assert!(read.is_some_and(|read| read.len() <= bytes.len()));
+        if number < 4 && shape.iter().product::<u64>() <= 1 << 12 && is_plain(name) {
+            let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
+            let own = format!("own{number}");
+            params.root().param(&own, &*shape, Init::Constant(0.0));
+            rules = rules.rename(name, &own);
+        }
+    }
+    let session = Session::new(Device::Cpu, params).map_err(|e| e.to_string())?;
+    let loaded = session.with_threads(1).load_from(&weights, &rules);
+    loaded.map(drop).map_err(|e| e.to_string())
+}
+
+/// Whether a pattern of this text stands for the name alone.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// Weights and optimizer state of a small model: all of it is loaded, or nothing changes.

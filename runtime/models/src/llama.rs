@@ -6,6 +6,7 @@ use slabwise::nn::{Embedding, KvCache, Linear, Module, RmsNorm};
 use slabwise::params::{Init, Scope};
 use slabwise::tensor::{AttentionOptions, Rope, Tensor};
 use slabwise::trace::Key;
+use slabwise::weights::{Weights, WeightsError};
 
 /// The sizes of a Llama. Its parameters have the names of published files:
 /// `model.embed_tokens.weight`, `model.layers.0.self_attn.q_proj.weight`,
@@ -48,6 +49,89 @@ impl Llama {
         base: 1e4,
         eps: 1e-5,
     };
+
+    /// The sizes of a model of the architecture `llama` in a GGUF file, from its metadata.
+    ///
+    /// ```no_run
+    /// # use slabwise::prelude::*;
+    /// # use slabwise_models::Llama;
+    /// use slabwise::Quantization;
+    /// use slabwise::weights::{Rules, Weights};
+    ///
+    /// let weights = Weights::open("model-Q4_0.gguf")?;
+    /// let sizes = Llama::of_gguf(&weights)?;
+    /// let params = Params::seeded(0);
+    /// let four_bits = params.root().quantized(Quantization { bits: 4, block: 32 });
+    /// let decoder = sizes.layers(&four_bits);
+    /// let mut session = Session::new(Device::Cpu, params)?;
+    /// session.load_from(&weights, &Rules::llama_gguf(sizes.heads, sizes.key_heads))?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WeightsError::Unsupported`] if a size is missing or the model is one that [`Llama`] does
+    /// not compute: of another architecture, with heads that do not divide the width equally, or
+    /// with scaled frequencies.
+    pub fn of_gguf(weights: &Weights) -> Result<Llama, WeightsError> {
+        let metadata = weights.metadata();
+        let unsupported = |detail: String| WeightsError::Unsupported {
+            path: weights.path().to_owned(),
+            detail,
+        };
+        let text = |key: &str| metadata.get(key).map(String::as_str);
+        if text("general.architecture") != Some("llama") {
+            let found = text("general.architecture").unwrap_or("missing");
+            let detail = format!("general.architecture is {found}, not llama");
+            return Err(unsupported(detail));
+        }
+        let number = |key: &str| text(key).and_then(|text| text.parse::<f64>().ok());
+        let size = |key: &str| {
+            let key = format!("llama.{key}");
+            let size = number(&key).filter(|n| n.fract() == 0.0 && (1.0..1e9).contains(n));
+            let said = || format!("{key} is {}, not a size", text(&key).unwrap_or("missing"));
+            size.map(|n| n as usize).ok_or_else(|| unsupported(said()))
+        };
+        let named = |wanted: &str| weights.names().find(|(name, ..)| *name == wanted);
+        let vocabulary = match named("token_embd.weight") {
+            Some((_, _, &[tokens, _])) => tokens as usize,
+            _ => return Err(unsupported("token_embd.weight is not a matrix".into())),
+        };
+        let heads = size("attention.head_count")?;
+        let of_keys = "llama.attention.head_count_kv";
+        let base = number("llama.rope.freq_base").unwrap_or(1e4);
+        let eps = number("llama.attention.layer_norm_rms_epsilon").unwrap_or(1e-5);
+        let sizes = Llama {
+            layers: size("block_count")?,
+            width: size("embedding_length")?,
+            heads,
+            key_heads: match text(of_keys) {
+                Some(_) => size("attention.head_count_kv")?,
+                None => heads,
+            },
+            inner: size("feed_forward_length")?,
+            length: size("context_length")?,
+            vocabulary,
+            tied: named("output.weight").is_none(),
+            base: base as f32,
+            eps: eps as f32,
+        };
+        for key in ["llama.attention.key_length", "llama.rope.dimension_count"] {
+            let each = text(key).is_none_or(|text| text == sizes.each().to_string());
+            if !each || sizes.heads * sizes.each() != sizes.width {
+                let (width, found) = (sizes.width, text(key).unwrap_or("missing"));
+                let detail =
+                    format!("{key} is {found}, and {heads} heads divide the width {width}");
+                return Err(unsupported(detail));
+            }
+        }
+        let scaling = text("llama.rope.scaling.type").filter(|of| *of != "none");
+        if scaling.is_some() || named("rope_freqs.weight").is_some() {
+            let detail = "its rotary embedding has scaled frequencies (rope_freqs.weight or \
+                          llama.rope.scaling.type), and slabwise_models::Llama has none";
+            return Err(unsupported(detail.into()));
+        }
+        Ok(sizes)
+    }
 
     /// The width of a head.
     fn each(&self) -> usize {

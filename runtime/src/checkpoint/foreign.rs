@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::targets::{Target, floats, targets};
+use super::targets::{Parts, Target, Values, floats, targets};
 use crate::error::Result;
 use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, LoadPlan, Loaded, Rules, SaveOptions, Saved, Weights};
@@ -43,16 +43,23 @@ impl Session {
             let plan = LoadPlan::new(weights, rules, &expected)?;
             let mut buffer = Vec::new();
             let loaded = || (0..targets.len()).filter(|&weight| plan.has(weight));
-            let read_floats = |weight: usize, buffer: &mut Vec<u8>| {
-                let elements: u64 = expected[weight].shape.iter().product();
-                let mut bytes = vec![0; 4 * elements as usize];
-                let read = plan.read(weight, &expected[weight], &mut bytes, buffer);
-                read.map(|()| floats(&bytes))
+            let values = |weight: usize, parts: &Parts, buffer: &mut Vec<u8>| {
+                let wanted = &expected[weight];
+                let values = match plan.numbers(weight, parts.format, buffer)? {
+                    Some(numbers) => Values::Numbers(numbers),
+                    None => {
+                        let elements: u64 = wanted.shape.iter().product();
+                        let mut bytes = vec![0; 4 * elements as usize];
+                        plan.read(weight, wanted, &mut bytes, buffer)?;
+                        Values::Floats(floats(&bytes))
+                    }
+                };
+                let checked = parts.check(&values, &wanted.name, weights.path());
+                checked.map(|()| values)
             };
             for weight in loaded() {
                 if let Target::Quantized(parts) = &targets[weight] {
-                    let floats = read_floats(weight, &mut buffer)?;
-                    parts.check(&floats, &expected[weight].name, weights.path())?;
+                    values(weight, parts, &mut buffer)?;
                 }
             }
             for weight in loaded() {
@@ -66,10 +73,9 @@ impl Session {
                         read?;
                     }
                     Target::Quantized(parts) => {
-                        let floats = read_floats(weight, &mut buffer)?;
                         // It has been read before; a file may have changed since.
-                        parts.check(&floats, &expected[weight].name, weights.path())?;
-                        parts.write(&floats, variables, backend)?;
+                        let values = values(weight, parts, &mut buffer)?;
+                        parts.write(values, variables, backend)?;
                     }
                 }
                 targets[weight]

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::graph::{QuantizedPart, QuantizedRole};
 use crate::session::Variable;
-use crate::weights::{Expected, NotFinite, WeightsError, check_finite, quantize};
+use crate::weights::{Expected, NotFinite, Quantized, WeightsError, check_finite, quantize};
 
 /// Where a tensor goes.
 pub(super) enum Target {
@@ -26,7 +26,15 @@ pub(super) struct Parts {
     scales: usize,
     zeros: usize,
     columns: usize,
-    format: Quantization,
+    pub format: Quantization,
+}
+
+/// The values of a quantized weight in a file.
+pub(super) enum Values {
+    /// Floats, which are quantized.
+    Floats(Vec<f32>),
+    /// Numbers in the format of the weight.
+    Numbers(Quantized),
 }
 
 impl Target {
@@ -99,26 +107,33 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 impl Parts {
-    /// Fails if one of the floats of a weight cannot be quantized.
-    pub fn check(&self, floats: &[f32], name: &str, path: &Path) -> Result<(), WeightsError> {
-        check_finite(floats, self.columns).map_err(|NotFinite { row, column, value }| {
-            WeightsError::NotQuantized {
+    /// Fails if one of the values of a weight is not finite.
+    pub fn check(&self, values: &Values, name: &str, path: &Path) -> Result<(), WeightsError> {
+        let checked = match values {
+            Values::Floats(floats) => check_finite(floats, self.columns),
+            Values::Numbers(numbers) => numbers.check(self.columns, self.format),
+        };
+        checked.map_err(
+            |NotFinite { row, column, value }| WeightsError::NotQuantized {
                 path: path.to_owned(),
                 tensor: name.to_owned(),
                 at: [row, column],
                 value,
-            }
-        })
+            },
+        )
     }
 
-    /// Quantizes a weight of finite floats to its variables.
+    /// Writes a weight of finite values to its variables.
     pub fn write(
         &self,
-        floats: &[f32],
+        values: Values,
         variables: &[Variable],
         backend: &mut dyn Backend,
     ) -> Result<()> {
-        let quantized = quantize(floats, self.columns, self.format);
+        let quantized = match values {
+            Values::Floats(floats) => quantize(&floats, self.columns, self.format),
+            Values::Numbers(numbers) => numbers,
+        };
         let scales: Vec<u8> = quantized
             .scales
             .into_iter()

@@ -64,19 +64,36 @@ impl Assembly {
 
     /// The part from `start` on along an axis.
     pub(super) fn part(&self, axis: usize, start: u64, length: u64) -> Assembly {
+        self.every(1, axis, start, length)
+    }
+
+    /// The part of `length` indices along an axis, from `start` on every `step`th.
+    pub(super) fn every(&self, step: u64, axis: usize, start: u64, length: u64) -> Assembly {
         let mut part = self.clone();
         part.shape[axis] = length;
         part.pieces.retain_mut(|piece| {
-            let from = piece.start[axis].max(start);
-            let to = (piece.start[axis] + piece.lengths[axis]).min(start + length);
-            let skipped = from.saturating_sub(piece.start[axis]);
+            let begin = piece.start[axis];
+            // The first index of the part that the piece has, and the one after its last.
+            let index = |at: u64| at.saturating_sub(start).div_ceil(step).min(length);
+            let (from, to) = (index(begin), index(begin + piece.lengths[axis]));
+            let skipped = (start + from * step).saturating_sub(begin);
             let distance = skipped.saturating_mul(piece.strides[axis]);
             piece.at = piece.at.saturating_add(distance);
-            piece.start[axis] = from.saturating_sub(start);
+            piece.strides[axis] = piece.strides[axis].saturating_mul(step);
+            piece.start[axis] = from;
             piece.lengths[axis] = to.saturating_sub(from);
             from < to
         });
         part
+    }
+
+    /// The tensor whose first axis is in `groups` equal parts, in each of which every `step`th index
+    /// comes first, from the first on, then every `step`th from the second on.
+    pub(super) fn dealt(self, groups: u64, step: u64) -> Assembly {
+        let group = self.shape[0] / groups.max(1);
+        let starts = (0..groups).flat_map(|at| (0..step).map(move |start| at * group + start));
+        let parts = starts.map(|start| self.every(step, 0, start, group / step.max(1)));
+        Assembly::joined(parts.collect(), 0)
     }
 
     /// The tensor of these along an axis, one after the other. They are equally long along all

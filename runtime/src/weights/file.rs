@@ -11,8 +11,9 @@ use safetensors::tensor::Dtype;
 use slabwise_kernels::dtype::DType;
 use slabwise_planner::brief;
 
+use super::gguf;
 use super::header::{self, Header, Info, LENGTH_BYTES};
-use super::{CHECKSUMS, Entry, WeightsError, from_format};
+use super::{CHECKSUMS, Entry, SAFETENSORS, WeightsError, from_format};
 
 /// The most bytes of a file: more than fits any machine that this crate would train on, but less
 /// than a file that could only fill its disk.
@@ -78,8 +79,15 @@ impl File {
     pub fn of_bytes(path: &Path, bytes: Vec<u8>) -> Result<File, WeightsError> {
         let malformed = |detail: String| WeightsError::Malformed {
             path: path.to_owned(),
+            format: SAFETENSORS,
             detail,
         };
+        if bytes.starts_with(gguf::MAGIC) {
+            return Err(WeightsError::Unsupported {
+                path: path.to_owned(),
+                detail: "it is a GGUF file; Weights::open and Session::load_from read it".into(),
+            });
+        }
         let number = bytes.first_chunk().copied().ok_or_else(|| {
             let detail = "it has fewer bytes than the length of a header";
             malformed(detail.into())
@@ -117,6 +125,7 @@ impl File {
         let path = || self.path.clone();
         let malformed = |detail: String| WeightsError::Malformed {
             path: path(),
+            format: SAFETENSORS,
             detail,
         };
         let saved: Vec<u32> = sums

@@ -33,6 +33,31 @@ impl Rules {
             .then(gpt2_layers())
     }
 
+    /// GPT-2 in the layout of llama.cpp's GGUF files. The model's names are those of
+    /// [`Rules::gpt2`]. A file may have a copy of the embedding as its head (`output.weight`); if
+    /// llama.cpp stored the two in different types, a model needs a head that is not tied.
+    pub fn gpt2_gguf() -> Rules {
+        let names = [
+            ("token_embd", "wte"),
+            ("position_embd", "wpe"),
+            ("output_norm", "ln_f"),
+            ("blk.{i}.attn_norm", "h.{i}.ln_1"),
+            ("blk.{i}.attn_qkv", "h.{i}.attn.c_attn"),
+            ("blk.{i}.attn_output", "h.{i}.attn.c_proj"),
+            ("blk.{i}.ffn_norm", "h.{i}.ln_2"),
+            ("blk.{i}.ffn_up", "h.{i}.mlp.c_fc"),
+            ("blk.{i}.ffn_down", "h.{i}.mlp.c_proj"),
+        ];
+        let rules = Rules::new().rename("output.weight", "lm_head.weight");
+        let renamed = names.iter().fold(rules, |rules, (file, model)| {
+            rules.rename(
+                &format!("{file}.{{p}}"),
+                &format!("transformer.{model}.{{p}}"),
+            )
+        });
+        renamed.tied("lm_head.weight", "transformer.wte.weight")
+    }
+
     /// BERT in the layout of Hugging Face's `BertForMaskedLM` and similar models. Files without the
     /// prefix `bert.`, with norms called `gamma` and `beta`, and with stored positions load as
     /// well. A pooler and heads that the model does not have are left out.
@@ -75,6 +100,49 @@ impl Rules {
         Rules::new()
             .ignore("model.layers.{i}.self_attn.rotary_emb.inv_freq")
             .tied("lm_head.weight", "model.embed_tokens.weight")
+    }
+
+    /// Llama, Mistral and other decoders of the architecture `llama` in the layout of llama.cpp's
+    /// GGUF files, with so many attention heads of queries and of keys. The rows of queries and
+    /// keys, which llama.cpp stores for interleaved rotary embeddings, are put back in the order of
+    /// Hugging Face's files. A head that is missing is tied to the embedding. The model's names are
+    /// those of [`Rules::llama`].
+    ///
+    /// The base of the rotary positions and the ε of the norms are in
+    /// [`Weights::metadata`](super::Weights::metadata), as `llama.rope.freq_base` and
+    /// `llama.attention.layer_norm_rms_epsilon`. Factors of the frequencies (`rope_freqs.weight`) are
+    /// left out, because a model computes them itself ([`Rope::scaling`](crate::tensor::Rope)).
+    ///
+    /// ```no_run
+    /// # use slabwise::prelude::*;
+    /// # fn load(session: &mut Session) -> Result<()> {
+    /// use slabwise::weights::{Rules, Weights};
+    ///
+    /// session.load_from(&Weights::open("model-Q4_0.gguf")?, &Rules::llama_gguf(32, 8))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn llama_gguf(heads: usize, key_heads: usize) -> Rules {
+        let rules = Rules::new()
+            .deinterleave("blk.{i}.attn_q.weight", heads)
+            .deinterleave("blk.{i}.attn_k.weight", key_heads);
+        rules.then(decoder_gguf())
+    }
+
+    /// Qwen2 and Qwen3 in the layout of llama.cpp's GGUF files, which have rotary embeddings of
+    /// halves as Hugging Face's. The model's names are those of [`Rules::llama`], and
+    /// `model.layers.0.self_attn.q_proj.bias` (`k_proj`, `v_proj`) or
+    /// `model.layers.0.self_attn.q_norm.weight` (`k_norm`).
+    pub fn qwen_gguf() -> Rules {
+        ["q", "k", "v"].iter().fold(decoder_gguf(), |rules, part| {
+            let layer = |end: &str| format!("model.layers.{{i}}.self_attn.{part}_{end}");
+            rules
+                .rename(&format!("blk.{{i}}.attn_{part}.bias"), &layer("proj.bias"))
+                .rename(
+                    &format!("blk.{{i}}.attn_{part}_norm.weight"),
+                    &layer("norm.weight"),
+                )
+        })
     }
 
     /// Vision transformers in the layout of Hugging Face's `ViTForImageClassification`. Files
@@ -193,6 +261,34 @@ fn gpt2_layers() -> Rules {
     .ignore(&block("attn.bias"))
     .ignore(&block("attn.masked_bias"))
     .tied("lm_head.weight", "transformer.wte.weight")
+}
+
+/// The names of decoders in llama.cpp's files.
+fn decoder_gguf() -> Rules {
+    let rules = Rules::new()
+        .ignore("rope_freqs.weight")
+        .ignore("rope_factors_long.weight")
+        .ignore("rope_factors_short.weight")
+        .ignore("blk.{i}.attn_rot_embd.weight")
+        .rename("token_embd.weight", "model.embed_tokens.weight")
+        .rename("output_norm.weight", "model.norm.weight")
+        .rename("output.weight", "lm_head.weight");
+    let names = [
+        ("attn_norm", "input_layernorm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    let renamed = names.iter().fold(rules, |rules, (file, model)| {
+        let layer = format!("model.layers.{{i}}.{model}.weight");
+        rules.rename(&format!("blk.{{i}}.{file}.weight"), &layer)
+    });
+    renamed.tied("lm_head.weight", "model.embed_tokens.weight")
 }
 
 /// A BERT whose names begin with `prefix`, and in some files with `other` instead.

@@ -38,6 +38,7 @@ pub(super) fn forward(rules: &Rules, origins: &[Origin], wants: &dyn Fn(&str) ->
         match rule {
             Rule::Rename { from, to, .. } => mapped.rename(at, rule, from, to),
             Rule::Permute { name, axes } => mapped.permute(at, rule, name, axes.as_deref()),
+            Rule::Deinterleave { name, heads } => mapped.deal(at, rule, name, *heads, |_| 2),
             Rule::Parts {
                 whole,
                 parts,
@@ -87,6 +88,9 @@ pub(super) fn backward(rules: &Rules, origins: &[Origin]) -> Mapped {
                     }
                 }
                 mapped.permute(at, rule, name, Some(&back));
+            }
+            Rule::Deinterleave { name, heads } => {
+                mapped.deal(at, rule, name, *heads, |rows| rows / 2);
             }
             Rule::Parts {
                 whole,
@@ -187,6 +191,34 @@ impl Mapped {
                     self.tensors.insert(name, tensor);
                 }
             }
+        }
+    }
+
+    /// Reorders the rows of each head, every `step`th first; the step is that for the rows of a head.
+    fn deal(
+        &mut self,
+        at: usize,
+        rule: &Rule,
+        name: &Pattern,
+        heads: u64,
+        step: impl Fn(u64) -> u64,
+    ) {
+        for (name, _) in self.matching(name) {
+            let Some(tensor) = self.tensors.remove(&name) else {
+                continue;
+            };
+            let rows = tensor.shape.first().copied().unwrap_or(1);
+            let pairs = heads.saturating_mul(2);
+            if pairs == 0 || !rows.is_multiple_of(pairs) {
+                let detail = format!(
+                    "has the shape {:?}, whose rows are not pairs for {heads} heads",
+                    tensor.shape
+                );
+                self.problem(rule, &name, &detail);
+                self.tensors.insert(name, tensor);
+                continue;
+            }
+            self.insert(at, rule, name, tensor.dealt(heads, step(rows / heads)));
         }
     }
 

@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use safetensors::tensor::Dtype;
+use slabwise_kernels::spec::Quantization;
 use slabwise_planner::brief;
 
 use super::assembly::Assembly;
 use super::convert::{self, Bytes as _, Fault, WINDOW};
 use super::fit::{Expected, Loaded, PROBLEMS_MAX};
+use super::gguf;
 use super::map::{self, Mapped, Origin};
 use super::open::{Stored, Weights};
 use super::pattern::Pattern;
 use super::rules::{Rule, Rules};
-use super::{WeightsError, to_format};
+use super::{Quantized, WeightsError, to_format};
 
 /// The parts of files that make each weight of a model.
 pub(crate) struct LoadPlan<'w> {
@@ -73,7 +75,10 @@ impl<'w> LoadPlan<'w> {
                 !**used
                     && matches!(
                         rule,
-                        Rule::Rename { .. } | Rule::Permute { .. } | Rule::Parts { .. }
+                        Rule::Rename { .. }
+                            | Rule::Permute { .. }
+                            | Rule::Deinterleave { .. }
+                            | Rule::Parts { .. }
                     )
             })
             .map(|(rule, _)| rule.to_string())
@@ -122,6 +127,21 @@ impl<'w> LoadPlan<'w> {
                 Rule::Cast(pattern) => Some(pattern),
                 _ => None,
             });
+            if let Some(piece) = tensor
+                .pieces
+                .iter()
+                .find(|p| !self.stored[p.source].1.is_read())
+            {
+                let (from, stored) = self.stored[piece.source];
+                problems.push(format!(
+                    "unread type: `{}` needs `{}`, which is {} in {}; types that are read: {}",
+                    brief(name),
+                    brief(from),
+                    stored.type_name(),
+                    self.weights.file_of(stored).display(),
+                    gguf::readable()
+                ));
+            }
             let to = to_format(*dtype);
             let mut types = tensor.pieces.iter().map(|p| self.stored[p.source].1.dtype);
             if !types
@@ -175,7 +195,7 @@ impl<'w> LoadPlan<'w> {
             format!(
                 "`{}` {} {:?} of {file}",
                 brief(name),
-                stored.dtype,
+                stored.type_name(),
                 stored.shape
             )
         };
@@ -216,7 +236,7 @@ impl<'w> LoadPlan<'w> {
                         "lost value: element {:?} of `{}` ({}) in {} is {value}, which `{}` ({}) cannot hold",
                         index(at, &stored.shape),
                         brief(name),
-                        stored.dtype,
+                        stored.type_name(),
                         self.weights.file_of(stored).display(),
                         brief(&weight.name),
                         weight.dtype
@@ -252,7 +272,8 @@ impl<'w> LoadPlan<'w> {
                 brief(b.0)
             ));
         };
-        let alike = one.is_whole() && other.is_whole() && a.1.dtype == b.1.dtype;
+        let read = a.1.is_read() && b.1.is_read();
+        let alike = read && one.is_whole() && other.is_whole() && a.1.dtype == b.1.dtype;
         if !alike || one.shape != other.shape {
             differ("have other types or shapes");
             return Ok(());
@@ -261,8 +282,8 @@ impl<'w> LoadPlan<'w> {
         let mut left = self.weights.window(a.1, &mut left);
         let mut right = self.weights.window(b.1, &mut right);
         let mut at = 0;
-        while at < a.1.bytes {
-            let n = (a.1.bytes - at).min(WINDOW as u64) as usize;
+        while at < a.1.length() {
+            let n = (a.1.length() - at).min(WINDOW as u64) as usize;
             let first = left.read(at, n).map_err(|e| self.weights.unread(a.1, e))?;
             let second = right.read(at, n).map_err(|e| self.weights.unread(b.1, e))?;
             if first != second {
@@ -277,6 +298,24 @@ impl<'w> LoadPlan<'w> {
     /// Whether the weight of this index is loaded.
     pub(crate) fn has(&self, at: usize) -> bool {
         self.assemblies.get(at).is_some_and(Option::is_some)
+    }
+
+    /// Reads the numbers, scales and zero points of the weight of this index, which are exactly
+    /// those of the files; `None` if they do not have it in this format.
+    ///
+    /// # Errors
+    /// See [`LoadPlan::read`].
+    pub(crate) fn numbers(
+        &self,
+        at: usize,
+        format: Quantization,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Option<Quantized>, WeightsError> {
+        let assembly = self.assemblies.get(at).and_then(Option::as_ref);
+        let read = assembly
+            .and_then(|tensor| gguf::numbers(self.weights, &self.stored, tensor, format, buffer));
+        let read = read.transpose();
+        read.map_err(|(stored, source)| self.weights.unread(stored, source))
     }
 
     /// Reads the weight of this index to its place in memory.
@@ -294,18 +333,25 @@ impl<'w> LoadPlan<'w> {
             return Ok(());
         };
         let to = to_format(weight.dtype);
-        for piece in &assembly.pieces {
-            let (_, stored) = self.stored[piece.source];
+        for pieces in assembly.pieces.chunk_by(|a, b| a.source == b.source) {
+            let Some(first) = pieces.first() else {
+                continue;
+            };
+            let (_, stored) = self.stored[first.source];
             // A bool is looked at once more, because kernels rely on 0 and 1.
-            let direct =
-                stored.dtype == to && to != Dtype::BOOL && stored.bytes == target.len() as u64;
+            let direct = stored.is_plain()
+                && stored.dtype == to
+                && to != Dtype::BOOL
+                && stored.length() == target.len() as u64;
             let read = if direct && assembly.is_whole() {
                 let read = self.weights.read_into(stored, target);
                 read.map_err(Fault::Read)
             } else {
                 let mut window = self.weights.window(stored, buffer);
-                let target = Some(&mut *target);
-                convert::copy(piece, stored.dtype, to, &weight.shape, &mut window, target)
+                pieces.iter().try_for_each(|piece| {
+                    let target = Some(&mut *target);
+                    convert::copy(piece, stored.dtype, to, &weight.shape, &mut window, target)
+                })
             };
             read.map_err(|fault| {
                 let source = match fault {

@@ -22,6 +22,20 @@ pub(crate) struct NotFinite {
     pub value: f32,
 }
 
+impl Quantized {
+    /// Fails if one of the scales of rows of `columns` numbers is not finite; it is at the first
+    /// number of its block.
+    pub(crate) fn check(&self, columns: usize, format: Quantization) -> Result<(), NotFinite> {
+        let block = (format.block as usize).max(1);
+        let per_row = columns / block;
+        check(&self.scales, per_row).map_err(|NotFinite { row, column, value }| NotFinite {
+            row,
+            column: column * block,
+            value,
+        })
+    }
+}
+
 /// Fails if one of the floats of rows of `columns` cannot be quantized.
 pub(crate) fn check(floats: &[f32], columns: usize) -> Result<(), NotFinite> {
     let Some(at) = floats.iter().position(|x| !x.is_finite()) else {
@@ -39,18 +53,12 @@ pub(crate) fn check(floats: &[f32], columns: usize) -> Result<(), NotFinite> {
 /// first (affine quantization, as in Jacob et al., "Quantization and Training of Neural Networks for
 /// Efficient Integer-Arithmetic-Only Inference", 2018).
 pub(crate) fn quantize(floats: &[f32], columns: usize, format: Quantization) -> Quantized {
-    let (bits, per_byte) = (format.bits as usize, format.per_byte() as usize);
+    let per_byte = format.per_byte() as usize;
     let (block, largest) = ((format.block as usize).max(1), format.mask() as i32);
     let mut quantized = Quantized {
         numbers: Vec::with_capacity(floats.len() / per_byte),
         scales: Vec::with_capacity(floats.len() / block),
         zeros: Vec::new(),
-    };
-    let pack = |numbers: &[u8], to: &mut Vec<u8>| {
-        to.extend(numbers.chunks(per_byte).map(|numbers| {
-            let shifted = numbers.iter().zip((0..8).step_by(bits));
-            shifted.fold(0, |byte, (number, shift)| byte | number << shift)
-        }));
     };
     let (mut numbers, mut zeros) = (Vec::with_capacity(columns), Vec::new());
     for floats in floats.chunks(columns.max(1)) {
@@ -70,10 +78,21 @@ pub(crate) fn quantize(floats: &[f32], columns: usize, format: Quantization) -> 
             quantized.scales.push(scale);
             zeros.push(zero);
         }
-        pack(&numbers, &mut quantized.numbers);
-        pack(&zeros, &mut quantized.zeros);
+        quantized.numbers.extend(pack(&numbers, format));
+        quantized.zeros.extend(pack(&zeros, format));
     }
     quantized
+}
+
+/// Packs numbers, the first in the lowest bits of a byte.
+pub(super) fn pack(numbers: &[u8], format: Quantization) -> impl Iterator<Item = u8> {
+    let bits = format.bits as usize;
+    numbers
+        .chunks(format.per_byte() as usize)
+        .map(move |numbers| {
+            let shifted = numbers.iter().zip((0..8).step_by(bits));
+            shifted.fold(0, |byte, (number, shift)| byte | number << shift)
+        })
 }
 
 /// The scale of a block, and the number that stands for 0.

@@ -53,6 +53,10 @@ pub(super) enum Rule {
         /// The axis of the file's tensor that becomes each axis; `None` exchanges the last two.
         axes: Option<Vec<usize>>,
     },
+    Deinterleave {
+        name: Pattern,
+        heads: u64,
+    },
     Parts {
         whole: Pattern,
         parts: Vec<(Pattern, Option<u64>)>,
@@ -126,6 +130,19 @@ impl Rules {
         self.with(|rules| Rule::Permute {
             name: rules.pattern(name),
             axes: Some(axes.to_vec()),
+        })
+    }
+
+    /// Tensors whose rows are those of `heads` heads for interleaved rotary embeddings, which rotate
+    /// neighbours
+    /// ([`RopeLayout::Interleaved`](crate::tensor::RopeLayout::Interleaved)): in each head the even
+    /// rows come first and then the odd ones, so that halves are rotated, as in the models here.
+    /// Saving interleaves them.
+    #[must_use]
+    pub fn deinterleave(self, name: &str, heads: usize) -> Rules {
+        self.with(|rules| Rule::Deinterleave {
+            name: rules.pattern(name),
+            heads: heads as u64,
         })
     }
 
@@ -230,6 +247,7 @@ impl Rules {
             let uses: Vec<(&str, &Pattern)> = match rule {
                 Rule::Rename { from, .. } | Rule::Ignore(from) => vec![("leaves", from)],
                 Rule::Permute { name, .. } => vec![("permuted", name)],
+                Rule::Deinterleave { name, .. } => vec![("deinterleaved", name)],
                 Rule::Parts {
                     whole,
                     parts,
@@ -312,6 +330,7 @@ impl Rule {
             }
             Rule::Tied(one, other) => differ(one, other),
             Rule::Permute { axes: None, .. } => None,
+            Rule::Deinterleave { heads, .. } => (*heads == 0).then(|| "it has no heads".into()),
             Rule::Permute {
                 axes: Some(axes), ..
             } => {
@@ -353,6 +372,7 @@ impl fmt::Display for Rule {
                 name,
                 axes: Some(axes),
             } => write!(f, "permute({name}, {axes:?})"),
+            Rule::Deinterleave { name, heads } => write!(f, "deinterleave({name}, {heads})"),
             Rule::Parts {
                 whole,
                 parts,

@@ -165,12 +165,22 @@ pub enum WeightsError {
         /// The system's error.
         source: io::Error,
     },
-    /// The bytes are not one complete safetensors file.
-    #[error("{} is not a complete safetensors file ({detail}); it may be cut short or damaged: fetch or save it again", path.display())]
+    /// The bytes are not one complete file of their format.
+    #[error("{} is not a complete {format} file ({detail}); it may be cut short or damaged: fetch or save it again", path.display())]
     Malformed {
         /// The requested file.
         path: PathBuf,
+        /// The format's name.
+        format: &'static str,
         /// The defect.
+        detail: String,
+    },
+    /// The file is whole, but of a kind that is not read.
+    #[error("cannot read weights from {}: {detail}", path.display())]
+    Unsupported {
+        /// The requested file.
+        path: PathBuf,
+        /// Its kind, and the remedy.
         detail: String,
     },
     /// A tensor differs from the one that was written.
