@@ -31,7 +31,7 @@ use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
 use self::orders::Orders;
-use self::region::{Axis, BOUND, Region, Renaming, rename};
+use self::region::{Axis, BOUND, Region, Renaming, rename, unmoved};
 use crate::ir::{KernelCall, Program, Source, Transfer, Value};
 use crate::ops::NodeId;
 
@@ -192,7 +192,7 @@ enum Node {
     Uniform(Term, Region, u32, Term),
     Op(ScalarOp, SmallVec<[Term; 3]>),
     Cast(Term, Lane),
-    /// A reduction over axes of these lengths, from [`BOUND`] on, in one of the known orders.
+    /// A reduction over axes of these lengths above 1, from [`BOUND`] on, in one of the known orders.
     Reduce(ReduceOp, Term, Vec<Size>, u32),
     /// A value narrowed to a stored type.
     Narrowed(DType, Term),
@@ -513,7 +513,8 @@ impl<'a> Interpreter<'a> {
     /// The term of each instruction; of a value that exists once per point of the kept axes, over
     /// those alone. `contents`: of the operands that are loaded.
     fn values(&mut self, spec: &Spec, contents: &[Option<Term>], anchor: Term) -> Vec<Term> {
-        let axes = || (0..spec.dims.len()).filter(|&axis| spec.is_reduced(axis));
+        let is_summed = |axis: &usize| spec.is_reduced(*axis) && !spec.dims[*axis].is(1);
+        let axes = || (0..spec.dims.len()).filter(is_summed);
         // The kept axes, numbered from 0 on.
         let kept = (0..spec.dims.len()).filter(|&axis| !spec.is_reduced(axis));
         let kept: Renaming = kept
@@ -548,9 +549,9 @@ impl<'a> Interpreter<'a> {
                 Inst::Acc => match &spec.body {
                     // The positions that a kernel for maxima stores besides.
                     Body::Pool2d(pool) if pool.kind == PoolKind::ArgMax => {
-                        self.term(Node::Side(anchor, Renaming::new()))
+                        self.term(Node::Side(anchor, unmoved(&spec.dims)))
                     }
-                    _ => self.term(Node::Acc(anchor, Renaming::new())),
+                    _ => self.term(Node::Acc(anchor, unmoved(&spec.dims))),
                 },
                 Inst::Const(value) => self.term(Node::Const(value.lane(), value.bits())),
                 Inst::Index(k) => {

@@ -22,6 +22,9 @@ pub(super) type Axis = u8;
 /// The first axis that a reduction binds, whichever axis of its kernel it reduces.
 pub(super) const BOUND: Axis = 64;
 
+/// The name of all axes of one point.
+const UNMOVED: Axis = Axis::MAX;
+
 /// Axes and their new names.
 pub(super) type Renaming = SmallVec<[(Axis, Axis); 6]>;
 
@@ -96,6 +99,12 @@ impl Region {
                 (low + span.min(0), high + span.max(0))
             })
     }
+}
+
+/// The renaming of the axes of one point, whichever kernel has them: nothing moves along them.
+pub(super) fn unmoved(dims: &[Size]) -> Renaming {
+    let single = (0..).zip(dims).filter(|(_, n)| n.is(1));
+    single.map(|(axis, _)| (axis, UNMOVED)).collect()
 }
 
 /// The new name of an axis; axes that are not mentioned keep their names.
