@@ -4,6 +4,7 @@
 mod hostile;
 
 use slabwise::Quantization;
+use slabwise::tensor::RopeScaling;
 use slabwise::weights::SaveOptions;
 use slabwise_models::{Gpt, Llama};
 
@@ -409,8 +410,8 @@ fn checkpoints_are_not_gguf_files() {
 #[test]
 fn the_sizes_of_a_llama_are_those_of_its_metadata() {
     let weights = Weights::open(recorded("llama.gguf")).expect("recorded");
-    let error = Llama::of_gguf(&weights).expect_err("it has factors");
-    assert!(error.to_string().contains("scaled frequencies"), "{error}");
+    // Its factors are 1.
+    assert_eq!(Llama::of_gguf(&weights).expect("recorded"), LLAMA);
     let at = tempfile::tempdir().expect("a folder");
     let path = at.path().join("a.gguf");
     let whole = std::fs::read(recorded("llama.gguf")).expect("recorded");
@@ -441,12 +442,104 @@ fn the_sizes_of_a_llama_are_those_of_its_metadata() {
         let error = replaced(from, to).expect_err("it is missing");
         assert!(error.contains(says), "{error}");
     }
+    // One more entry of metadata, of 64 bytes.
+    let mut bytes = whole.clone();
+    bytes[16] += 1;
+    let string = |text: &[u8]| [&(text.len() as u64).to_le_bytes(), text].concat();
+    let key = string(b"llama.rope.scaling.type");
+    let entry = [
+        key,
+        8u32.to_le_bytes().to_vec(),
+        string(b"yarn of other lengths"),
+    ]
+    .concat();
+    assert_eq!(entry.len(), 64);
+    bytes.splice(24..24, entry);
+    std::fs::write(&path, bytes).expect("it is written");
+    let error = Llama::of_gguf(&Weights::open(&path).expect("sound")).expect_err("scaled");
+    let says = "llama.rope.scaling.type is yarn of other lengths, and only the factors of Llama 3.1 are read";
+    assert!(error.to_string().contains(says), "{error}");
     let other = Weights::open(recorded("types.gguf")).expect("recorded");
     let error = Llama::of_gguf(&other).expect_err("another").to_string();
     assert!(
         error.contains("general.architecture is none, not llama"),
         "{error}"
     );
+}
+
+/// A file has the factors of its rotary frequencies, from which those of Llama 3.1 and 3.2 are known.
+#[test]
+fn the_scaling_of_a_llama_is_found_by_its_factors() {
+    let at = tempfile::tempdir().expect("a folder");
+    let path = at.path().join("a.gguf");
+    let of = |base: f32, factors: [f32; 4]| {
+        let mut bytes = std::fs::read(recorded("llama.gguf")).expect("recorded");
+        let mut write = |after: &[u8], skipped: usize, new: &[f32]| {
+            let found = bytes.windows(after.len()).position(|w| w == after);
+            let at = found.expect("it is there") + skipped;
+            let new: Vec<u8> = new.iter().flat_map(|x| x.to_le_bytes()).collect();
+            bytes[at..at + new.len()].copy_from_slice(&new);
+        };
+        let key = b"llama.rope.freq_base";
+        write(key, key.len() + 4, &[base]);
+        write(&[1f32; 4].map(f32::to_le_bytes).concat(), 0, &factors);
+        std::fs::write(&path, bytes).expect("it is written");
+        let weights = Weights::open(&path).expect("sound");
+        let read = weights.read("rope_freqs.weight").expect("readable");
+        assert_eq!(read, Some(factors.map(f32::to_le_bytes).concat()));
+        Llama::of_gguf(&weights).map_err(|e| e.to_string())
+    };
+    // Waves of 6, 167, 4443 and 118,143 positions, of which the third is between 8192 / 4 and 8192.
+    let between = |factor: f32| {
+        let wave = std::f32::consts::TAU * 5e5f32.powf(0.5);
+        let share = (8192.0 / wave - 1.0) / 3.0;
+        1.0 / ((1.0 - share) / factor + share)
+    };
+    for factor in [8.0, 32.0] {
+        let found = of(5e5, [1.0, 1.0, between(factor), factor]).expect("known");
+        let scaling = RopeScaling::Llama3 {
+            factor,
+            low: 1.0,
+            high: 4.0,
+            original: 8192,
+        };
+        let expected = Llama {
+            base: 5e5,
+            scaling,
+            ..LLAMA
+        };
+        assert_eq!(found, expected);
+    }
+    for (base, factors) in [
+        (5e5, [1.0, 1.0, 2.0, 8.0]),
+        (1e4, [1.0, 1.0, 1.0, 8.0]),
+        (1e4, [1.0, 1.0, 0.5, 1.0]),
+        (1e4, [f32::NAN, 1.0, 1.0, 1.0]),
+    ] {
+        let error = of(base, factors).expect_err("unknown");
+        assert!(error.contains("not those of Llama 3.1"), "{error}");
+    }
+}
+
+/// The scaling changes the frequencies of the model.
+#[test]
+fn a_scaled_llama_rotates_by_other_angles() {
+    let weights = Weights::open(recorded("llama.gguf")).expect("recorded");
+    let rules = Rules::llama_gguf(LLAMA.heads, LLAMA.key_heads);
+    let of = |scaling: RopeScaling| {
+        let params = Params::seeded(0);
+        let model = Llama { scaling, ..LLAMA }.layers(&params.root());
+        let mut session = session(&params);
+        session.load_from(&weights, &rules).expect("it fits");
+        logits(&mut session, &model)
+    };
+    let plain = of(RopeScaling::None);
+    assert_eq!(of(RopeScaling::Linear(1.0)), plain);
+    let scaled = of(RopeScaling::Linear(4.0));
+    // The first token is not rotated.
+    let (first, all) = (LLAMA.vocabulary, LLAMA.length * LLAMA.vocabulary);
+    assert_eq!(scaled[..first], plain[..first]);
+    assert_ne!(scaled[first..all], plain[first..all]);
 }
 
 #[test]

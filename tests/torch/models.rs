@@ -7,6 +7,7 @@ use slabwise::feed::Input;
 use slabwise::nn::Module;
 use slabwise::optim::{Adam, AdamW};
 use slabwise::prelude::*;
+use slabwise::tensor::RopeScaling;
 use slabwise::weights::File;
 use slabwise_models::{Bert, CACHED, Diffusion, Llama, Sampling, Vae, Vit};
 
@@ -177,6 +178,7 @@ const LLAMA: Llama = Llama {
     vocabulary: 40,
     tied: false,
     base: 500.0,
+    scaling: RopeScaling::None,
     eps: 1e-5,
 };
 

@@ -4,7 +4,7 @@
 use slabwise::DType::I32;
 use slabwise::nn::{Embedding, KvCache, Linear, Module, RmsNorm};
 use slabwise::params::{Init, Scope};
-use slabwise::tensor::{AttentionOptions, Rope, Tensor};
+use slabwise::tensor::{AttentionOptions, Rope, RopeScaling, Tensor};
 use slabwise::trace::Key;
 use slabwise::weights::{Weights, WeightsError};
 
@@ -31,9 +31,14 @@ pub struct Llama {
     pub tied: bool,
     /// The base of the rotary positions.
     pub base: f32,
+    /// The change of their frequencies for texts longer than those of the training.
+    pub scaling: RopeScaling,
     /// ε of the norms.
     pub eps: f32,
 }
+
+/// The tensor of a GGUF file with the factors of rotary frequencies.
+const FACTORS: &str = "rope_freqs.weight";
 
 impl Llama {
     /// Six blocks of width 288 as in the models that tell stories: 512 positions of 32000 tokens.
@@ -47,6 +52,7 @@ impl Llama {
         vocabulary: 32000,
         tied: true,
         base: 1e4,
+        scaling: RopeScaling::None,
         eps: 1e-5,
     };
 
@@ -71,7 +77,7 @@ impl Llama {
     /// # Errors
     /// [`WeightsError::Unsupported`] if a size is missing or the model is one that [`Llama`] does
     /// not compute: of another architecture, with heads that do not divide the width equally, or
-    /// with scaled frequencies.
+    /// with frequencies scaled in another way than those of Llama 3.1.
     pub fn of_gguf(weights: &Weights) -> Result<Llama, WeightsError> {
         let metadata = weights.metadata();
         let unsupported = |detail: String| WeightsError::Unsupported {
@@ -113,6 +119,7 @@ impl Llama {
             vocabulary,
             tied: named("output.weight").is_none(),
             base: base as f32,
+            scaling: RopeScaling::None,
             eps: eps as f32,
         };
         for key in ["llama.attention.key_length", "llama.rope.dimension_count"] {
@@ -124,13 +131,48 @@ impl Llama {
                 return Err(unsupported(detail));
             }
         }
-        let scaling = text("llama.rope.scaling.type").filter(|of| *of != "none");
-        if scaling.is_some() || named("rope_freqs.weight").is_some() {
-            let detail = "its rotary embedding has scaled frequencies (rope_freqs.weight or \
-                          llama.rope.scaling.type), and slabwise_models::Llama has none";
-            return Err(unsupported(detail.into()));
+        let of_type = "llama.rope.scaling.type";
+        if let Some(scaling) = text(of_type).filter(|of| *of != "none") {
+            let detail =
+                format!("{of_type} is {scaling}, and only the factors of Llama 3.1 are read");
+            return Err(unsupported(detail));
         }
-        Ok(sizes)
+        let scaling = match weights.read(FACTORS)? {
+            Some(bytes) => sizes.scaling_of(&bytes).ok_or_else(|| {
+                let detail = "the factors of rope_freqs.weight are not those of Llama 3.1";
+                unsupported(detail.into())
+            })?,
+            None => RopeScaling::None,
+        };
+        Ok(Llama { scaling, ..sizes })
+    }
+
+    /// The scaling that divides the frequencies by factors of f32, if it is that of Llama 3.1, whose
+    /// parameters a GGUF file does not have.
+    fn scaling_of(&self, factors: &[u8]) -> Option<RopeScaling> {
+        let (factors, rest) = factors.as_chunks::<4>();
+        let factors: Vec<f32> = factors.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        if !rest.is_empty() || factors.len() != self.each() / 2 {
+            return None;
+        }
+        let factor = factors.iter().copied().fold(1.0, f32::max);
+        let scaling = match factor > 1.0 {
+            // The frequencies that turn least are divided by the whole factor.
+            true => RopeScaling::Llama3 {
+                factor,
+                low: 1.0,
+                high: 4.0,
+                original: 8192,
+            },
+            false => RopeScaling::None,
+        };
+        let rope = Rope::new(self.each()).base(self.base);
+        let ((plain, _), (scaled, _)) = (rope.frequencies(), rope.scaling(scaling).frequencies());
+        let near = |((&plain, &scaled), &factor): ((&f32, &f32), &f32)| {
+            (plain / scaled - factor).abs() <= 1e-4 * factor
+        };
+        let all = plain.iter().zip(&scaled).zip(&factors).all(near);
+        all.then_some(scaling)
     }
 
     /// The width of a head.
@@ -293,7 +335,9 @@ impl Block {
             heads, key_heads, ..
         } = self.sizes;
         let each = self.sizes.each();
-        let rope = Rope::new(each).base(self.sizes.base);
+        let rope = Rope::new(each)
+            .base(self.sizes.base)
+            .scaling(self.sizes.scaling);
         let y = x.apply(&self.norm1);
         let split = |part: &Linear, heads: usize| {
             y.apply(part)

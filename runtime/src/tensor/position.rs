@@ -95,11 +95,11 @@ impl Rope {
         self
     }
 
-    /// The angle per position of each pair, and the factor of cosines and sines.
+    /// The angle per position of each pair, in radians, and the factor of cosines and sines.
     ///
     /// Computed in f32 with the same operations as the tables that models are trained with, because
     /// at position 5,000 the last bit of a frequency is 3·10⁻⁴ of an angle.
-    fn frequencies(&self) -> (Vec<f32>, f32) {
+    pub fn frequencies(&self) -> (Vec<f32>, f32) {
         let base = match self.scaling {
             RopeScaling::Ntk(factor) => {
                 let width = self.width as f64;
