@@ -511,14 +511,6 @@ impl Operand {
 }
 
 impl Body {
-    /// Whether it is a product or a convolution.
-    pub fn is_product(&self) -> bool {
-        matches!(
-            self,
-            Body::Matmul(_) | Body::QuantizedMatmul(_) | Body::Conv2d(_)
-        )
-    }
-
     /// The anchor's operands, each with its space, in argument order.
     pub fn operands(&self, dims: &Dims) -> SmallVec<[(Operand, Dims, Access); 3]> {
         let mut list = SmallVec::new();

@@ -766,27 +766,9 @@ fn short_vectors() {
             3,
             "product<true, 2, true, 2>",
         ),
-        (
-            DType::BF16,
-            false,
-            [3, 302, 202],
-            3,
-            "dot_products<4, 4, 2, 2>",
-        ),
-        (
-            DType::F16,
-            false,
-            [300, 2, 268],
-            0,
-            "dot_products<2, 4, 4, 1>",
-        ),
-        (
-            DType::F32,
-            false,
-            [302, 2, 262],
-            0,
-            "dot_products<2, 4, 2, 1>",
-        ),
+        (DType::BF16, false, [3, 302, 202], 3, "products<4, 4, 2, 2>"),
+        (DType::F16, false, [300, 2, 268], 0, "products<2, 4, 4, 1>"),
+        (DType::F32, false, [302, 2, 262], 0, "products<2, 4, 2, 1>"),
     ] {
         let (a, b) = layouts(m, n, k)[at];
         let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));

@@ -19,6 +19,16 @@ pub fn contiguous_strides(dims: &[Size]) -> Option<Dims> {
     Some(strides)
 }
 
+impl Body {
+    /// Whether it is a product or a convolution.
+    pub fn is_product(&self) -> bool {
+        matches!(
+            self,
+            Body::Matmul(_) | Body::QuantizedMatmul(_) | Body::Conv2d(_)
+        )
+    }
+}
+
 impl Inst {
     /// The values an instruction computes from.
     pub fn arguments(&self) -> &[ValueId] {

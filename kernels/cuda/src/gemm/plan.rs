@@ -55,6 +55,9 @@ pub enum Method {
 /// problems the largest of each.
 pub type Sizes = [i64; 4];
 
+/// The lowest compute capability of a device that products run on, times 10.
+pub const SM_MIN: u32 = 80;
+
 /// Instructions of a multiprocessor per cycle, all lanes counted.
 const ISSUE_RATE: f64 = 128.0;
 /// Cycles from the start of a kernel to its first multiplication and from its last to the end.

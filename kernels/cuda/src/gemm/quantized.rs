@@ -5,8 +5,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::{Operand, Quantization, QuantizedMatmul};
 
 use super::emit::{Writer, sized};
+use super::plan::SM_MIN;
 use crate::abi::{Target, Word};
-use crate::lower::products::SM_MIN;
 
 /// Most rows of a product that reads quantized weights as they are. Each eight read them once, and
 /// all that are more are worth the time in which weights are written as f32 and read again.

@@ -8,7 +8,7 @@ use crate::abi::{Function, Target, Word};
 use crate::conv;
 use crate::gemm::emit;
 use crate::gemm::library::{Form, Product};
-use crate::gemm::plan::{self, Plan, ProductInfo, Sizes, SumOrder};
+use crate::gemm::plan::{self, Plan, ProductInfo, SM_MIN, Sizes, SumOrder};
 use crate::gemm::problem::{Problem, View};
 use crate::gemm::tiles::Elem;
 use crate::gemm::totals;
@@ -76,9 +76,6 @@ pub(super) fn cycles(spec: &Spec, bounds: &Env, target: &Target) -> Option<f64> 
     let own = ranked.plans.first()?.first()?.cycles;
     Some(library_cycles(spec, bounds, target).map_or(own, |library| own.min(library)))
 }
-
-/// The lowest compute capability of a device that products run on, times 10.
-pub(crate) const SM_MIN: u32 = 80;
 
 /// The share of the peak that cuBLASLt's products reach, where they are large.
 const LIBRARY_SHARE: f64 = 0.72;
