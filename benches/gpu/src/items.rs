@@ -173,9 +173,10 @@ pub fn torch_modes(model: &str) -> impl Iterator<Item = &'static str> {
 /// Rows and columns of square products.
 pub const PRODUCTS: [&str; 4] = ["1024", "2048", "4096", "8192"];
 
-/// The square weights that one row is multiplied with, as for a token of a language model, and how
-/// their numbers are stored.
+/// Rows and columns of the square weights that one row is multiplied with, as for a token of a language
+/// model.
 pub const ROWS: [&str; 2] = ["2048", "8192"];
+/// How the numbers of those weights are stored.
 pub const STORED: [&str; 4] = ["f32", "bf16", "8bits", "4bits"];
 
 /// Convolutions of residual networks and of the small one: name, batch, channels in and out, image,

@@ -69,7 +69,7 @@ pub const JOIN: f64 = 2500.0;
 const ITERATION: f64 = 120.0;
 const STEP: f64 = 35.0;
 /// Most rows or columns for the kernels for few rows or columns.
-pub const FEW: i64 = 8;
+const FEW: i64 = 8;
 /// Most parts of the contracted axis.
 const PARTS: i64 = 256;
 /// Most parts whose sums one block adds.

@@ -8,8 +8,8 @@ use super::emit::{Writer, sized};
 use super::plan::SM_MIN;
 use crate::abi::{Target, Word};
 
-/// Most rows of a product that reads quantized weights as they are. Each eight read them once, and
-/// all that are more are worth the time in which weights are written as f32 and read again.
+/// Most rows of a product that reads quantized weights as they are: each eight rows decode them once
+/// more, in place of one copy in f32 for all rows.
 const ROWS_MAX: i64 = 32;
 /// Bytes of a word of packed numbers.
 const WORD_BYTES: i64 = 4;
