@@ -323,12 +323,14 @@ impl Kernel {
                     4
                 }
             }
-            // Their decoded weights occupy registers beside the sums.
-            Kernel::Quantized { few, large, .. } => match few * large {
-                ..=2 => 4,
-                3..=4 => 3,
-                _ => 2,
-            },
+            // Their decoded weights occupy registers beside the sums, those of two bits twice as many.
+            Kernel::Quantized { few, large, format } => {
+                match few * large * if format.bits < 4 { 2 } else { 1 } {
+                    ..=2 => 4,
+                    3..=4 => 3,
+                    _ => 2,
+                }
+            }
             Kernel::Window { .. } => 5,
         }
     }
