@@ -68,8 +68,8 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
             Method::CrossEntropyWith {
                 axis,
                 ignore,
+                smoothing,
                 reduction,
-                ..
             },
             [x, labels, weights @ ..],
         ) => {
@@ -81,6 +81,7 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
                 && labels.low >= 0.0
                 && labels.high < classes.least() as f64;
             let filled = x.dims.iter().all(|d| d.least() > 0);
+            let spreads = *smoothing == 0.0 || classes.as_fixed().is_some();
             let weighs = match weights {
                 [w] => {
                     w.dtype == DType::F32 && w.dims == [classes] && w.low > 0.25 && w.high <= 8.0
@@ -90,7 +91,7 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
             // The mean over no labels is no number.
             let counts = *reduction != Reduction::Mean || ignore.is_none_or(|i| i < 0);
             (x.dtype == DType::F32 && labels.dims == rest && within).then_some(())?;
-            (filled && weighs && counts).then_some(())?;
+            (filled && weighs && counts && spreads).then_some(())?;
             let weight = weights.first().map_or(1.0, |w| w.high);
             let bound = (2.0 * x.bound() + 6.0) * weight;
             let fact = Fact::new(DType::F32, rest).within(-bound, bound);
