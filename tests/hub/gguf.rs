@@ -572,6 +572,23 @@ fn models_in_several_files_are_opened_by_any_of_them() {
 }
 
 /// Queries and keys move their rows whole, so that their numbers stay those of the file.
+/// Only GGUF files are split so: metadata of a safetensors file may have any keys.
+#[test]
+fn metadata_of_safetensors_files_splits_nothing() {
+    let at = tempfile::tempdir().expect("a folder");
+    let path = at.path().join("a.safetensors");
+    let entry = slabwise::weights::Entry {
+        name: "w",
+        dtype: F32,
+        shape: vec![2],
+        bytes: &[0; 8],
+    };
+    let metadata = [("split.count".to_string(), "3".to_string())];
+    slabwise::weights::save(&path, &[entry], &metadata.into()).expect("it is written");
+    let weights = Weights::open(&path).expect("one file");
+    assert_eq!(weights.names().len(), 1);
+}
+
 #[test]
 fn a_quantized_llama_has_the_numbers_of_the_file() {
     let weights = Weights::open(recorded("llama.gguf")).expect("recorded");

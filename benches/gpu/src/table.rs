@@ -226,12 +226,15 @@ fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
             if own.or(torch).is_some() {
                 let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.4}"));
                 let line = results.get(format!("{name}/{precision}/slabwise").as_str());
-                let rate = line
-                    .and_then(|line| line["tflops"].as_f64())
-                    .map_or_else(String::new, |rate| format!("{rate:.1}"));
+                let figure = |name: &str| line.and_then(|line| line[name].as_f64());
+                let rate = match (figure("tflops"), figure("gb_per_s")) {
+                    (Some(rate), _) => format!("{rate:.1} Tflop/s"),
+                    (None, Some(rate)) => format!("{rate:.0} GB/s"),
+                    (None, None) => String::new(),
+                };
                 let _ = writeln!(
                     rows,
-                    "{:<36}{own_text:>12}{rate:>10}{:>24}",
+                    "{:<36}{own_text:>12}{rate:>16}{:>24}",
                     format!("{name} {precision}"),
                     beside(torch, own)
                 );
@@ -241,8 +244,8 @@ fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
     if !rows.is_empty() {
         let _ = write!(
             text,
-            "\n{:<36}{:>12}{:>10}{:>24}\n{rows}",
-            "product, ms", "slabwise", "Tflop/s", "torch"
+            "\n{:<36}{:>12}{:>16}{:>24}\n{rows}",
+            "product, ms", "slabwise", "rate", "torch"
         );
     }
 }
@@ -290,6 +293,7 @@ mod tests {
             json!({ "item": "step/gpt/f32/torch-eager", "status": "crashed", "error": "signal 9" }),
             ok("product/4096/bf16/slabwise", 0.25, 96),
             ok("product/4096/bf16/torch", 0.2, 96),
+            json!({ "item": "row/2048/4bits/slabwise", "status": "ok", "ms": 0.01, "gb_per_s": 250.4 }),
         ];
         // A later result of an item replaces an earlier one.
         lines.push(ok("step/gpt/f32/slabwise", 10.0, 80));
@@ -319,8 +323,9 @@ mod tests {
             words("product/4096 bf16"),
             "product/4096 bf16 0.2500 0.200 (0.80×)"
         );
+        assert_eq!(words("row/2048 4bits"), "row/2048 4bits 0.0100 250 GB/s -");
         assert!(
-            text.contains("7 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"),
+            text.contains("8 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"),
             "{text}"
         );
         assert!(

@@ -31,9 +31,9 @@ const LISTED: usize = 8;
 ///
 /// Shapes are row-major, which is the reverse of the order in a GGUF file. Elements of its blocks
 /// are read as the f32 that llama.cpp's Python package decodes them to, bit for bit, and cast as
-/// floats are. These types are read: F32, F16, BF16, F64, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K,
-/// Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS and MXFP4. Tensors of other types are listed, and loading one is
-/// an error.
+/// floats are. These types are read: F32, F16, BF16, F64, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1,
+/// Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS and MXFP4. Tensors of other types are listed,
+/// and loading one is an error.
 ///
 /// A weight that a model declares as [quantized](crate::Scope::quantized) takes over the numbers of
 /// Q4_0 (where the model has 4 bits in blocks of 32) and of Q8_0 (8 bits in blocks of 32), and
@@ -103,6 +103,9 @@ impl Stored {
 
     /// The bytes of its elements as they are read.
     pub(super) fn length(&self) -> u64 {
+        if self.is_plain() {
+            return self.bytes;
+        }
         let elements: u64 = self.shape.iter().product();
         elements * convert::size(self.dtype) as u64
     }
@@ -139,9 +142,10 @@ impl Weights {
             metadata: BTreeMap::new(),
         };
         if !is_index {
-            weights.add(path)?;
-            for other in gguf::splits(path, &weights.metadata)? {
-                weights.add(&other)?;
+            if weights.add(path)? == gguf::NAME {
+                for other in gguf::splits(path, &weights.metadata)? {
+                    weights.add(&other)?;
+                }
             }
             return Ok(weights);
         }
@@ -171,8 +175,8 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Opens one more file.
-    fn add(&mut self, path: &Path) -> Result<(), WeightsError> {
+    /// Opens one more file, and gives its format's name.
+    fn add(&mut self, path: &Path) -> Result<&'static str, WeightsError> {
         let unread = |source| WeightsError::Read {
             path: path.to_owned(),
             source,
@@ -184,7 +188,8 @@ impl Weights {
             file.rewind().map_err(unread)?;
         }
         if magic == *gguf::MAGIC {
-            return self.add_gguf(path, file, length);
+            self.add_gguf(path, file, length)?;
+            return Ok(gguf::NAME);
         }
         let mut number = [0; LENGTH_BYTES];
         if length < LENGTH_BYTES as u64 {
@@ -210,7 +215,8 @@ impl Weights {
             };
             (name, stored)
         });
-        self.add_file(path, file, SAFETENSORS, stored, parsed.metadata)
+        self.add_file(path, file, SAFETENSORS, stored, parsed.metadata)?;
+        Ok(SAFETENSORS)
     }
 
     /// Adds an opened GGUF file.
