@@ -481,38 +481,6 @@ fn sizes_beyond_any_memory_are_refused() {
     );
 }
 
-/// Linux would grant it, and kill the process when it is touched.
-#[test]
-#[cfg(target_os = "linux")]
-fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
-    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux reports its memory");
-    let kib = |key: &str| -> i64 {
-        let line = text_of
-            .lines()
-            .find_map(|line| line.strip_prefix(key))
-            .unwrap_or(":0 kB");
-        line.trim_matches(|c: char| !c.is_ascii_digit())
-            .parse()
-            .expect("a number")
-    };
-    let bytes = (kib("MemAvailable") + kib("SwapFree")) * 1024 + (1 << 30);
-    let trace = Trace::inference().named("large");
-    let y = trace.full(1.0, F32, (bytes / 4,)) * trace.input("x", F32, ());
-    let error = session(Params::seeded(0))
-        .compile(&trace, [y])
-        .err()
-        .expect("there is no such memory");
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    assert_has(
-        &error.to_string(),
-        &[
-            "the slab of \"large\"",
-            "are free, swap and the limit of the control group counted",
-            "a smaller batch",
-        ],
-    );
-}
-
 #[test]
 fn missing_devices() {
     for name in ["gpu", "", "cuda", "cuda:", "cuda:x", "cuda:-1", "CPU"] {

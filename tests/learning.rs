@@ -154,6 +154,74 @@ fn parts_of_a_bounded_batch_train_as_the_whole() {
     assert!(error.contains(expected), "{error}");
 }
 
+/// The parts weigh as many rows as they have, whichever input comes first and whether its first axis
+/// is the batch.
+#[test]
+fn parts_of_a_batch_in_any_input_train_as_the_whole() {
+    let train = |parts: usize, rows: usize| {
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 1);
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(1);
+        let trace = Trace::training();
+        let batch = Dim::bounded("batch", 12);
+        let scale = trace.input("scale", F32, ());
+        let pairs = trace.input("pairs", F32, (trace.product_of_lengths(2, batch), 2));
+        // A pair of rows is an example.
+        let x = (pairs * scale).reshape((batch, 4));
+        let loss = match parts {
+            1 => {
+                let loss = x.apply(&layer).square().mean();
+                trace.minimize(loss, Sgd::new(0.1));
+                loss
+            }
+            _ => {
+                let x = x.shares(parts);
+                let loss = |i: usize| x[i].apply(&layer).square().mean();
+                trace.minimize_in_parts(parts, Sgd::new(0.1), loss)
+            }
+        };
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        let x = Array2::from_shape_fn((2 * rows, 2), |(i, j)| ((i * 3 + j) % 7) as f32 / 3.0);
+        let scale = ndarray::arr0(0.5f32);
+        let [loss] = session.run(&step, (&scale, &x)).expect("a step");
+        let loss = loss.item();
+        let weight = session.value("layer.weight").expect("a weight");
+        (loss, weight)
+    };
+    for rows in [7, 12, 3] {
+        let ((loss, weight), (expected, whole)) = (train(3, rows), train(1, rows));
+        assert!((loss - expected).abs() < 1e-5, "{loss}, not {expected}");
+        for (a, b) in whole.iter().zip(&weight) {
+            assert!((a - b).abs() < 1e-5, "{b} instead of {a}: {rows} rows");
+        }
+    }
+}
+
+/// Of two lengths that are cut alike, either may be the batch.
+#[test]
+fn two_lengths_in_shares_are_a_mistake() {
+    let params = Params::seeded(3);
+    let layer = Linear::new(&params.root() / "layer", 2, 1);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::training();
+    let rows = |name, most| {
+        trace
+            .input(name, F32, (Dim::bounded(name, most), 2))
+            .shares(2)
+    };
+    let (sources, targets) = (rows("sources", 8), rows("targets", 9));
+    let line = line!() + 1;
+    let loss = trace.minimize_in_parts(2, Sgd::new(0.1), |i| {
+        sources[i].apply(&layer).square().mean() - targets[i].apply(&layer).mean()
+    });
+    let error = text(session.compile(&trace, [loss]));
+    let expected = "minimize_in_parts(2): \"sources\" and \"targets\" are both cut by shares(2)";
+    assert!(error.contains(expected), "{error}");
+    assert!(error.contains(&format!("learning.rs:{line}")), "{error}");
+}
+
 #[test]
 fn parts_of_a_batch_train_as_the_whole() {
     let optimizer = || Sgd::new(0.1).momentum(0.9).clip_norm(0.5);

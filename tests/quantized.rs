@@ -7,7 +7,7 @@ use slabwise::nn::{
 };
 use slabwise::optim::AdamW;
 use slabwise::prelude::*;
-use slabwise::weights::{self, Entry, LoadOptions, Rules, Weights};
+use slabwise::weights::{self, Entry, LoadOptions, Rules, SaveOptions, Weights};
 
 const FOUR_BITS: Quantization = Quantization { bits: 4, block: 32 };
 
@@ -171,6 +171,22 @@ fn files_of_floats_are_quantized_and_those_of_parts_are_not() {
         .expect("it loads");
     assert_eq!(near, dequantized(&by_options, "new.weight", FOUR_BITS));
 
+    // Parts have the names that the rules give them, and their own types.
+    let halves = SaveOptions::new().floats(BF16);
+    by_rules
+        .save_as(path("renamed.safetensors"), &rules, &halves)
+        .expect("it saves");
+    let opened = Weights::open(path("renamed.safetensors")).expect("a file");
+    assert!(
+        opened
+            .names()
+            .all(|(name, ..)| name.starts_with("old.weight."))
+    );
+    let mut again = new();
+    let loaded = again.load_from(&opened, &rules).expect("it loads");
+    assert_eq!((loaded.count, loaded.extra.len()), (3, 0));
+    assert_eq!(near, dequantized(&again, "new.weight", FOUR_BITS));
+
     by_rules.save(path("parts.safetensors")).expect("it saves");
     for how in 0..2 {
         let mut again = new();
@@ -223,6 +239,20 @@ fn files_of_floats_are_quantized_and_those_of_parts_are_not() {
         .value("new.weight")
         .expect_err("its parts are there");
     assert!(error.to_string().contains("new.weight.numbers"), "{error}");
+}
+
+/// A weight without elements takes no memory, however many rows it has.
+#[test]
+fn weights_without_columns_are_empty() {
+    for rows in [0, 5, 1 << 40] {
+        let params = Params::seeded(1);
+        let _layer = Linear::without_bias(params.root().quantized(FOUR_BITS) / "l", 0, rows);
+        let mut session = session(params, 1);
+        let trace = Trace::inference();
+        let y = trace.input("x", F32, (1,)).relu();
+        session.compile(&trace, [y]).expect("it compiles");
+        assert_eq!(session.value("l.numbers").map(|v| v.len()).unwrap_or(0), 0);
+    }
 }
 
 /// Of a quantized table, rows are dequantized alone, and the same table is the weight of a product.

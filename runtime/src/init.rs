@@ -136,6 +136,9 @@ fn fill_part(
 /// The initial value of a quantized weight, with all threads of a team.
 fn quantized(part: &QuantizedPart, seed: u64, team: &Team) -> Quantized {
     let ([rows, columns], name) = (part.dims, hash(&part.weight));
+    if columns == 0 {
+        return Quantized::default();
+    }
     let quantized: Vec<Mutex<Option<Quantized>>> = (0..rows).map(|_| Mutex::default()).collect();
     team.run(rows, &|row, _| {
         let (first, end) = (row * columns, (row + 1) * columns);

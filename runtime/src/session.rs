@@ -315,7 +315,6 @@ impl Session {
         let mut program = self.compile_for_shapes(name, graph)?;
         program.layers = layer_outputs(graph);
         self.variables.keep_counters(counters);
-        self.memory.grow_slab(&program.inner, &self.world)?;
         Ok(program)
     }
 
@@ -348,6 +347,7 @@ impl Session {
         let inner = self.planned_for(program, feed)?;
         let (env, slab) = self.with_ranks(&inner, |session| {
             let mut env = session.begin(&inner, feed)?;
+            session.memory.ensure_planned(&inner, &session.world)?;
             let slab = session.memory.slab()?;
             let regions = session.stage(&inner, feed, &env, &mut |buffer| {
                 inner.place_in(slab, buffer)
@@ -508,9 +508,7 @@ impl Session {
             else {
                 continue;
             };
-            let slot = &mut self.memory.buffers.slots[buffer.slot];
-            slot.generation += 1;
-            let (region, generation) = (slot.region, slot.generation);
+            let region = self.memory.buffers.slots[buffer.slot].region;
             let output = &inner.buffers[inner.outputs[to]];
             let lengths = lengths(&output.dims, env);
             let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
@@ -525,8 +523,10 @@ impl Session {
             }
             let from = place(inner.outputs[to]).part(0, bytes);
             self.memory.backend.copy(&from, &region.part(0, bytes))?;
+            // Only now are earlier handles of it invalid.
+            self.memory.buffers.slots[buffer.slot].generation += 1;
             given[to] = Some(Buffer {
-                generation,
+                generation: buffer.generation + 1,
                 lengths,
                 dtype: output.dtype,
                 ..buffer

@@ -59,7 +59,7 @@ pub use file::{FILE_MAX, File};
 pub(crate) use fit::{Expected, fit};
 pub use fit::{LoadOptions, Loaded};
 pub use open::Weights;
-pub(crate) use plan::LoadPlan;
+pub(crate) use plan::{LoadPlan, names_after};
 pub(crate) use quantize::{NotFinite, Quantized, check as check_finite, quantize};
 pub use rules::Rules;
 pub use slabwise_compiler::error::WeightsError;

@@ -442,29 +442,86 @@ fn the_sizes_of_a_llama_are_those_of_its_metadata() {
         let error = replaced(from, to).expect_err("it is missing");
         assert!(error.contains(says), "{error}");
     }
-    // One more entry of metadata, of 64 bytes.
-    let mut bytes = whole.clone();
-    bytes[16] += 1;
-    let string = |text: &[u8]| [&(text.len() as u64).to_le_bytes(), text].concat();
-    let key = string(b"llama.rope.scaling.type");
-    let entry = [
-        key,
-        8u32.to_le_bytes().to_vec(),
-        string(b"yarn of other lengths"),
-    ]
-    .concat();
-    assert_eq!(entry.len(), 64);
-    bytes.splice(24..24, entry);
-    std::fs::write(&path, bytes).expect("it is written");
-    let error = Llama::of_gguf(&Weights::open(&path).expect("sound")).expect_err("scaled");
-    let says = "llama.rope.scaling.type is yarn of other lengths, and only the factors of Llama 3.1 are read";
-    assert!(error.to_string().contains(says), "{error}");
+    // More entries of metadata, of a multiple of 32 bytes in all.
+    let with = |entries: &[(&str, Entry)]| {
+        let mut bytes = whole.clone();
+        bytes[16] += 1 + entries.len() as u8;
+        let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let mut more = Vec::new();
+        for (key, value) in entries {
+            more.extend(string(key));
+            match value {
+                Entry::Text(text) => {
+                    more.extend([8u32.to_le_bytes().to_vec(), string(text)].concat())
+                }
+                Entry::Float(x) => more.extend([6u32.to_le_bytes(), x.to_le_bytes()].concat()),
+            }
+        }
+        let filled = more.len() + string("filler").len() + 4 + 8;
+        let filler = "x".repeat(filled.next_multiple_of(32) - filled);
+        more.extend(
+            [
+                string("filler"),
+                8u32.to_le_bytes().to_vec(),
+                string(&filler),
+            ]
+            .concat(),
+        );
+        bytes.splice(24..24, more);
+        std::fs::write(&path, bytes).expect("it is written");
+        let sizes = Llama::of_gguf(&Weights::open(&path).expect("sound"));
+        sizes.map(|sizes| sizes.scaling).map_err(|e| e.to_string())
+    };
+    let (scaling, factor) = ("llama.rope.scaling.type", "llama.rope.scaling.factor");
+    let old = "llama.rope.scale_linear";
+    for (entries, scaling) in [
+        (vec![], RopeScaling::None),
+        (vec![(factor, Entry::Float(4.0))], RopeScaling::Linear(4.0)),
+        (vec![(old, Entry::Float(2.5))], RopeScaling::Linear(2.5)),
+        (vec![(factor, Entry::Float(1.0))], RopeScaling::None),
+        (
+            vec![(scaling, Entry::Text("none")), (factor, Entry::Float(4.0))],
+            RopeScaling::None,
+        ),
+        (
+            vec![
+                (scaling, Entry::Text("linear")),
+                (factor, Entry::Float(4.0)),
+            ],
+            RopeScaling::Linear(4.0),
+        ),
+    ] {
+        assert_eq!(with(&entries), Ok(scaling));
+    }
+    for (entry, says) in [
+        (
+            (scaling, Entry::Text("yarn of other lengths")),
+            "llama.rope.scaling.type is yarn of other lengths, and only linear scaling and the factors of Llama 3.1 are read",
+        ),
+        (
+            (factor, Entry::Float(0.0)),
+            "llama.rope.scaling.factor is 0, not above 0",
+        ),
+        (
+            (factor, Entry::Float(f32::NAN)),
+            "llama.rope.scaling.factor is NaN, not above 0",
+        ),
+    ] {
+        let error = with(&[entry]).expect_err("scaled");
+        assert!(error.contains(says), "{error}");
+    }
     let other = Weights::open(recorded("types.gguf")).expect("recorded");
     let error = Llama::of_gguf(&other).expect_err("another").to_string();
     assert!(
         error.contains("general.architecture is none, not llama"),
         "{error}"
     );
+}
+
+/// A value of metadata.
+enum Entry {
+    Text(&'static str),
+    Float(f32),
 }
 
 /// A file has the factors of its rotary frequencies, from which those of Llama 3.1 and 3.2 are known.

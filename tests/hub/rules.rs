@@ -323,6 +323,25 @@ fn a_tied_weight_is_one_weight() {
     assert_eq!(value(&session, "head"), [7.0, 8.0]);
 }
 
+/// Names may be swapped by way of a third, and a tensor ignored by two sets of rules.
+#[test]
+fn names_are_swapped_in_the_order_of_rules() {
+    let rules = Rules::new()
+        .rename("a", "t")
+        .rename("b", "a")
+        .rename("t", "b")
+        .ignore("mask.{i}")
+        .then(Rules::new().ignore("mask.{n}"));
+    let tensors = [
+        counted("a", &[2], 1),
+        counted("b", &[2], 5),
+        counted("mask.0", &[1], 0),
+    ];
+    let session = loaded(&[("a", &[2]), ("b", &[2])], &tensors, &rules).expect("it loads");
+    assert_eq!(value(&session, "a"), [5.0, 6.0]);
+    assert_eq!(value(&session, "b"), [1.0, 2.0]);
+}
+
 #[test]
 fn mistaken_rules_are_refused_together() {
     let rules = Rules::new()

@@ -247,6 +247,7 @@ struct Shared {
 };
 EMULATED Shared settled(Shared place) { return place; }
 EMULATED int settled(int x) { return x; }
+EMULATED long long settled(long long x) { return x; }
 template <class S>
 EMULATED void store_element(Shared to, S x) { store_vec(to.address, x); }
 EMULATED unsigned load_one(Shared from) { return load_vec<unsigned>(from.address); }

@@ -167,6 +167,49 @@ fn scatters_add_in_order() {
     check(&cases, 0.0);
 }
 
+/// Values that repeat along axes are read as they are, where a thread computes several elements too.
+#[test]
+fn scatters_of_repeated_values() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(21);
+    let mut cases = Vec::new();
+    // Repeated along everything, neighbours alone, and the scattered axis alone; values of few
+    // positions and of long lists.
+    for (many, places) in [(40, 70), (40, 3000), (300, 3000)] {
+        for strides in [[0, 0], [4, 0], [0, 1]] {
+            let (of, result) = ([many, 8], [places, 8]);
+            let value = Operand {
+                dtype: DType::F32,
+                offset: Size::ONE,
+                strides: sizes(&strides),
+            };
+            let index = Operand {
+                dtype: DType::I32,
+                offset: Size::ZERO,
+                strides: sizes(&[1, 0]),
+            };
+            let body = Body::Scatter(Scatter {
+                axis: 0,
+                reduce: ReduceOp::Sum,
+                space: sizes(&of),
+                value,
+                index,
+            });
+            let spec = storing(&mut choices, body, &result, DType::F32, true);
+            let name = format!("{many} values of strides {strides:?} in {places} positions");
+            let mut case = Case::new(name, spec, &mut choices);
+            // So that there are threads enough for vectors.
+            case.target.multiprocessors = 1;
+            fill_indices(&mut case, 1, 5, true, &mut choices);
+            exact_values(&mut case, &mut choices);
+            cases.push(case);
+        }
+    }
+    check(&cases, 0.0);
+}
+
 /// The values of a position are added in pieces of 64, and their sums in order: the same bits for
 /// every order of threads and every number of multiprocessors.
 #[test]

@@ -139,7 +139,10 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
+        // The reader of the text has seen enough. That of a file has not.
+        Err(Error::Io { path, source })
+            if output::is_standard(&path) && source.kind() == std::io::ErrorKind::BrokenPipe =>
+        {
             ExitCode::SUCCESS
         }
         Err(error) => {

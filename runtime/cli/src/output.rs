@@ -29,6 +29,11 @@ fn is_stdout(path: &Path) -> bool {
     [Path::new("-"), Path::new("/dev/stdout")].contains(&path)
 }
 
+/// Whether an error of this path is one of stdout or stderr.
+pub fn is_standard(path: &Path) -> bool {
+    is_stdout(path) || [Path::new("<stdout>"), Path::new("<stderr>")].contains(&path)
+}
+
 /// Notes which output goes to stdout.
 ///
 /// # Errors

@@ -241,6 +241,17 @@ impl Symbols {
         at.map(|at| Symbol(at as u8))
     }
 
+    /// The lengths that are cut into this number of shares, each of which has a symbol of its own.
+    pub fn cut_into_shares(&self, parts: u32) -> Vec<Symbol> {
+        let first = |(_, extent): &(_, Extent)| match extent {
+            Extent::Share(share) => {
+                ([share.parts, share.from, share.to] == [parts, 0, 1]).then_some(share.rows)
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(first).collect()
+    }
+
     /// The symbol of a share of a batch.
     pub fn share(&mut self, share: Share) -> Result<Symbol, String> {
         const NAMES: [&str; MAX_SYMBOLS] = [

@@ -77,7 +77,7 @@ impl Llama {
     /// # Errors
     /// [`WeightsError::Unsupported`] if a size is missing or the model is one that [`Llama`] does
     /// not compute: of another architecture, with heads that do not divide the width equally, or
-    /// with frequencies scaled in another way than those of Llama 3.1.
+    /// with frequencies scaled neither linearly nor as those of Llama 3.1.
     pub fn of_gguf(weights: &Weights) -> Result<Llama, WeightsError> {
         let metadata = weights.metadata();
         let unsupported = |detail: String| WeightsError::Unsupported {
@@ -131,18 +131,46 @@ impl Llama {
                 return Err(unsupported(detail));
             }
         }
-        let of_type = "llama.rope.scaling.type";
-        if let Some(scaling) = text(of_type).filter(|of| *of != "none") {
-            let detail =
-                format!("{of_type} is {scaling}, and only the factors of Llama 3.1 are read");
+        let last = format!("blk.{}.attn_norm.weight", sizes.layers - 1);
+        if named(&last).is_none() {
+            let detail = format!(
+                "llama.block_count is {}, and there is no {last}",
+                sizes.layers
+            );
             return Err(unsupported(detail));
         }
-        let scaling = match weights.read(FACTORS)? {
+        // The older key, and the one that a type belongs to. Without a type it is the linear one.
+        let (of_type, of_factor) = ("llama.rope.scaling.type", "llama.rope.scaling.factor");
+        let factor = number(of_factor).or_else(|| number("llama.rope.scale_linear"));
+        let linear = match (text(of_type), factor) {
+            (Some("none"), _) | (None | Some("linear"), None) => None,
+            (None | Some("linear"), Some(factor)) if factor > 0.0 => {
+                Some(factor as f32).filter(|&factor| factor != 1.0)
+            }
+            (None | Some("linear"), Some(factor)) => {
+                return Err(unsupported(format!("{of_factor} is {factor}, not above 0")));
+            }
+            (Some(scaling), _) => {
+                let detail = format!(
+                    "{of_type} is {scaling}, and only linear scaling and the factors of Llama 3.1 are read"
+                );
+                return Err(unsupported(detail));
+            }
+        };
+        let by_factors = match weights.read(FACTORS)? {
             Some(bytes) => sizes.scaling_of(&bytes).ok_or_else(|| {
                 let detail = "the factors of rope_freqs.weight are not those of Llama 3.1";
                 unsupported(detail.into())
             })?,
             None => RopeScaling::None,
+        };
+        let scaling = match (by_factors, linear) {
+            (scaling, None) => scaling,
+            (RopeScaling::None, Some(factor)) => RopeScaling::Linear(factor),
+            (_, Some(factor)) => {
+                let detail = format!("{of_factor} is {factor}, beside factors of frequencies");
+                return Err(unsupported(detail));
+            }
         };
         Ok(Llama { scaling, ..sizes })
     }

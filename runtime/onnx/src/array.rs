@@ -251,6 +251,18 @@ impl Stored {
                 tensor.name
             )
         };
+        if element == Element::U64 {
+            let largest = match &raw {
+                Some(bytes) => read(bytes, u64::from_le_bytes).into_iter().max(),
+                None => tensor.uint64_data.iter().copied().max(),
+            };
+            if let Some(largest) = largest.filter(|&v| i64::try_from(v).is_err()) {
+                return Err(format!(
+                    "tensor \"{}\" of {element} {shape:?} has the value {largest}, beyond the largest i64",
+                    tensor.name
+                ));
+            }
+        }
         if let Some(bytes) = raw {
             return match bytes.len() == elements * element.bytes() {
                 true => Ok(Stored::Bytes {

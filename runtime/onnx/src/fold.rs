@@ -45,8 +45,8 @@ const FOLDS: &[(&str, Fold)] = &[
     ("Identity", |c| one(c.known(0).ok()?.clone())),
     ("Less", |c| compare(c, |a, b| a < b)),
     ("LessOrEqual", |c| compare(c, |a, b| a <= b)),
-    ("Max", |c| all(c, |a, b| Some(a.max(b)), f64::max)),
-    ("Min", |c| all(c, |a, b| Some(a.min(b)), f64::min)),
+    ("Max", |c| all(c, |a, b| Some(a.max(b)), larger)),
+    ("Min", |c| all(c, |a, b| Some(a.min(b)), smaller)),
     ("Mod", |c| {
         let truncated = c.flag("fmod");
         let whole = move |a: i64, b: i64| match (truncated, a.checked_rem(b)?) {
@@ -75,19 +75,12 @@ const FOLDS: &[(&str, Fold)] = &[
         true => unary(c, |a| a, f64::recip),
         false => None,
     }),
-    // The extreme of a vector with NaN is NaN.
-    ("ReduceMax", |c| {
-        let most = |a: f64, b: f64| if a > b || a.is_nan() { a } else { b };
-        reduce(c, |a, b| Some(a.max(b)), most)
-    }),
+    ("ReduceMax", |c| reduce(c, |a, b| Some(a.max(b)), larger)),
     ("ReduceMean", |c| match c.element(0).ok()?.is_float() {
         true => reduce(c, |_, _| None, |a, b| a + b),
         false => None,
     }),
-    ("ReduceMin", |c| {
-        let least = |a: f64, b: f64| if a < b || a.is_nan() { a } else { b };
-        reduce(c, |a, b| Some(a.min(b)), least)
-    }),
+    ("ReduceMin", |c| reduce(c, |a, b| Some(a.min(b)), smaller)),
     ("ReduceProd", |c| reduce(c, i64::checked_mul, |a, b| a * b)),
     ("ReduceSum", |c| reduce(c, i64::checked_add, |a, b| a + b)),
     ("Reshape", reshape),
@@ -120,6 +113,16 @@ fn made(element: Element, shape: Vec<usize>, data: Data) -> Option<Vec<Array>> {
         shape,
         data,
     })
+}
+
+/// The larger of two numbers; NaN if one of them is.
+fn larger(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The smaller of two numbers; NaN if one of them is.
+fn smaller(a: f64, b: f64) -> f64 {
+    if a < b || a.is_nan() { a } else { b }
 }
 
 fn divide(a: i64, b: i64) -> Option<i64> {
@@ -334,6 +337,15 @@ fn constant_of_shape(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     }
 }
 
+/// The number of rows before an axis, none if the array has no elements: its other lengths may be
+/// beyond any loop then.
+fn rows(shape: &[usize], axis: usize) -> Option<usize> {
+    match shape.contains(&0) {
+        true => Some(0),
+        false => count(&shape[..axis]),
+    }
+}
+
 fn concat(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let parts: Vec<&Array> = (0..call.len())
         .map(|at| call.known(at).ok())
@@ -345,7 +357,7 @@ fn concat(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         .iter()
         .map(|p| p.shape.get(axis))
         .sum::<Option<usize>>()?;
-    let outer = count(&shape[..axis])?;
+    let outer = rows(&shape, axis)?;
     let mut ints = Vec::new();
     let mut floats = Vec::new();
     for o in 0..outer {
@@ -381,8 +393,9 @@ fn expand(call: &Call<'_, '_>) -> Option<Vec<Array>> {
 fn gather(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let (a, index) = (call.known(0).ok()?, call.known(1).ok()?);
     let axis = resolve(call.int("axis", 0), a.shape.len()).ok()?;
+    let shape = [&a.shape[..axis], &index.shape, &a.shape[axis + 1..]].concat();
     let (outer, n, inner) = (
-        count(&a.shape[..axis])?,
+        rows(&shape, axis)?,
         a.shape[axis],
         count(&a.shape[axis + 1..])?,
     );
@@ -392,7 +405,7 @@ fn gather(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         .iter()
         .map(|&i| resolve(i, n).ok())
         .collect::<Option<Vec<_>>>()?;
-    count(&[outer, index_values.len(), inner]).filter(|&n| n <= MOST)?;
+    count(&shape).filter(|&n| n <= MOST)?;
     let mut places = Vec::new();
     for o in 0..outer {
         for &i in &index_values {
@@ -400,7 +413,6 @@ fn gather(call: &Call<'_, '_>) -> Option<Vec<Array>> {
             places.extend(start..start + inner);
         }
     }
-    let shape = [&a.shape[..axis], &index.shape, &a.shape[axis + 1..]].concat();
     pick(a, shape, &places)
 }
 
@@ -593,8 +605,10 @@ fn slice(call: &Call<'_, '_>) -> Option<Vec<Array>> {
     let mut a = call.known(0).ok()?.clone();
     for (axis, start, end, step) in slices(call, a.shape.len()).ok()? {
         let (start, step, number) = steps(*a.shape.get(axis)?, start, end, step)?;
+        let mut shape = a.shape.clone();
+        shape[axis] = number;
         let (outer, n, inner) = (
-            count(&a.shape[..axis])?,
+            rows(&shape, axis)?,
             a.shape[axis],
             count(&a.shape[axis + 1..])?,
         );
@@ -606,8 +620,6 @@ fn slice(call: &Call<'_, '_>) -> Option<Vec<Array>> {
                 places.extend(first..first + inner);
             }
         }
-        let mut shape = a.shape.clone();
-        shape[axis] = number;
         a = pick(&a, shape, &places)?.pop()?;
     }
     one(a)

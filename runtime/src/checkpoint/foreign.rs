@@ -37,9 +37,9 @@ impl Session {
         let loaded = self.read_values(|variables, backend, is_read| {
             let wanted = (0..variables.len()).filter(|&at| is_weight(&variables[at]));
             let shape = |v: &Variable| fixed(&v.info.dims);
-            let (expected, targets) = targets(variables, wanted, shape, |name| {
-                weights.names().any(|(own, ..)| own == name)
-            });
+            let names = weights::names_after(weights, rules);
+            let (expected, targets) =
+                targets(variables, wanted, shape, |name| names.contains(name));
             let plan = LoadPlan::new(weights, rules, &expected)?;
             let mut buffer = Vec::new();
             let loaded = || (0..targets.len()).filter(|&weight| plan.has(weight));
@@ -128,8 +128,11 @@ impl Session {
             .iter()
             .filter(|v| is_weight(v))
             .collect();
-        let of = |v: &&Variable| -> Saved {
-            (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims))
+        let of = |v: &&Variable| Saved {
+            name: v.info.name.to_string(),
+            dtype: v.info.dtype,
+            shape: fixed(&v.info.dims),
+            keeps_type: v.info.part.is_some(),
         };
         let model: Vec<Saved> = saved.iter().map(of).collect();
         let show = |at: usize, look: &mut dyn FnMut(&[u8])| {

@@ -50,7 +50,8 @@ impl Trace {
     /// result is their mean. For micro-batches of equal size that is the loss of the whole batch
     /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch. So it
     /// is for a batch of bounded length whose rows [`Tensor::shares`] cuts, because their losses are
-    /// then weighted by their rows; the batch must be the first axis of the first input.
+    /// then weighted by their rows. To cut two lengths into as many shares is a mistake, because
+    /// either may be the batch.
     ///
     /// ```
     /// # use slabwise::prelude::*;

@@ -57,6 +57,7 @@ impl Session {
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;
         self.memory.prepare_staging(&mut compiled, room)?;
+        self.memory.grow_slab(&compiled, &self.world)?;
         self.prepare_copies(&compiled)?;
         compiled.prefetch_queue = self.open_prefetch_queue(&compiled)?;
         compiled.plan.stage_ended("load");

@@ -176,26 +176,73 @@ impl Memory {
     }
 
     /// Makes the slab large enough for a program. Other ranks may read sent values in place.
+    ///
+    /// # Errors
+    /// If there is no memory for it; the slab is then as large as before.
     pub fn grow_slab(&mut self, inner: &Compiled, world: &World) -> Result<()> {
         let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
-        if let Some(old) = self.slab.take() {
+        let purpose = format!("the slab of \"{}\"", inner.name);
+        let old = self.slab.take();
+        let (slab, grown) = self.replace(old, bytes, |memory, bytes| {
+            let shared = match world.transport() {
+                Some(ranks) => memory.backend.reserve_for_ranks(bytes, &purpose, ranks),
+                None => Ok(None),
+            };
+            // Without such memory, or room for it before optional memory is given up, any will do.
+            match shared {
+                Ok(Some(slab)) => Ok(slab),
+                _ => memory.reserve(bytes, &purpose),
+            }
+        });
+        self.slab = slab;
+        grown.map_err(|e| inner.plan.with_holders(e))
+    }
+
+    /// Makes the host's memory large enough for the values that a program offloads.
+    ///
+    /// # Errors
+    /// If there is no memory for them; the memory is then as large as before.
+    pub(super) fn grow_host(&mut self, inner: &Compiled) -> Result<()> {
+        if inner.copies() == 0 || self.host_bytes() >= inner.host_bytes {
+            return Ok(());
+        }
+        let purpose = format!("the values that \"{}\" offloads to the host", inner.name);
+        let old = self.host.take();
+        let (host, grown) = self.replace(old, inner.host_bytes, |memory, bytes| {
+            memory.backend.reserve_host(bytes, &purpose)
+        });
+        self.host = host;
+        grown
+    }
+
+    /// Releases a region and reserves a larger one. If there is no memory for that, the programs
+    /// that had the old one get one of its size, for which the memory has just been released.
+    fn replace(
+        &mut self,
+        old: Option<Region>,
+        bytes: u64,
+        reserve: impl Fn(&mut Memory, u64) -> Result<Region>,
+    ) -> (Option<Region>, Result<()>) {
+        if let Some(old) = old {
             self.backend.release(old.arena);
         }
-        let purpose = format!("the slab of \"{}\"", inner.name);
-        let shared = match world.transport() {
-            Some(ranks) => self.backend.reserve_for_ranks(bytes, &purpose, ranks),
-            None => Ok(None),
-        };
-        // Without such memory, or room for it before optional memory is given up, any will do.
-        let slab = match shared {
-            Ok(Some(slab)) => Ok(slab),
-            _ => self.reserve(bytes, &purpose),
-        };
-        self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
-        Ok(())
+        match reserve(self, bytes) {
+            Ok(new) => (Some(new), Ok(())),
+            Err(error) => (
+                old.and_then(|old| reserve(self, old.bytes).ok()),
+                Err(error),
+            ),
+        }
+    }
+
+    /// Makes slab and host's memory large enough for a run: they are, unless the memory for them
+    /// was lost when a larger program failed.
+    pub(super) fn ensure_planned(&mut self, inner: &Compiled, world: &World) -> Result<()> {
+        self.grow_slab(inner, world)?;
+        self.grow_host(inner)
     }
 
     /// A new arena; an error names its purpose. If there is no memory for it, optional memory is

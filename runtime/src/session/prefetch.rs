@@ -264,6 +264,7 @@ impl Session {
 
     /// Moves the first batch to its planned offsets; its sizes.
     fn take_slot(&mut self, inner: &Compiled, queue: usize) -> Result<Env> {
+        self.memory.ensure_planned(inner, &self.world)?;
         let slab = self.memory.slab()?;
         if self.memory.queues[queue].slots.first().is_none() {
             return Err(Error::Value(format!(

@@ -119,6 +119,7 @@ impl Session {
         compile: impl FnOnce(&mut Session) -> Result<R>,
     ) -> Result<R> {
         self.execution.rank_sync = RankSync::Pending;
+        let first = self.variables.list.len();
         let compiled = compile(self);
         let told = match self.execution.rank_sync {
             RankSync::Pending if !exchanges => Ok(()),
@@ -127,7 +128,11 @@ impl Session {
             }
             RankSync::Failed => Ok(()),
         };
-        compiled.and_then(|compiled| told.map(|()| compiled))
+        let compiled = compiled.and_then(|compiled| told.map(|()| compiled));
+        if compiled.is_err() {
+            self.variables.forget(first, &mut *self.memory.backend);
+        }
+        compiled
     }
 
     /// Shows the other ranks this one's error in the compilation of a program; the error that ends

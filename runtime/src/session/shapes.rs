@@ -98,9 +98,7 @@ impl Session {
         possible(&shaped.graph, &lengths)?;
         let name = &program.inner.name;
         self.compile_with_ranks(name, shaped.graph.has_collectives(), |session| {
-            let compiled = shaped.plan(session, name, &lengths)?;
-            session.memory.grow_slab(&compiled, &session.world)?;
-            Ok(compiled)
+            shaped.plan(session, name, &lengths)
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 /// A step counter of the session.
 #[derive(Clone, Debug)]
 pub(super) struct SharedCounter {
-    counter: Arc<str>,
+    pub(super) counter: Arc<str>,
     /// The program that declared it, and the weights whose updates it counts, sorted.
     program: String,
     counts: Vec<Arc<str>>,

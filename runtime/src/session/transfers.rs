@@ -42,18 +42,7 @@ impl Session {
             return Ok(());
         }
         self.memory.backend.prepare_copies(copies)?;
-        if self.host_bytes() < inner.host_bytes {
-            if let Some(old) = self.memory.host.take() {
-                self.memory.backend.release(old.arena);
-            }
-            let purpose = format!("the values that \"{}\" offloads to the host", inner.name);
-            self.memory.host = Some(
-                self.memory
-                    .backend
-                    .reserve_host(inner.host_bytes, &purpose)?,
-            );
-        }
-        Ok(())
+        self.memory.grow_host(inner)
     }
 
     /// Starts a transfer.

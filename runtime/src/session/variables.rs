@@ -232,10 +232,22 @@ impl Variables {
         });
         let done = filled.and_then(|()| self.restart_averages(first, &mut *memory.backend));
         if done.is_err() {
-            self.list.truncate(first);
-            self.by_name.retain(|_, at| *at < first);
+            self.forget(first, &mut *memory.backend);
         }
         done
+    }
+
+    /// Removes the variables from `first` on, and the step counters among them, and releases their
+    /// memory.
+    pub fn forget(&mut self, first: usize, backend: &mut dyn Backend) {
+        let mut arenas: Vec<u32> = self.list.drain(first..).map(|v| v.region.arena).collect();
+        arenas.dedup();
+        for arena in arenas {
+            backend.release(arena);
+        }
+        self.by_name.retain(|_, at| *at < first);
+        self.counters
+            .retain(|known| self.by_name.contains_key(&known.counter));
     }
 
     /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.

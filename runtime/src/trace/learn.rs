@@ -209,11 +209,11 @@ impl Trace {
     /// The sums over `parts` parts of a step, without any yet.
     ///
     /// # Errors
-    /// If ranks run another number of parts.
+    /// If ranks run another number of parts, or it is unclear which length is the batch.
     pub(crate) fn part_sums(&self, at: Line, parts: usize) -> Result<PartSums<'_>, String> {
         let Some(distribution) = self.distribution() else {
             // One after the other, which holds the fewest gradients.
-            let shares = self.shares(at, None, parts);
+            let shares = self.shares(at, None, parts)?;
             return Ok(PartSums::new(Tree::chain(parts), shares));
         };
         let (ranks, grains) = (distribution.ranks(), distribution.grains);
@@ -224,7 +224,7 @@ impl Trace {
             ));
         }
         let below = Tree::of(grains).split(ranks).map(|(below, _)| below);
-        let shares = self.shares(at, Some(distribution), parts);
+        let shares = self.shares(at, Some(distribution), parts)?;
         Ok(PartSums::new(below.unwrap_or(Tree::chain(parts)), shares))
     }
 

@@ -85,19 +85,32 @@ impl Trace {
 
 impl Trace {
     /// The weight in the whole batch's mean of each of `parts` parts of this rank or, without ranks,
-    /// of the step: by the rows of the part, if the first input is cut into
-    /// [shares](Tensor::shares). `None` if the parts of a step without ranks are equal.
+    /// of the step: by the rows of the part, if the batch is cut into [shares](Tensor::shares).
+    /// `None` if the parts of a step without ranks are equal.
+    ///
+    /// # Errors
+    /// If two lengths are cut into as many shares, because either may be the batch.
     pub(super) fn shares(
         &self,
         at: Line,
         distribution: Option<Distribution>,
         parts: usize,
-    ) -> Option<Vec<Tensor<'_>>> {
-        let examples = self.with_graph(|g| g.inputs.first()?.dims.first().copied());
-        let rows = examples.and_then(|examples| examples.symbols().next());
+    ) -> Result<Option<Vec<Tensor<'_>>>, String> {
+        let cut = self.with_graph(|g| {
+            let cut = g.symbols.cut_into_shares(parts as u32);
+            match cut[..] {
+                [one, other, ..] => Err(format!(
+                    "minimize_in_parts({parts}): \"{}\" and \"{}\" are both cut by shares({parts}), and the parts are weighed by the rows \
+                     of one; cut the other by split, or feed it in parts",
+                    g.symbols.name(one),
+                    g.symbols.name(other)
+                )),
+                _ => Ok(cut.first().copied()),
+            }
+        })?;
         let length = |from: u32| {
             let share = shape::Share {
-                rows: rows?,
+                rows: cut?,
                 parts: parts as u32,
                 from,
                 to: from + 1,
@@ -105,15 +118,15 @@ impl Trace {
             self.with_graph(|g| g.symbols.find_share(share))
         };
         let lengths: Option<Vec<Symbol>> = (0..parts as u32).map(length).collect();
-        let Some((lengths, examples)) = lengths.zip(examples) else {
-            return distribution.map(|d| vec![self.share(at, d, parts); parts]);
+        let Some((lengths, rows)) = lengths.zip(cut) else {
+            return Ok(distribution.map(|d| vec![self.share(at, d, parts); parts]));
         };
         let number = |g: &mut Graph, size| {
             let number = g.emit(Op::Size(size), &[], DType::I32, Dims::new());
             g.cast(number, DType::F32)
         };
         let total = self.record(at, &[], |g, _| {
-            let own = number(g, examples);
+            let own = number(g, Size::symbol(rows));
             Ok(match distribution {
                 Some(distribution) => sum_over(g, own, &distribution, distribution.group),
                 None => own,
@@ -125,7 +138,7 @@ impl Trace {
                 Ok(g.scalar(ScalarOp::Div, &[own, ids[0]]))
             })
         };
-        Some(lengths.into_iter().map(share).collect())
+        Ok(Some(lengths.into_iter().map(share).collect()))
     }
 
     /// The part of a weight that this rank updates, as one row.

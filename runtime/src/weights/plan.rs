@@ -26,6 +26,22 @@ pub(crate) struct LoadPlan<'w> {
     pub(crate) loaded: Loaded,
 }
 
+/// The tensors of files, as rules start from.
+fn origins(weights: &Weights) -> Vec<Origin> {
+    let origin = |(name, stored): (&String, &Stored)| Origin {
+        name: name.clone(),
+        dtype: stored.dtype,
+        shape: stored.shape.clone(),
+    };
+    weights.tensors().iter().map(origin).collect()
+}
+
+/// The names that rules give to the tensors of files.
+pub(crate) fn names_after(weights: &Weights, rules: &Rules) -> BTreeSet<String> {
+    let mapped = map::forward(rules, &origins(weights), &|_| true);
+    mapped.tensors.into_keys().collect()
+}
+
 impl<'w> LoadPlan<'w> {
     /// Maps files to a model, and looks at the values that a cast or a rule could lose.
     ///
@@ -43,12 +59,7 @@ impl<'w> LoadPlan<'w> {
             .iter()
             .map(|(name, stored)| (&**name, stored))
             .collect();
-        let origin = |(name, stored): &(&str, &Stored)| Origin {
-            name: (*name).to_owned(),
-            dtype: stored.dtype,
-            shape: stored.shape.clone(),
-        };
-        let origins: Vec<Origin> = stored.iter().map(origin).collect();
+        let origins = origins(weights);
         let wanted: BTreeSet<&str> = expected.iter().map(|e| &*e.name).collect();
         let mut mapped = map::forward(rules, &origins, &|name| wanted.contains(name));
         let mut plan = LoadPlan {

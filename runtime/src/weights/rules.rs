@@ -265,38 +265,33 @@ impl Rules {
                 }
             };
             for (role, pattern) in uses {
-                if let Some(earlier) = taken.insert((role, pattern.anonymous()), rule) {
+                if let Some(earlier) = taken.insert((role, pattern.anonymous()), rule)
+                    // To ignore a name twice is to ignore it.
+                    && !matches!((earlier, rule), (Rule::Ignore(_), Rule::Ignore(_)))
+                {
                     faults.push(format!("{earlier} and {rule} contradict each other"));
                 }
             }
         }
     }
 
-    /// Renames that lead from a name back to it.
+    /// Renames that, one after the other, lead from a name back to it.
     fn circles(&self, faults: &mut Vec<String>) {
         let edge = |rule: &Rule| match rule {
             Rule::Rename { from, to, .. } => Some((from.anonymous(), to.anonymous())),
             _ => None,
         };
-        let edges: BTreeMap<String, String> = self.list.iter().filter_map(edge).collect();
-        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-        for (at, start) in edges.keys().enumerate() {
-            let (mut path, mut now) = (Vec::new(), &**start);
-            // Each name is visited once over all starts.
-            while !seen.contains_key(now) {
-                seen.insert(now, at);
-                path.push(now);
-                match edges.get(now) {
-                    Some(next) => now = next,
-                    None => break,
+        let edges: Vec<(String, String)> = self.list.iter().filter_map(edge).collect();
+        for (at, (start, to)) in edges.iter().enumerate() {
+            let (mut path, mut now) = (vec![&**start, &**to], to);
+            for (from, to) in &edges[at + 1..] {
+                if from == now && now != start {
+                    path.push(to);
+                    now = to;
                 }
             }
-            if let Some(from) = path.iter().position(|&name| name == now)
-                && edges.contains_key(now)
-            {
-                let mut circle = path[from..].to_vec();
-                circle.push(now);
-                faults.push(format!("renames go in a circle: {}", circle.join(" → ")));
+            if now == start {
+                faults.push(format!("renames go in a circle: {}", path.join(" → ")));
             }
         }
     }

@@ -63,8 +63,14 @@ struct Output {
 /// Shows the bytes of a tensor of the model.
 pub(crate) type Show<'s, E> = dyn Fn(usize, &mut dyn FnMut(&[u8])) -> Result<(), E> + 's;
 
-/// A weight of a model to be saved: its name, type and shape.
-pub(crate) type Saved = (String, DType, Vec<u64>);
+/// A weight of a model to be saved.
+pub(crate) struct Saved {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<u64>,
+    /// Whether it is saved in its own type, whatever the type of other floats.
+    pub keeps_type: bool,
+}
 
 /// Writes the weights of a model to a file (`….safetensors`) or a folder; `show` gives the bytes of
 /// each.
@@ -84,10 +90,10 @@ pub(crate) fn save_as<E: From<WeightsError>>(
             return Err(WeightsError::Rules { faults }.into());
         }
     };
-    let origin = |(name, dtype, shape): &Saved| Origin {
-        name: name.clone(),
-        dtype: to_format(*dtype),
-        shape: shape.clone(),
+    let origin = |saved: &Saved| Origin {
+        name: saved.name.clone(),
+        dtype: to_format(saved.dtype),
+        shape: saved.shape.clone(),
     };
     let origins: Vec<Origin> = model.iter().map(origin).collect();
     let mut mapped = map::backward(rules, &origins);
@@ -110,8 +116,11 @@ pub(crate) fn save_as<E: From<WeightsError>>(
         .tensors
         .into_iter()
         .map(|(name, tensor)| {
-            let origin = tensor.pieces.first().map(|piece| &origins[piece.source]);
-            let dtype = origin.map_or(Dtype::F32, |origin| stored_as(origin.dtype, floats));
+            let source = tensor.pieces.first().map(|piece| piece.source);
+            let dtype = source.map_or(Dtype::F32, |source| {
+                let floats = floats.filter(|_| !model[source].keeps_type);
+                stored_as(origins[source].dtype, floats)
+            });
             let elements: u64 = tensor.shape.iter().product();
             Output {
                 name,

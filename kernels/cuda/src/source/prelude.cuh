@@ -186,6 +186,10 @@ SLABWISE_INLINE int settled(int x) {
     asm("" : "+r"(x));
     return x;
 }
+SLABWISE_INLINE long long settled(long long x) {
+    asm("" : "+l"(x));
+    return x;
+}
 
 /// A number whose lowest `count` bits are ones: all for more than 31.
 SLABWISE_INLINE unsigned low_bits(int count) {

@@ -241,12 +241,15 @@ impl Anchor for Lists<'_> {
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
         let last = space.dims.len() - 1;
         let invariant = |access: usize| space.accesses[access].1[last].is(0);
+        // Repeated values are read one by one.
+        let vectors = space.accesses[self.accesses.value].1[last].is(1);
         let steps = [self.scatter.value.strides[self.scatter.axis]];
         let slots = self.pieces.map(|(_, _, stride)| stride);
         let mut steps = steps.into_iter().chain(slots);
         let aligned = steps.all(|stride| stride.checked_div(4).is_some());
         let pieces = self.pieces.map(|(_, access, _)| (access, 4));
-        (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned).then(|| {
+        let fixed = invariant(self.accesses.place) && invariant(self.accesses.list);
+        (fixed && vectors && aligned).then(|| {
             let moved = [(self.accesses.value, 4)];
             moved.into_iter().chain(pieces).collect()
         })
@@ -440,9 +443,10 @@ impl Pieces {
     /// The number of neighbours along the last axis that a thread processes.
     fn width(&self, scatter: &Scatter) -> i64 {
         let last = self.space.dims.len() - 1;
-        let varies = |access: usize| !self.space.accesses[access].1[last].is(0);
+        let stride = |access: usize| self.space.accesses[access].1[last];
+        let fixed = stride(self.slot).is(0) && stride(self.list).is(0);
         let aligned = scatter.value.strides[scatter.axis].checked_div(4).is_some();
-        if varies(self.slot) || varies(self.list) || !aligned {
+        if !fixed || !stride(self.value).is(1) || !aligned {
             return 1;
         }
         vector_width(&self.space, &[(self.value, 4), (self.sum, 4)], last, false)

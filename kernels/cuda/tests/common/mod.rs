@@ -9,7 +9,7 @@ pub mod machine_code;
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::emulator::{self, Check, Emulator, Order, asan_library, gpu_required, protect};
-use slabwise_cuda::{Function, Lowered, PRELUDE, Speeds, Target, Word, lower, nvrtc};
+use slabwise_cuda::{Dispatch, Function, Lowered, PRELUDE, Speeds, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -216,19 +216,9 @@ impl Case {
             launches.reverse();
         }
         for dispatch in launches {
-            let words: Vec<u64> = dispatch
-                .words
-                .iter()
-                .map(|word| match word {
-                    Word::Argument(a) => base + at[usize::from(*a)] as u64,
-                    Word::Part(a, offset) => base + at[usize::from(*a)] as u64 + offset,
-                    Word::Workspace(offset) => base + workspace as u64 + offset,
-                    Word::Counters(first) => base + (counters + 4 * first) as u64,
-                    Word::Fault => base + record as u64,
-                    Word::Step => 7,
-                    Word::Number(n) => *n as u64,
-                })
-                .collect();
+            let argument = |a: usize| base + at[a] as u64;
+            let others = [workspace, counters, record].map(|at| base + at as u64);
+            let words = words(&dispatch, argument, others);
             let function = &lowered.functions[dispatch.function];
             // SAFETY: the words are addresses inside `slab`, which is large enough for the case;
             // these tests exist to detect kernels that access other memory.
@@ -255,6 +245,25 @@ impl Case {
             fault,
         ))
     }
+}
+
+/// The words of a launch, for the addresses of its arguments, and of its workspace, its counters and
+/// the fault record.
+pub fn words(
+    dispatch: &Dispatch,
+    argument: impl Fn(usize) -> u64,
+    [workspace, counters, record]: [u64; 3],
+) -> Vec<u64> {
+    let word = |word: &Word| match word {
+        Word::Argument(a) => argument((*a).into()),
+        Word::Part(a, offset) => argument((*a).into()) + offset,
+        Word::Workspace(offset) => workspace + offset,
+        Word::Counters(first) => counters + 4 * *first as u64,
+        Word::Fault => record,
+        Word::Step => 7,
+        Word::Number(n) => *n as u64,
+    };
+    dispatch.words.iter().map(word).collect()
 }
 
 /// Memory of a run: arguments between guard zones, each at a multiple of 256 bytes.

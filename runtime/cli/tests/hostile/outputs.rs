@@ -170,6 +170,26 @@ fn files_keep_their_mode_through_links_and_pipes_stay_pipes() {
     }
 }
 
+/// A reader of a report may leave early, but one of a file has lost a part of it.
+#[test]
+fn a_pipe_whose_reader_leaves_is_an_error() {
+    let place = Place::new();
+    let pipe = place.at("out.html");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("it is there").success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || drop(fs::File::open(pipe).expect("it opens"))
+    });
+    // More than a pipe holds.
+    let arguments = ["plan", "resnet20", "--batch", "1", "--html"].map(String::from);
+    let output = writes(&arguments, &pipe);
+    reader.join().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("out.html") && said.contains("pipe"), "{said}");
+}
+
 #[test]
 fn a_full_disk_or_a_folder_leaves_the_old_file() {
     let place = Place::new();

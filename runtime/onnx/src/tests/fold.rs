@@ -58,6 +58,111 @@ fn reductions_of_vectors() {
     }
 }
 
+/// An array without elements may have lengths that no loop ends at.
+#[test]
+fn arrays_of_absurd_lengths_without_elements_are_folded() {
+    let hollow = TensorProto {
+        dims: vec![1 << 62, 1, 0],
+        ..ints("hollow", &[])
+    };
+    let scalar = |name: &str, value: i64| TensorProto {
+        dims: Vec::new(),
+        ..ints(name, &[value])
+    };
+    for (operator, inputs, attribute) in [
+        ("Gather", &["hollow", "zero"][..], Some(("axis", 1))),
+        ("Concat", &["hollow", "hollow"], Some(("axis", 1))),
+        ("Slice", &["hollow", "zeros", "ones", "axes"], None),
+    ] {
+        let mut first = node(operator, inputs, &["empty"]);
+        if let Some((name, value)) = attribute {
+            first = with(first, name, int(value));
+        }
+        let nodes = vec![
+            first,
+            node("Shape", &["empty"], &["lengths"]),
+            into(node("Gather", &["lengths", "last"], &[]), "n"),
+            node("Add", &["n", "one"], &["m"]),
+            node("Reshape", &["m", "ones"], &["shape"]),
+            node("Expand", &["x", "shape"], &["y"]),
+        ];
+        let graph = GraphProto {
+            initializer: vec![
+                hollow.clone(),
+                scalar("zero", 0),
+                scalar("one", 1),
+                scalar("last", -1),
+                ints("zeros", &[0]),
+                ints("ones", &[1]),
+                ints("axes", &[1]),
+            ],
+            ..graph(&["1"], nodes)
+        };
+        let y = results(model(graph, 14), &[counted(&[1])]);
+        assert_eq!(y[0].shape, [1], "{operator}");
+    }
+}
+
+/// A constant that is not a number is the extreme, as it is in a kernel.
+#[test]
+fn extremes_of_numbers_that_are_none() {
+    for operator in ["Max", "Min", "ReduceMax", "ReduceMin"] {
+        for values in [[f32::NAN, 1.0], [1.0, f32::NAN]] {
+            let nodes = match operator.starts_with("Reduce") {
+                true => vec![
+                    with(node("Concat", &["a", "b"], &["both"]), "axis", int(0)),
+                    reduced(operator, "both"),
+                ],
+                false => vec![node(operator, &["a", "b"], &["n"])],
+            };
+            let add = node("Add", &["x", "n"], &["y"]);
+            let graph = GraphProto {
+                initializer: vec![
+                    weight("a", &[1], &values[..1]),
+                    weight("b", &[1], &values[1..]),
+                ],
+                ..graph(&["1"], nodes.into_iter().chain([add]).collect())
+            };
+            let y = results(model(graph, 14), &[counted(&[1])]);
+            assert!(y[0].to_floats()[0].is_nan(), "{operator} {values:?}");
+        }
+    }
+}
+
+/// Integers are kept as i64.
+#[test]
+fn integers_beyond_i64_are_refused() {
+    let of = |tensor: TensorProto| {
+        let cast = with(node("Cast", &["large"], &["f"]), "to", int(FLOAT.into()));
+        let graph = GraphProto {
+            initializer: vec![tensor],
+            ..graph(&["1"], vec![cast, node("Add", &["x", "f"], &["y"])])
+        };
+        OnnxModel::of_bytes(&bytes(graph, 14))
+    };
+    let large = |value: u64| TensorProto {
+        dims: vec![1],
+        data_type: 13,
+        uint64_data: vec![value],
+        name: "large".into(),
+        ..TensorProto::default()
+    };
+    let raw = |value: u64| TensorProto {
+        uint64_data: Vec::new(),
+        raw_data: Some(value.to_le_bytes().to_vec().into()),
+        ..large(0)
+    };
+    for tensor in [large(u64::MAX), raw(u64::MAX)] {
+        let error = of(tensor).expect_err("it is refused").to_string();
+        let wanted = "tensor \"large\" of uint64 [1] has the value 18446744073709551615, beyond the largest i64";
+        assert!(error.contains(wanted), "{error}");
+    }
+    for tensor in [large(1 << 40), raw(1 << 40)] {
+        let y = results(of(tensor).expect("a model"), &[counted(&[1])]);
+        assert!(y[0].to_floats()[0] > 1e12);
+    }
+}
+
 #[test]
 fn reciprocals() {
     // 24 · (1/3 + 1/2 + 1/4) = 26.
