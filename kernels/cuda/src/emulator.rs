@@ -7,6 +7,7 @@
 //! [`Check::Addresses`], accesses outside the launch's memory. It does not model the rounding
 //! inside tensor cores, bank conflicts, or memory ordering between blocks.
 
+use std::collections::HashMap;
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt::Write as _;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use crate::abi::{Dispatch, Function, digest};
 pub use crate::reservation::separate_arenas;
@@ -266,19 +268,52 @@ fn program(header: &Path, functions: &[Function], wave_width: u32) -> String {
     text
 }
 
-/// Compiles functions to a shared object with the interface [`ABI`], or returns the object of an
-/// earlier compilation.
-pub fn compile_object(
+/// The fewest functions that are worth another process of g++.
+const FUNCTIONS_MIN: usize = 4;
+
+/// Compiles functions to shared objects, side by side on several processors. Each object comes with
+/// its functions.
+fn compile_objects(
     functions: &[Function],
     check: Check,
     wave_width: u32,
-) -> Result<PathBuf, EmulatorError> {
+) -> Result<Vec<(PathBuf, Vec<Function>)>, EmulatorError> {
     let mut distinct: Vec<Function> = Vec::new();
     for f in functions {
         if !distinct.contains(f) {
             distinct.push(f.clone());
         }
     }
+    let most = thread::available_parallelism().map_or(1, usize::from);
+    let objects = (distinct.len() / FUNCTIONS_MIN).clamp(1, most);
+    // Long functions take long, so that each object gets as many of them.
+    distinct.sort_by_key(|f| std::cmp::Reverse(f.source.len()));
+    let mut parts: Vec<Vec<Function>> = vec![Vec::new(); objects];
+    for (at, function) in distinct.into_iter().enumerate() {
+        parts[at % objects].push(function);
+    }
+    let compiled: Vec<Result<PathBuf, EmulatorError>> = thread::scope(|scope| {
+        let threads: Vec<_> = parts
+            .iter()
+            .map(|part| scope.spawn(|| compile_object(part, check, wave_width)))
+            .collect();
+        let panicked = || EmulatorError::Object("a thread of the compiler panicked".into());
+        let joined = threads.into_iter().map(|t| t.join());
+        joined
+            .map(|made| made.unwrap_or_else(|_| Err(panicked())))
+            .collect()
+    });
+    let compiled: Vec<PathBuf> = compiled.into_iter().collect::<Result<_, _>>()?;
+    Ok(compiled.into_iter().zip(parts).collect())
+}
+
+/// Compiles distinct functions to a shared object with the interface [`ABI`], or returns the object
+/// of an earlier compilation.
+fn compile_object(
+    functions: &[Function],
+    check: Check,
+    wave_width: u32,
+) -> Result<PathBuf, EmulatorError> {
     let folder = folder()?;
     let runtime = runtime(&folder)?;
     // With -O1 tests would take as long to run, and these functions 1.7 times as long to compile.
@@ -311,7 +346,7 @@ pub fn compile_object(
         ]);
     }
     let header = header(&folder, &flags, wave_width)?;
-    let text = program(&header, &distinct, wave_width);
+    let text = program(&header, functions, wave_width);
     flags.push("-shared");
     let name = digest(&[&text, &flags.join(" "), &runtime.to_string_lossy()]);
     let object = folder.join(format!("emulated-{name:016x}.so"));
@@ -356,10 +391,13 @@ pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
     if fresh.is_empty() {
         return Ok(());
     }
-    let object = compile_object(&fresh, Check::Nothing, 32)?;
-    fresh
-        .iter()
-        .try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
+    for (object, functions) in compile_objects(&fresh, Check::Nothing, 32)? {
+        let object = object.to_string_lossy();
+        functions
+            .iter()
+            .try_for_each(|f| write_once(&folder.join(&f.name), &object))?;
+    }
+    Ok(())
 }
 
 unsafe extern "C" {
@@ -383,9 +421,16 @@ type Emulate = unsafe extern "C" fn(*const c_char, *const c_void, *const Launch)
 type WordCount = unsafe extern "C" fn(*const c_char) -> u32;
 type Mark = unsafe extern "C" fn(*const c_void, usize);
 
-/// Functions ready to run. The object stays loaded for the life of the process.
-#[derive(Clone, Copy, Debug)]
+/// Functions ready to run. Their objects stay loaded for the life of the process.
+#[derive(Clone, Debug)]
 pub struct Emulator {
+    /// The object of each function, by name.
+    functions: HashMap<String, Object>,
+}
+
+/// A loaded object.
+#[derive(Clone, Copy, Debug)]
+struct Object {
     emulate: Emulate,
     words: WordCount,
 }
@@ -416,7 +461,36 @@ impl Emulator {
                 "addresses are checked only where the sanitizer's library is preloaded".into(),
             ));
         }
-        let object = compile_object(functions, check, wave_width)?;
+        let mut loaded = HashMap::new();
+        for (path, functions) in compile_objects(functions, check, wave_width)? {
+            let object = Object::load(&path)?;
+            loaded.extend(functions.into_iter().map(|f| (f.name, object)));
+        }
+        Ok(Emulator { functions: loaded })
+    }
+
+    /// Runs one launch; `words` are the dispatch's, with addresses of this process.
+    ///
+    /// # Safety
+    /// The function must access, through `words`, only memory of this process that is not used
+    /// otherwise meanwhile; with [`Check::Addresses`] and memory marked by [`protect`], other
+    /// accesses are reported instead.
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        dispatch: &Dispatch,
+        words: &[u64],
+        order: Order,
+    ) -> Result<(), EmulatorError> {
+        let unknown = || EmulatorError::Launch(format!("{} is not compiled", function.name));
+        let object = self.functions.get(&function.name).ok_or_else(unknown)?;
+        // SAFETY: the caller's promise.
+        unsafe { object.launch(&function.name, dispatch, words, order) }
+    }
+}
+
+impl Object {
+    fn load(object: &Path) -> Result<Object, EmulatorError> {
         let path = CString::new(object.as_os_str().as_encoded_bytes())
             .map_err(|e| EmulatorError::Object(e.to_string()))?;
         // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no
@@ -436,34 +510,27 @@ impl Emulator {
         let words = symbol(handle, c"slabwise_words").ok_or_else(missing)?;
         // SAFETY: the header declares these symbols as functions of these types.
         unsafe {
-            Ok(Emulator {
+            Ok(Object {
                 emulate: std::mem::transmute::<*mut c_void, Emulate>(emulate),
                 words: std::mem::transmute::<*mut c_void, WordCount>(words),
             })
         }
     }
 
-    /// Runs one launch; `words` are the dispatch's, with addresses of this process.
-    ///
-    /// # Safety
-    /// The function must access, through `words`, only memory of this process that is not used
-    /// otherwise meanwhile; with [`Check::Addresses`] and memory marked by [`protect`], other
-    /// accesses are reported instead.
-    pub unsafe fn launch(
+    /// See [`Emulator::launch`].
+    unsafe fn launch(
         &self,
-        function: &Function,
+        function: &str,
         dispatch: &Dispatch,
         words: &[u64],
         order: Order,
     ) -> Result<(), EmulatorError> {
-        let name = CString::new(function.name.as_str())
-            .map_err(|e| EmulatorError::Launch(e.to_string()))?;
+        let name = CString::new(function).map_err(|e| EmulatorError::Launch(e.to_string()))?;
         // SAFETY: a name that ends in 0.
         let expected = unsafe { (self.words)(name.as_ptr()) } as usize;
         if expected != words.len() {
             return Err(EmulatorError::Launch(format!(
-                "{} takes {expected} words, not {}",
-                function.name,
+                "{function} takes {expected} words, not {}",
                 words.len()
             )));
         }

@@ -241,8 +241,9 @@ fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
 /// # Errors
 /// If there is no compiler, or it refuses the source, which has then been saved to a file.
 pub fn compile(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<Cubin, Error> {
-    let handle = compiled(program, headers)?;
-    Ok(match architecture(program.sm)? {
+    let architecture = architecture(program.sm)?;
+    let handle = compiled(program, architecture, headers)?;
+    Ok(match architecture {
         Architecture::Machine(_) => Cubin {
             image: handle.image()?,
             usage: usages(&handle.log()?),
@@ -259,12 +260,19 @@ pub fn compile(program: &Program, headers: Option<&PrecompiledHeaders>) -> Resul
 /// # Errors
 /// See [`compile`].
 pub fn ptx(program: &Program) -> Result<String, Error> {
-    compiled(program, None)?.ptx().map(text)
+    let (Architecture::Machine(sm) | Architecture::Ptx(sm)) = architecture(program.sm)?;
+    // No machine code, which takes longer than all before it.
+    let handle = compiled(program, Architecture::Ptx(sm), None)?;
+    handle.ptx().map(text)
 }
 
-fn compiled(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<Handle, Error> {
+fn compiled(
+    program: &Program,
+    architecture: Architecture,
+    headers: Option<&PrecompiledHeaders>,
+) -> Result<Handle, Error> {
     let handle = Handle::new(program)?;
-    let architecture = match architecture(program.sm)? {
+    let option = match architecture {
         Architecture::Machine(sm) => format!("--gpu-architecture=sm_{sm}"),
         Architecture::Ptx(sm) => format!("--gpu-architecture=compute_{sm}"),
     };
@@ -272,7 +280,7 @@ fn compiled(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<H
         .into_iter()
         .map(String::from)
         .collect();
-    options.push(architecture);
+    options.push(option);
     let more = headers.and_then(PrecompiledHeaders::options);
     let status = handle.compile(options.iter().chain(more.iter().flatten()))?;
     if status == 0 {
@@ -281,7 +289,7 @@ fn compiled(program: &Program, headers: Option<&PrecompiledHeaders>) -> Result<H
     if let (Some(headers), Some(_)) = (headers, more) {
         // The reason may be the headers: their folder is full, or gone.
         headers.disable();
-        return compiled(program, None);
+        return compiled(program, architecture, None);
     }
     if status == calls::REFUSED {
         return Err(Error::Refused {

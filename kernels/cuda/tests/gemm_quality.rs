@@ -280,8 +280,21 @@ fn convolutions_of_innermost_channels_multiply_most() {
 /// Of the instructions of a turn along the contracted axis of a convolution on tensor cores, at
 /// least so many in 10,000 are multiplications: four times as many as the 32 of 953 with tf32 and
 /// 32 of 1,260 with halves, which they were while each thread located each element by itself.
+///
+/// One claim in three is tested.
 #[test]
 fn convolutions_multiply_more_than_they_locate() {
+    refute_convolutions(3);
+}
+
+#[test]
+#[ignore = "compiles for a minute"]
+fn all_convolutions_multiply_more_than_they_locate() {
+    refute_convolutions(1);
+}
+
+/// Fails if one of each `period` claims does not hold.
+fn refute_convolutions(period: usize) {
     if !compiler() {
         return;
     }
@@ -373,13 +386,16 @@ fn convolutions_multiply_more_than_they_locate() {
         (DType::F16, "f16", [56, 3, 1], &halves[..]),
         (DType::F16, "f16", [14, 1, 1], &pointwise_of_14[..]),
     ];
-    let mut claims = Vec::new();
+    let (mut claims, mut count) = (Vec::new(), 0usize);
     for (dtype, short, [out, k, stride], families) in classes {
         for &(kind, tile, least) in families {
             let name = format!("gemm_{short}_{tile}");
             let spec = convolution(kind, dtype, [out, k, stride]);
             let label = format!("{kind:?} {k} x {k} by {stride} at {out} x {out}");
-            claims.push(Claim::new(least, &spec, &target, &name, &label));
+            if count % period == 0 {
+                claims.push(Claim::new(least, &spec, &target, &name, &label));
+            }
+            count += 1;
         }
     }
     let low = refuted(&claims, target.sm);

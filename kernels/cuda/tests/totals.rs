@@ -67,19 +67,29 @@ fn of_images_whose_channels_are_innermost() {
         return;
     }
     let mut choices = Choices::new(72);
-    for which in [
+    for (number, which) in [
         [true; 3],
         [true, true, false],
         [false, false, true],
         [true, false, true],
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let mut cases = Vec::new();
         for (shape, dtype) in [
             (Shape::simple(3, 16, 24, 11, 3, 1), DType::F32),
             (Shape::simple(5, 32, 64, 17, 1, 0), DType::BF16),
             (Shape::simple(2, 16, 40, 9, 3, 1), DType::F16),
         ] {
-            for kind in [ConvKind::Forward, ConvKind::InputGrad] {
+            for (at, kind) in [ConvKind::Forward, ConvKind::InputGrad]
+                .into_iter()
+                .enumerate()
+            {
+                // Of sums of some kinds, those of one of both.
+                if number > 0 && (number + cases.len()) % 2 != at {
+                    continue;
+                }
                 let shape = Shape { dtype, ..shape };
                 let spec = summed(innermost(&shape, kind), which);
                 let mut case = Case::new(format!("{kind:?} {shape:?} {dtype}"), spec, &mut choices);

@@ -174,14 +174,17 @@ fn built_in_models_have_the_bits_of_one_process_in_worlds_of_processes() {
             run_alone(&arguments("replicated"));
             let alone = learned(&file);
             assert!(alone.len() > 12, "weights and two states of each");
-            for ranks in [2, 4] {
-                for strategy in ["replicated", "sharded"] {
-                    std::fs::remove_file(&file).expect("it was there");
-                    let output = mpi.run(ranks, &arguments(strategy));
-                    assert!(output.status.success(), "{model}: {}", text(&output));
-                    let told = format!("{model}, {batch} rows on {ranks} ranks, {strategy}");
-                    assert!(learned(&file) == alone, "{told}");
-                }
+            // With each strategy once on either number of ranks.
+            let worlds = match batch {
+                "8" => [(2, "sharded"), (4, "replicated")],
+                _ => [(2, "replicated"), (4, "sharded")],
+            };
+            for (ranks, strategy) in worlds {
+                std::fs::remove_file(&file).expect("it was there");
+                let output = mpi.run(ranks, &arguments(strategy));
+                assert!(output.status.success(), "{model}: {}", text(&output));
+                let told = format!("{model}, {batch} rows on {ranks} ranks, {strategy}");
+                assert!(learned(&file) == alone, "{told}");
             }
         }
     }

@@ -509,7 +509,11 @@ impl Wide {
 
     /// Compares case `step` with the CPU, if it is one of them.
     fn check(&self, step: usize, case: &Case, expected: &[Vec<u8>], fault: u64, tolerance: f32) {
-        let Some(emulator) = self.emulator.filter(|_| step.is_multiple_of(Wide::STEP)) else {
+        let Some(emulator) = self
+            .emulator
+            .as_ref()
+            .filter(|_| step.is_multiple_of(Wide::STEP))
+        else {
             return;
         };
         let lowered = &self.lowered[step / Wide::STEP];
@@ -517,7 +521,7 @@ impl Wide {
         for order in Order::ALL {
             let what = format!("{} ({order:?}, 64 lanes)", case.name);
             let (got, record) = case
-                .emulated(lowered, &emulator, order, NO_FAULT)
+                .emulated(lowered, emulator, order, NO_FAULT)
                 .unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
             assert_eq!(record, fault, "{what}: fault record");
             compare(case, &what, &got, expected, tolerance);

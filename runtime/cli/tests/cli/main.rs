@@ -355,7 +355,7 @@ fn a_budget_below_one_kernel_is_met_by_micro_batches() {
         slab(&half) * 100 <= slab(&all) * 51 && half["kernels"].as_u64() > all["kernels"].as_u64()
     );
     assert!(text("plan cnn --batch 16 --budget 50%").contains(" micro-batches of "));
-    let report = json("plan cnn --batch 16 --frontier");
+    let report = json("plan cnn --batch 4 --frontier");
     let points = report["frontier"].as_array().unwrap();
     assert_eq!(points[0]["slices"].as_u64(), Some(1));
     assert!(
