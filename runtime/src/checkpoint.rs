@@ -32,7 +32,7 @@ impl Session {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         // Constants belong to their programs.
         let variables = || self.variables.list.iter().filter(|v| !v.info.is_constant());
-        // Values on another device are copied to the host first.
+        // Values on another device are copied to the host first, because the header has their sums.
         let copies = match self.memory.backend.host() {
             Some(_) => Vec::new(),
             None => {

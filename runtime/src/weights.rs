@@ -48,10 +48,9 @@ mod rules;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::Dtype;
 use slabwise_kernels::dtype::DType;
 use slabwise_planner::files;
 
@@ -90,7 +89,7 @@ const CHECKSUMS: &str = "slabwise.crc32";
 
 /// Writes `tensors` and `metadata` to `path`, replacing an earlier file in one step; see
 /// [`files::replace`] for its treatment of permissions, of links and of targets that are not files.
-/// The file is assembled in memory first, so this needs memory for a second copy of the weights.
+/// The tensors are written one after the other, from where they are.
 ///
 /// # Errors
 ///
@@ -119,7 +118,8 @@ pub fn save(
                 "the name occurs twice; names must be unique".into(),
             ));
         }
-        views.push((entry.name, view(entry).map_err(invalid)?));
+        check(entry).map_err(invalid)?;
+        views.push((entry.name, (entry, to_format(entry.dtype))));
     }
     if metadata.contains_key(CHECKSUMS) {
         let detail = "it is a note that only a save writes; choose another name".into();
@@ -128,8 +128,7 @@ pub fn save(
             detail,
         });
     }
-    let mut metadata: std::collections::HashMap<String, String> =
-        metadata.clone().into_iter().collect();
+    let mut metadata = metadata.clone();
     if !tensors.is_empty() {
         let bytes: BTreeMap<&str, &[u8]> = tensors
             .iter()
@@ -141,10 +140,19 @@ pub fn save(
             .collect();
         metadata.insert(CHECKSUMS.into(), sums.join(" "));
     }
-    let info = (!metadata.is_empty()).then_some(metadata);
-    let written = safetensors::serialize(views, info)
-        .map_err(io::Error::other)
-        .and_then(|bytes| files::replace(path, &bytes));
+    // Wide types first, so that each tensor lies at a multiple of its type's size.
+    views.sort_by(|(a, left), (b, right)| (right.1, a).cmp(&(left.1, b)));
+    let tensors = views.iter().map(|(name, (entry, dtype))| {
+        let bytes = entry.bytes.len() as u64;
+        (*name, *dtype, &*entry.shape, bytes)
+    });
+    let header = write::header(&metadata, tensors);
+    let written = files::replace_with(path, &mut |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        let mut all = views.iter();
+        all.try_for_each(|(_, (entry, _))| file.write_all(entry.bytes))
+    });
     written.map_err(|source| WeightsError::Write {
         path: path.to_owned(),
         source,
@@ -152,7 +160,7 @@ pub fn save(
 }
 
 /// Checks one entry; the error names its defect.
-fn view<'a>(entry: &Entry<'a>) -> Result<TensorView<'a>, String> {
+fn check(entry: &Entry<'_>) -> Result<(), String> {
     let elements = entry
         .shape
         .iter()
@@ -173,13 +181,7 @@ fn view<'a>(entry: &Entry<'a>) -> Result<TensorView<'a>, String> {
     if entry.dtype == DType::Bool && entry.bytes.iter().any(|&byte| byte > 1) {
         return Err("a bool must be stored as 0 or 1".into());
     }
-    let shape = entry
-        .shape
-        .iter()
-        .map(|&extent| usize::try_from(extent))
-        .collect::<Result<_, _>>()
-        .map_err(|e| e.to_string())?;
-    TensorView::new(to_format(entry.dtype), shape, entry.bytes).map_err(|e| e.to_string())
+    Ok(())
 }
 
 const fn to_format(dtype: DType) -> Dtype {

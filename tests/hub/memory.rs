@@ -65,6 +65,40 @@ fn loading_takes_the_memory_of_the_weights() {
     }
 }
 
+/// Saving 128 MiB of weights takes hardly more memory: they are written from where they are.
+#[test]
+#[cfg(target_os = "linux")]
+fn saving_takes_no_second_copy() {
+    if let Some(path) = std::env::var_os(FOLDER) {
+        let shapes: Vec<(String, Vec<usize>)> = (0..TENSORS)
+            .map(|i| (format!("w.{i}"), vec![ROWS, COLUMNS]))
+            .collect();
+        let mut session = session(&declare(&shapes));
+        let trace = Trace::inference();
+        let y = trace.input("x", F32, ()).relu();
+        session.compile(&trace, [y]).expect("it compiles");
+        let (before, most) = (status("VmRSS"), status("VmHWM"));
+        let weights = (TENSORS * ROWS * COLUMNS * 4) as u64;
+        assert!(before >= weights, "{before} of {weights} bytes");
+        session
+            .save(Path::new(&path).join("saved.safetensors"))
+            .expect("room");
+        let taken = status("VmHWM").saturating_sub(most.max(before));
+        assert!(taken <= 4 << 20, "{taken} bytes for {weights}");
+        return;
+    }
+    let at = tempfile::tempdir().expect("a folder");
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["memory::saving_takes_no_second_copy", "--exact"])
+        .env(FOLDER, at.path())
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let saved = fs::metadata(at.path().join("saved.safetensors")).expect("a file");
+    assert!(saved.len() > (TENSORS * ROWS * COLUMNS * 4) as u64);
+}
+
 /// A file of matrices of zeros and ones.
 fn write(path: &Path, dtype: &str, bytes: usize) {
     let size = ROWS * COLUMNS * bytes;

@@ -586,7 +586,7 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().expect("a folder");
-        let objects: Vec<_> = std::thread::scope(|scope| {
+        let objects: Vec<_> = thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
                 .map(|_| scope.spawn(|| runtime(folder.path())))
                 .collect();

@@ -132,11 +132,11 @@ impl FromStr for NamedLength {
 /// The options of an ONNX file.
 #[derive(clap::Args)]
 pub struct FileOptions {
-    /// Of a file: the length of a named dimension, such as batch=64, or its largest, such as
+    /// Of an ONNX file: the length of a named dimension, such as batch=64, or its largest, such as
     /// batch=..64, for a plan that fits every length up to it; repeat it for others
     #[arg(long = "dim", value_name = "NAME=[..]LENGTH")]
     pub dims: Vec<NamedLength>,
-    /// Of a file: compute double in float; without it such a model is refused
+    /// Of an ONNX file: compute double in float; without it such a model is refused
     #[arg(long)]
     pub narrow: bool,
 }

@@ -41,10 +41,10 @@ const EXIT_CODES: &str = "An output named - goes to stdout, and the report to st
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plan the training step of a built-in model, or a model of a file, and show its memory needs; runs nothing except
-    /// for --html and the exports of a run
+    /// Plan the training step of a built-in model, or an ONNX model, and show its memory needs; runs
+    /// nothing except for --html and the exports of a run
     Plan(plan::Args),
-    /// Run a model of a file once, or compare it with recorded results
+    /// Run an ONNX model once, or compare it with recorded results
     Run(onnx::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),

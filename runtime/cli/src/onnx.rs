@@ -28,7 +28,7 @@ fn failed(path: &Path, error: slabwise_onnx::Error) -> Error {
     }
 }
 
-/// The model of a file, with the lengths that the options give.
+/// The model of an ONNX file, with the lengths that the options give.
 fn load(path: &Path, options: &FileOptions) -> slabwise_onnx::Result<OnnxModel> {
     let model = OnnxModel::load(path)?.with_narrow(options.narrow);
     for (at, dim) in options.dims.iter().enumerate() {
@@ -97,7 +97,7 @@ fn misfit(info: &InputInfo, shape: &[usize], options: &FileOptions) -> Option<St
     Some(format!("[{}]", shown.collect::<Vec<_>>().join(", ")))
 }
 
-/// Plans the model of a file.
+/// Plans the model of an ONNX file.
 pub fn plan(args: &plan::Args, path: &Path) -> Result<ExitCode> {
     let failed = |error| failed(path, error);
     let model = match load(path, &args.file) {
@@ -240,7 +240,7 @@ fn file_name(output: &str) -> String {
     format!("{}.npy", output.replace(['/', '\\', ':'], "_"))
 }
 
-/// Runs the model of a file.
+/// Runs the model of an ONNX file.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.check {
         Some(folder) => check(args, folder),

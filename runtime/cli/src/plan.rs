@@ -38,7 +38,7 @@ pub struct Args {
     pub offload: Option<Offload>,
     #[command(flatten)]
     pub file: FileOptions,
-    /// Of a file: plan a training step with this optimizer, whose loss is the mean of the squares of
+    /// Of an ONNX file: plan a training step with this optimizer, whose loss is the mean of the squares of
     /// the first output; without it, inference
     #[arg(long, value_name = "OPTIMIZER")]
     pub train: Option<OptimizerKind>,

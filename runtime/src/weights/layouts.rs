@@ -7,7 +7,7 @@ impl Rules {
     /// `[inputs, outputs]`. Files without the prefix `transformer.`, as the published ones, and with
     /// stored masks load as well.
     ///
-    /// The model's names are those of `slabwise::models::Gpt`: `transformer.wte.weight`,
+    /// The model's names are those of `slabwise_models::Gpt`: `transformer.wte.weight`,
     /// `transformer.wpe.weight`, `transformer.h.0.ln_1.weight`,
     /// `transformer.h.0.attn.c_attn.weight` (query, key and value joined, `[3·width, width]`),
     /// `transformer.h.0.attn.c_proj.weight`, `transformer.h.0.mlp.c_fc.weight`,
@@ -200,7 +200,7 @@ impl Rules {
     /// Residual networks in the layout of torchvision and timm, whose counters of batches are left
     /// out.
     ///
-    /// The model's names are those of the files and of `slabwise::models::ResNet`: `conv1.weight`,
+    /// The model's names are those of the files and of `slabwise_models::ResNet`: `conv1.weight`,
     /// `bn1.weight`, `bn1.running_mean`, `layer1.0.conv1.weight`, `layer1.0.bn1.weight`,
     /// `layer2.0.downsample.0.weight`, `layer2.0.downsample.1.weight`, `fc.weight`.
     pub fn resnet() -> Rules {

@@ -265,7 +265,10 @@ fn checksums_are_of_every_tensor_or_of_none() {
 fn of_types(tensors: &[(&str, Dtype, Vec<u8>)]) -> File {
     let views = tensors.iter().map(|(name, dtype, bytes)| {
         let shape = vec![bytes.len() * 8 / dtype.bitsize()];
-        (*name, TensorView::new(*dtype, shape, bytes).unwrap())
+        (
+            *name,
+            safetensors::tensor::TensorView::new(*dtype, shape, bytes).unwrap(),
+        )
     });
     let bytes = safetensors::serialize(views, None::<HashMap<String, String>>).unwrap();
     File::of_bytes(Path::new("x.safetensors"), bytes).unwrap()

@@ -1,6 +1,7 @@
 //! The weights of a model saved in the layout of other programs: rules run backwards.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -221,7 +222,14 @@ impl<E: From<WeightsError>> Writer<'_, E> {
         path: &Path,
         outputs: impl IntoIterator<Item = &'o Output> + Clone,
     ) -> Result<(), E> {
-        let header = header(outputs.clone());
+        // Other programs ask for this note, because PyTorch's layout of a convolution is not that
+        // of TensorFlow.
+        let notes = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        let tensors = outputs.clone().into_iter().map(|output| {
+            let shape = &*output.tensor.shape;
+            (&*output.name, output.dtype, shape, output.bytes)
+        });
+        let header = header(&notes, tensors);
         // The error of the device, which a writer cannot return.
         let failed = RefCell::new(None);
         let written = files::replace_with(path, &mut |file| {
@@ -317,24 +325,26 @@ impl<E: From<WeightsError>> Writer<'_, E> {
     }
 }
 
-/// The header of a file with these tensors, one after the other, padded so that they begin at a
-/// multiple of eight bytes.
-fn header<'o>(outputs: impl IntoIterator<Item = &'o Output>) -> String {
-    // Other programs ask for this note, because PyTorch's layout of a convolution is not that of
-    // TensorFlow.
-    let mut header = format!("{{\"{METADATA_KEY}\":{{\"format\":\"pt\"}}");
+/// The header of a file with this metadata and these tensors, one after the other, padded so that
+/// they begin at a multiple of eight bytes. Of each tensor there are name, type, shape and bytes.
+pub(super) fn header<'o>(
+    metadata: &BTreeMap<String, String>,
+    tensors: impl IntoIterator<Item = (&'o str, Dtype, &'o [u64], u64)>,
+) -> String {
     let mut at = 0;
-    for output in outputs {
+    let tensors = tensors.into_iter().map(|(name, dtype, shape, bytes)| {
         let entry = serde_json::json!({
-            "dtype": output.dtype.to_string(),
-            "shape": output.tensor.shape,
-            "data_offsets": [at, at + output.bytes],
+            "dtype": dtype.to_string(),
+            "shape": shape,
+            "data_offsets": [at, at + bytes],
         });
-        let name = serde_json::Value::from(&*output.name);
-        header += &format!(",{name}:{entry}");
-        at += output.bytes;
-    }
-    header.push('}');
+        at += bytes;
+        format!("{}:{entry}", serde_json::Value::from(name))
+    });
+    let notes = (!metadata.is_empty())
+        .then(|| format!("\"{METADATA_KEY}\":{}", serde_json::json!(metadata)));
+    let entries: Vec<String> = notes.into_iter().chain(tensors).collect();
+    let mut header = format!("{{{}}}", entries.join(","));
     let padded = header.len().next_multiple_of(8);
     header += &" ".repeat(padded - header.len());
     header
