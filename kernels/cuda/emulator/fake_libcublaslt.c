@@ -243,6 +243,8 @@ Status cublasLtMatmul(void* handle, const Product* p, const float* alpha, uint64
     Status told = told_to_fail(__func__), wrong = sound(p, la, lb, lc, ld);
     if (told || wrong) return told ? told : wrong;
     if (!does(at, ld) || workspace(at, ld) > space_bytes || space % 256) return INVALID_VALUE;
+    /* Unlike the heuristics, the check of an algorithm knows no addresses. */
+    if (at->id == FOR_VECTORS && (a | b | c | d) % 16) return NOT_SUPPORTED;
     /* Code is loaded at its first use. */
     static unsigned loaded;
     if (!(loaded >> at->id & 1) && unsafe(__func__)) return EXECUTION_FAILED;

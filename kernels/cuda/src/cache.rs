@@ -22,7 +22,7 @@ pub mod entry;
 const BYTES_MAX: u64 = 1 << 30;
 
 /// The magic number of entries that hold a kernel choice.
-const PICK: &entry::Magic = b"slabwise pick 01";
+const PICK: &entry::Magic = b"slabwise pick 02";
 
 /// The size limit of such an entry, bytes: it holds a name or some numbers.
 const PICK_BYTES_MAX: u64 = 4096;

@@ -266,6 +266,19 @@ impl Product {
         })
     }
 
+    /// The same product whose operands are aligned no better than those of another.
+    pub fn aligned_as(mut self, other: &Product) -> Product {
+        let pairs = [
+            (&mut self.a, &other.a),
+            (&mut self.b, &other.b),
+            (&mut self.d, &other.d),
+        ];
+        for (own, other) in pairs {
+            own.align = own.align.min(other.align);
+        }
+        self
+    }
+
     /// A dummy address with the alignment that the bias of a run will have.
     fn sample_bias(&self) -> u64 {
         u64::from(self.d.align)
