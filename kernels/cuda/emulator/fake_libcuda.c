@@ -51,7 +51,10 @@ Result cuDevicePrimaryCtxRelease_v2(int device) {
 }
 Result cuCtxSetCurrent(void* context) { current = context; return OK; }
 Result cuMemGetInfo_v2(size_t* free_bytes, size_t* all) { CALL *all = (size_t)total; *free_bytes = (size_t)(total - live_bytes); LEAVE(OK); }
+/* The last error that it knows is 999. */
 Result cuGetErrorName(Result error, const char** text) {
+    *text = NULL;
+    if (error > 999) return INVALID_VALUE;
     switch (error) {
     case OUT_OF_MEMORY: *text = "CUDA_ERROR_OUT_OF_MEMORY"; break;
     case ILLEGAL_ADDRESS: *text = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
@@ -70,7 +73,7 @@ Result cuGetErrorName(Result error, const char** text) {
     }
     return OK;
 }
-Result cuGetErrorString(Result error, const char** text) { (void)error; *text = trouble; return OK; }
+Result cuGetErrorString(Result error, const char** text) { *text = error > 999 ? NULL : trouble; return error > 999 ? INVALID_VALUE : OK; }
 
 Result cuMemAlloc_v2(Address* to, size_t bytes) {
     CALL
