@@ -515,13 +515,16 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     stream->graph->thread = pthread_self();
     LEAVE(OK);
 }
-/* All captured work must be joined to the front of the first stream. */
+/* All captured work must be joined to the front of the first stream. The capture ends even if the
+ * call fails. */
 Result cuStreamEndCapture(void* at, void** to) {
-    CALL
+    pthread_mutex_lock(&lock);
+    Result told = enter(__func__);
     Stream* stream = at;
     Graph* graph = stream->graph;
     *to = NULL;
-    if (!graph || graph->origin != stream) LEAVE(CAPTURE_UNMATCHED);
+    if (!graph || graph->origin != stream) LEAVE(told ? told : CAPTURE_UNMATCHED);
+    graph->spoiled |= told != OK;
     for (size_t i = 0; i < stream->front.count; ++i) graph->pieces[stream->front.at[i]].done = 1;
     int joined = 1;
     /* The dependencies of a piece were captured before it. */
@@ -538,7 +541,7 @@ Result cuStreamEndCapture(void* at, void** to) {
         }
     if (graph->spoiled) {
         destroy(graph);
-        LEAVE(CAPTURE_INVALIDATED);
+        LEAVE(told ? told : CAPTURE_INVALIDATED);
     }
     if (!joined) {
         snprintf(trouble, sizeof trouble, "what another stream was given is not waited for");

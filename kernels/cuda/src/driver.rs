@@ -533,25 +533,19 @@ impl Stream {
         check("cuStreamBeginCapture", unsafe {
             calls::cuStreamBeginCapture_v2(self.raw, mode)
         })?;
+        let mut capture = Capture {
+            stream: self,
+            is_over: false,
+        };
         let submitted = work();
-        let mut graph = null_mut();
-        // SAFETY: the pointer is valid for writing; a capture that has begun is ended in every
-        // case.
-        let ended = check("cuStreamEndCapture", unsafe {
-            calls::cuStreamEndCapture(self.raw, &mut graph)
-        });
+        let captured = capture.end();
+        let captured = submitted.and(captured)?;
         let mut made = null_mut();
-        let instantiated = submitted.and(ended).and_then(|()| {
-            // SAFETY: as above; the graph was captured.
-            check("cuGraphInstantiate", unsafe {
-                calls::cuGraphInstantiateWithFlags(&mut made, graph, 0)
-            })
-        });
-        if !graph.is_null() {
-            // SAFETY: the instantiated graph does not need it any more.
-            unsafe { calls::cuGraphDestroy(graph) };
-        }
-        let made = instantiated.map(|()| Graph(made))?;
+        // SAFETY: the pointer is valid for writing, and the graph was captured.
+        check("cuGraphInstantiate", unsafe {
+            calls::cuGraphInstantiateWithFlags(&mut made, captured.0, 0)
+        })?;
+        let made = Graph(made);
         // Otherwise its first launch uploads it, which takes long and may be refused.
         // SAFETY: both live.
         check("cuGraphUpload", unsafe {
@@ -572,6 +566,44 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
         unsafe { calls::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A capture of a stream's work, which ends with this at the latest: also if the work panics.
+struct Capture<'a> {
+    stream: &'a Stream,
+    is_over: bool,
+}
+
+impl Capture<'_> {
+    fn end(&mut self) -> Result<Captured> {
+        self.is_over = true;
+        let mut graph = Captured(null_mut());
+        // SAFETY: the stream lives and is being captured, and the pointer is valid for writing.
+        check("cuStreamEndCapture", unsafe {
+            calls::cuStreamEndCapture(self.stream.raw, &mut graph.0)
+        })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Captured work from which a graph is made, which does not need it any more then.
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: it was captured and is destroyed only here.
+            unsafe { calls::cuGraphDestroy(self.0) };
+        }
     }
 }
 

@@ -314,65 +314,6 @@ fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
     }
 }
 
-/// If the driver refuses edges, a run is captured again with fewer, and later runs at once: without
-/// launches before other kernels have ended, then as a chain.
-#[test]
-fn a_graph_whose_edges_are_refused_has_fewer() {
-    let Some(driver) = FakeDriver::install() else {
-        return;
-    };
-    const INVALID_VALUE: i32 = 1;
-    let kernel = add();
-    let env = Env([5, 0, 0, 0, 0, 0, 0, 0]);
-    let refused = [
-        ("", -1, "", 1),
-        ("cuStreamUpdateCaptureDependencies_v2", 0, "", 2),
-        ("cuStreamUpdateCaptureDependencies_v2", 2, "", 2),
-        ("cuGraphInstantiateWithFlags", 0, "", 2),
-        ("cuGraphUpload", 0, "", 2),
-        ("", -1, "ends", 2),
-        ("", -1, "chains", 3),
-    ];
-    for (call, after, always, captures) in refused {
-        driver.set("ends", i64::from(always == "ends"));
-        driver.set("chains", i64::from(always == "chains"));
-        let mut device = Device::open(0, limits(false)).expect("it is there");
-        let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
-        let program = device.load(&[&kernel, &kernel]).expect("both are fine");
-        let arguments = [[x, y], [y, z]];
-        let launches = (0..2).map(|step| Launch {
-            step,
-            kernel: &kernel,
-            arguments: &arguments[step],
-            workspace: x.part(0, 0),
-        });
-        driver.fail(call, after, INVALID_VALUE);
-        for (key, captures) in [(1, captures), (2, 1)] {
-            let before = driver.get("captures");
-            let run = Run {
-                key: &[key],
-                env: &env,
-                checked: true,
-                after: Some(&[vec![], vec![0]]),
-                early: true,
-            };
-            let work = launches.clone().map(Work::Launch);
-            let recorded = device.record(&program, &run, work);
-            recorded.unwrap_or_else(|e| panic!("{call}: {e}"));
-            assert_eq!(
-                driver.get("captures") - before,
-                captures,
-                "{call} {after} {always}"
-            );
-            assert!(driver.get("uploads") > 0, "{call}");
-            driver.set("uploads", 0);
-            assert_eq!(device.replay(&program, &[key]), Ok(true));
-            assert_eq!(floats(&device, &z), [10.0; 64], "{call}");
-            device.fill(&z, 0).expect("it is filled");
-        }
-    }
-}
-
 /// Where the driver knows no clocks, they are those of the architecture.
 #[test]
 fn a_device_without_reported_clocks_is_usable() {
