@@ -40,6 +40,9 @@ const EDGE_CALLS: [&str; 7] = [
     "cuGraphUpload",
 ];
 
+/// The statuses by which they refuse edges: an invalid value, and no support.
+const EDGES_REFUSED: [i32; 2] = [1, 801];
+
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -414,28 +417,37 @@ impl Device {
     /// Captures a run under its key without executing it. Its operations are given in an order that
     /// is valid sequentially. Copies become branches of the graph. A run with checked indices ends
     /// with a copy of the fault record. If the driver refuses the run's edges, fewer are recorded,
-    /// here and from then on: the order of the operations implies them.
+    /// here and from then on: the order of the operations implies them. After another failure of the
+    /// capture, which may be temporary, the run is captured once more.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         run: &Run<'_>,
         work: impl Iterator<Item = Work<'a>> + Clone,
     ) -> Result<(), DriverError> {
-        let mut edges = self.edges;
-        let mut captured = self.captured(program, &edges.of(run), work.clone());
-        while let Err(e @ DriverError::Failed { call, .. }) = &captured
-            && EDGE_CALLS.contains(call)
-            && let Some((fewer, effect)) = edges.fewer(run)
-        {
-            let why = e.to_string();
-            captured = self.captured(program, &fewer.of(run), work.clone());
-            edges = fewer;
-            if captured.is_ok() {
-                log::warn!("{effect}: {why}");
-                self.edges = edges;
+        let (mut edges, mut lowered, mut is_retry) = (self.edges, None, false);
+        let graph = loop {
+            let error = match self.captured(program, &edges.of(run), work.clone()) {
+                Ok(graph) => break graph,
+                Err(e) => e,
+            };
+            match (&error, edges.fewer(run)) {
+                (DriverError::Failed { call, status, .. }, Some((fewer, effect)))
+                    if EDGE_CALLS.contains(call) && EDGES_REFUSED.contains(status) =>
+                {
+                    lowered = Some(format!("{effect}: {error}"));
+                    edges = fewer;
+                }
+                (DriverError::Failed { call, .. }, _) if EDGE_CALLS.contains(call) && !is_retry => {
+                    is_retry = true;
+                }
+                _ => return self.noting(Err(error)),
             }
+        };
+        if let Some(effect) = lowered {
+            log::warn!("{effect}");
+            self.edges = edges;
         }
-        let graph = self.noting(captured)?;
         let mut graphs = program
             .graphs
             .lock()

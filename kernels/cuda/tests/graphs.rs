@@ -111,6 +111,50 @@ fn a_graph_whose_edges_are_refused_has_fewer() {
     }
 }
 
+/// A failure that is not a refusal of the edges may be temporary: they are tried again.
+#[test]
+fn a_capture_that_fails_once_keeps_its_edges() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    const CAPTURE_INVALIDATED: i32 = 901;
+    let kernel = add();
+    let mut device = Device::open(0, LIMITS).expect("it is there");
+    let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
+    let program = device.load(&[&kernel, &kernel]).expect("both are fine");
+    let arguments = [[x, y], [y, z]];
+    let after = [vec![], vec![0]];
+    // Then the driver refuses edges to kernels that start early, which are still tried first.
+    for (key, call, ends, captures) in [
+        (1, "cuStreamEndCapture", 0, 2),
+        (2, "", 0, 1),
+        (3, "", 1, 2),
+        (4, "", 1, 1),
+    ] {
+        driver.fail(call, 0, CAPTURE_INVALIDATED);
+        driver.set("ends", ends);
+        let before = driver.get("captures");
+        let work = (0..2).map(|step| {
+            Work::Launch(Launch {
+                step,
+                kernel: &kernel,
+                arguments: &arguments[step],
+                workspace: x.part(0, 0),
+            })
+        });
+        let key = [key];
+        let run = Run {
+            after: Some(&after),
+            ..run_of(&key)
+        };
+        device.record(&program, &run, work).expect("it is recorded");
+        assert_eq!(driver.get("captures") - before, captures, "{key:?}");
+        assert_eq!(device.replay(&program, &key), Ok(true));
+        assert_eq!(floats(&device, &z), [10.0; 64]);
+        device.fill(&z, 0).expect("it is filled");
+    }
+}
+
 /// The stream of a capture that panics is usable.
 #[test]
 fn a_panic_ends_a_capture() {
