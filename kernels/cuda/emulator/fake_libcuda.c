@@ -612,6 +612,8 @@ Result cuGraphInstantiateWithFlags(void** to, void* at, unsigned long long flags
     (void)flags;
     CALL
     ++allocations;
+    if (live_graphs >= graph_room) LEAVE(OUT_OF_MEMORY);
+    ++live_graphs;
     Graph *made = malloc(sizeof *made), *graph = at;
     *made = *graph;
     graph->pieces = NULL;
@@ -627,7 +629,7 @@ Result cuGraphUpload(void* graph, void* stream) {
     LEAVE(of(stream)->graph ? CAPTURE_UNSUPPORTED : OK);
 }
 Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
-Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); free(graph); LEAVE(OK); }
+Result cuGraphExecDestroy(void* graph) { CALL drain(); --live_graphs; destroy(graph); free(graph); LEAVE(OK); }
 Result cuGraphLaunch(void* graph, void* stream) {
     CALL
     const Graph* launched = graph;

@@ -2,7 +2,7 @@
 //! captured as graphs and replayed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -67,6 +67,8 @@ pub struct Program {
     graphs: Mutex<Vec<Recorded>>,
     /// The keys of recent runs that occurred once, the latest last.
     once: Mutex<Vec<Box<[u64]>>>,
+    /// The keys of recent runs for whose graphs there was no memory, the latest last.
+    without_graph: Mutex<Vec<Box<[u64]>>>,
     /// By step, then by function of the step.
     functions: Vec<Vec<Function>>,
     usage: HashMap<String, Usage>,
@@ -225,19 +227,21 @@ impl Program {
 
     /// The number of captured graphs.
     pub fn graphs(&self) -> usize {
-        self.graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        lock(&self.graphs).len()
     }
 
     /// Whether a run with this key is worth capturing: it is the program's first, or the key
     /// occurred recently. Records the key.
     ///
     /// Capturing a run costs as much as several runs without a graph, which is never amortized if
-    /// every run has new sizes.
+    /// every run has new sizes. Runs for whose graphs there was no memory are not worth it.
     pub fn is_worth_recording(&self, key: &[u64]) -> bool {
-        let mut once = self.once.lock().unwrap_or_else(PoisonError::into_inner);
+        let without_graph = lock(&self.without_graph);
+        if without_graph.iter().any(|known| **known == *key) {
+            return false;
+        }
+        drop(without_graph);
+        let mut once = lock(&self.once);
         if let Some(at) = once.iter().position(|known| **known == *key) {
             once.remove(at);
             return true;
@@ -245,12 +249,28 @@ impl Program {
         if once.is_empty() && self.graphs() == 0 {
             return true;
         }
-        if once.len() == GRAPHS_MAX {
-            once.remove(0);
-        }
-        once.push(key.into());
+        push_latest(&mut once, key.into());
         false
     }
+
+    /// Destroys the graphs that were used least recently, half of all.
+    fn destroy_older_graphs(&self) {
+        let mut graphs = lock(&self.graphs);
+        let older = graphs.len().div_ceil(2);
+        graphs.drain(..older);
+    }
+}
+
+/// Appends to a list of the latest, which has at most as many elements as a program has graphs.
+fn push_latest<T>(list: &mut Vec<T>, latest: T) {
+    if list.len() == GRAPHS_MAX {
+        list.remove(0);
+    }
+    list.push(latest);
+}
+
+fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Program {
@@ -325,6 +345,7 @@ impl Device {
         Ok(Program {
             graphs: Mutex::default(),
             once: Mutex::default(),
+            without_graph: Mutex::default(),
             functions,
             usage,
             counters,
@@ -398,10 +419,7 @@ impl Device {
     /// `false` if there is no such graph.
     pub fn replay(&mut self, program: &Program, key: &[u64]) -> Result<bool, DriverError> {
         self.ready()?;
-        let mut graphs = program
-            .graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut graphs = lock(&program.graphs);
         let Some(at) = graphs.iter().position(|g| *g.key == *key) else {
             return Ok(false);
         };
@@ -419,6 +437,9 @@ impl Device {
     /// with a copy of the fault record. If the driver refuses the run's edges, fewer are recorded,
     /// here and from then on: the order of the operations implies them. After another failure of the
     /// capture, which may be temporary, the run is captured once more.
+    ///
+    /// Without memory for the graph, older graphs of the program are destroyed. If there is still
+    /// none, the program gets no graph of this run.
     pub fn record<'a>(
         &mut self,
         program: &Program,
@@ -441,6 +462,17 @@ impl Device {
                 (DriverError::Failed { call, .. }, _) if EDGE_CALLS.contains(call) && !is_retry => {
                     is_retry = true;
                 }
+                (DriverError::OutOfMemory { .. }, _) if !is_retry => {
+                    is_retry = true;
+                    program.destroy_older_graphs();
+                }
+                (DriverError::OutOfMemory { .. }, _) => {
+                    log::warn!(
+                        "the device has no memory for the graph of a run: its kernels are launched one by one"
+                    );
+                    push_latest(&mut lock(&program.without_graph), run.key.into());
+                    return Ok(());
+                }
                 _ => return self.noting(Err(error)),
             }
         };
@@ -448,17 +480,11 @@ impl Device {
             log::warn!("{effect}");
             self.edges = edges;
         }
-        let mut graphs = program
-            .graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if graphs.len() == GRAPHS_MAX {
-            graphs.remove(0);
-        }
-        graphs.push(Recorded {
+        let recorded = Recorded {
             key: run.key.into(),
             graph,
-        });
+        };
+        push_latest(&mut lock(&program.graphs), recorded);
         Ok(())
     }
 

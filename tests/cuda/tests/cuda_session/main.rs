@@ -164,6 +164,31 @@ fn lengths_that_never_recur_are_not_recorded() {
     assert_eq!(counts(), (captures + 2, replays + 6));
 }
 
+/// Launching the kernels of a run one by one needs no memory, a graph does.
+#[test]
+fn runs_without_memory_for_their_graphs_are_launched() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let batches = [8, 8, 3, 3, 8, 3, 8, 8];
+    let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
+    // The calls for graphs: the first fails alone, or there is room for so many graphs.
+    for (fails, room, captures, replays) in [(true, 9, 3, 7), (false, 1, 5, 6), (false, 0, 4, 0)] {
+        driver.set("graph_room", room);
+        if fails {
+            driver.fail("cuGraphInstantiateWithFlags", 0, OUT_OF_MEMORY);
+        }
+        let counts = || (driver.get("captures"), driver.get("replays"));
+        let before = counts();
+        let (got, ..) = losses(Device::Cuda(0), Model::Mlp, OptimizerKind::Adam, &batches);
+        assert_close(&got, &expected);
+        let after = counts();
+        let made = (after.0 - before.0, after.1 - before.1);
+        assert_eq!(made, (captures, replays), "room for {room} graphs");
+    }
+    assert_eq!(driver.get("live_graphs"), 0);
+}
+
 #[test]
 fn a_convolution_network_trains_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
