@@ -40,14 +40,33 @@ Result cuDevicePrimaryCtxRetain(void** context, int device) {
 Result cuDevicePrimaryCtxRelease_v2(int device) {
     (void)device;
     pthread_mutex_lock(&lock);
-    /* The context is destroyed, and its errors are cleared. */
+    /* The context is destroyed; a fatal error stays. */
     if (--retained == 0) {
         drain();
-        sticky = OK;
-        for (Stream* s = streams; s; s = s->next)
-            while (s->queue.first) { Op* op = pop(&s->queue); drop(op); free(op); }
+        drop_work();
     }
     LEAVE(OK);
+}
+/* Stands for the start of a new process, which finds no error, and nothing of what the last one
+ * could not free. */
+void fake_restart(void) {
+    pthread_mutex_lock(&lock);
+    if (sticky) {
+        drop_work();
+        streams = &first_stream;
+        first_stream = (Stream){0};
+        for (Block* b = blocks; b; b = b->next)
+            if (!b->memory) free((void*)b->base);
+        for (Range* r = ranges; r; r = r->next) munmap((void*)r->base, r->bytes);
+        for (Physical* p = physicals; p; p = p->next) close(p->file);
+        blocks = NULL;
+        ranges = NULL;
+        physicals = NULL;
+        sticky = OK;
+        retained = 0;
+        live_bytes = live_ranges = live_pinned = pinned_bytes = live_modules = live_graphs = 0;
+    }
+    pthread_mutex_unlock(&lock);
 }
 Result cuCtxSetCurrent(void* context) { current = context; return OK; }
 Result cuMemGetInfo_v2(size_t* free_bytes, size_t* all) { CALL *all = (size_t)total; *free_bytes = (size_t)(total - live_bytes); LEAVE(OK); }

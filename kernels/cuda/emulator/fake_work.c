@@ -93,9 +93,18 @@ static void pass(const char* name) {
     clock_seconds += 1e-9 * (double)cost;
 }
 
+/* After these errors, the process can use the device no further. */
+static int is_fatal(Result error) {
+    switch (error) {
+    case 214: case 220: case 226: case 700: case 702: case 709: case 710: case 714: case 715: case 716: case 717: case 718: case 719:
+    case 721: case 810: case 911: case 999: return 1;
+    default: return 0;
+    }
+}
 static Result told_to_fail(const char* name) {
     if (fail_after < 0 || strcmp(name, fail_call) || fail_after-- != 0) return OK;
     snprintf(trouble, sizeof trouble, "%s was told to fail", name);
+    if (is_fatal(fail_code)) sticky = fail_code;
     return fail_code;
 }
 /* How often the primary context is retained, and the calling thread's context. */
@@ -377,6 +386,10 @@ static Result drain_stream(Stream* stream, const Mark* until) {
 static Result drain(void) {
     for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
     return sticky;
+}
+static void drop_work(void) {
+    for (Stream* s = streams; s; s = s->next)
+        while (s->queue.first) { Op* op = pop(&s->queue); drop(op); free(op); }
 }
 /* Whether a stream has nothing to do. */
 static int is_idle(const Stream* stream) {

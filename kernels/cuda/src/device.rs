@@ -24,8 +24,24 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     reservation: Mutex<Option<Reservation>>,
+    /// The first error after which the device accepts no work.
+    lost: OnceLock<String>,
     pub(crate) libraries: Handles,
     pub(crate) context: Context,
+}
+
+/// The devices that the process has lost, and the first error of each. Only a new process can use
+/// them again.
+static LOST: Mutex<Vec<(u32, String)>> = Mutex::new(Vec::new());
+
+fn lost() -> MutexGuard<'static, Vec<(u32, String)>> {
+    LOST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forgets that devices were lost, as in a new process; for tests.
+#[cfg(feature = "emulator")]
+pub(crate) fn forget_lost() {
+    lost().clear();
 }
 
 impl Shared {
@@ -48,11 +64,23 @@ impl Shared {
             ordinal,
             properties,
             reservation: Mutex::new(None),
+            lost: OnceLock::new(),
             libraries: Handles::default(),
             context,
         });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
+    }
+
+    /// Records that the process has lost the device, if the result says so.
+    fn noting<T>(&self, result: Result<T>) -> Result<T> {
+        // The first reason is the informative one.
+        if let Err(DriverError::Lost(why)) = &result
+            && self.lost.set(why.clone()).is_ok()
+        {
+            lost().push((self.ordinal, why.clone()));
+        }
+        result
     }
 
     pub(crate) fn reservation(&self) -> MutexGuard<'_, Option<Reservation>> {
@@ -106,7 +134,6 @@ pub struct Device {
     pub(crate) marks: Timestamps,
     fault: u64,
     seen: Pinned,
-    lost: OnceLock<String>,
     /// The most that the driver has accepted of a graph's edges.
     pub(crate) edges: GraphEdges,
     pub(crate) limits: Limits,
@@ -114,12 +141,16 @@ pub struct Device {
 }
 
 /// Checks whether a device is usable: the driver, the device and a compiler exist, the compiler
-/// generates code for the device, and the driver accepts that code.
+/// generates code for the device, the driver accepts that code, and the process has not lost the
+/// device.
 ///
 /// # Errors
 /// The missing part.
 pub fn usable(ordinal: u32) -> Result<()> {
     const OLDEST: u32 = 12;
+    if let Some((_, why)) = lost().iter().find(|(device, _)| *device == ordinal) {
+        return Err(DriverError::Lost(why.clone()));
+    }
     let found = driver::start()?;
     let sm = driver::properties(ordinal)?.target.sm;
     let compiler = nvrtc::version().map_err(|e| match e {
@@ -161,7 +192,6 @@ impl Device {
             marks: Timestamps::default(),
             fault: 0,
             seen,
-            lost: OnceLock::new(),
             edges: GraphEdges::Early,
             limits,
             shared,
@@ -199,16 +229,12 @@ impl Device {
 
     /// Records that the device is lost, if the result says so.
     pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(DriverError::Lost(why)) = &result {
-            // The first reason is the informative one.
-            let _ = self.lost.set(why.clone());
-        }
-        result
+        self.shared.noting(result)
     }
 
     /// Makes the context current for this thread, unless the device is lost.
     pub(crate) fn ready(&self) -> Result<()> {
-        match self.lost.get() {
+        match self.shared.lost.get() {
             Some(why) => Err(DriverError::Lost(why.clone())),
             None => self.noting(self.shared.context.bind()),
         }

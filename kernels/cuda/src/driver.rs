@@ -54,8 +54,8 @@ pub enum DriverError {
         /// The requested bytes.
         bytes: u64,
     },
-    /// A kernel failed: the driver answers every further call with the same error.
-    #[error("{0}")]
+    /// A kernel failed: the driver answers every further call of the process with the same error.
+    #[error("the device is lost: {0}; start a new process")]
     Lost(String),
     /// No kernel can be compiled for the device.
     #[error(transparent)]

@@ -522,27 +522,47 @@ fn the_source_of_a_failed_compilation_is_saved() {
 }
 
 #[test]
-fn a_lost_device_returns_its_error_for_every_call() {
+fn a_lost_device_returns_its_error_for_every_call_of_the_process() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    let mut device = Device::open(0, limits(false)).expect("it is there");
-    let x = device.reserve(256).expect("room");
-    driver.fail("cuStreamSynchronize", 0, ILLEGAL_ADDRESS);
-    let error = device.synchronize().expect_err("it was told to fail");
-    assert!(
-        matches!(&error, DriverError::Lost(why) if why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")),
-        "{error}"
-    );
-    assert_eq!(device.fill(&x, 0), Err(error.clone()));
-    assert_eq!(device.reserve(1).map(|_| ()), Err(error));
-    for code in [CONTAINED, TENSOR_MEMORY_LEAK, MPS_CLIENT_TERMINATED] {
-        let device = Device::open(0, limits(false)).expect("it is there");
+    for code in [
+        ILLEGAL_ADDRESS,
+        CONTAINED,
+        TENSOR_MEMORY_LEAK,
+        MPS_CLIENT_TERMINATED,
+    ] {
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let other = Device::open(0, limits(false)).expect("it is there");
+        let x = device.reserve(256).expect("room");
         driver.fail("cuStreamSynchronize", 0, code);
         let error = device.synchronize().expect_err("it was told to fail");
-        assert!(matches!(&error, DriverError::Lost(_)), "{code}: {error}");
-        assert_eq!(device.synchronize(), Err(error));
+        let DriverError::Lost(why) = &error else {
+            panic!("{code}: {error}")
+        };
+        assert!(why.starts_with("cuStreamSynchronize answered"), "{error}");
+        assert!(
+            code != ILLEGAL_ADDRESS || why.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().ends_with("start a new process"),
+            "{error}"
+        );
+        assert_eq!(device.fill(&x, 0), Err(error.clone()));
+        assert_eq!(device.reserve(1).map(|_| ()), Err(error.clone()));
+        assert_eq!(other.synchronize(), Err(error.clone()));
+        drop((device, other));
+        // The last session has released the context.
+        let opened = Device::open(0, limits(false)).map(|_| ());
+        assert_eq!(opened, Err(error));
+        driver.restart();
     }
+    assert_eq!(
+        (driver.get("live_bytes"), driver.get("live_pinned")),
+        (0, 0)
+    );
+    Device::open(0, limits(false)).expect("another process can use it");
 }
 
 /// A newer driver may return errors that are not known yet.

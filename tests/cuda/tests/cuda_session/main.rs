@@ -487,6 +487,7 @@ fn a_lost_device_is_an_error_with_a_remedy() {
         for part in [
             "cuda:0 is lost",
             "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "start a new process",
             "Session::load",
             "last.safetensors",
         ] {
@@ -495,6 +496,18 @@ fn a_lost_device_is_an_error_with_a_remedy() {
     }
     assert!(session.value("head.weight").is_err());
     drop((session, train));
+    let error = Session::new(Device::Cuda(0), Params::seeded(2))
+        .map(|_| ())
+        .expect_err("it is lost to the process")
+        .to_string();
+    for part in [
+        "device cuda:0: the device is lost: cuGraphLaunch answered",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "start a new process",
+    ] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+    driver.restart();
     let params = Params::seeded(2);
     let mut session = self::session(Device::Cuda(0), params.clone());
     let (train, _) = classifier(&mut session, &params);
