@@ -134,7 +134,7 @@ pub struct Device {
     pub(crate) marks: Timestamps,
     fault: u64,
     seen: Pinned,
-    /// The most that the driver has accepted of a graph's edges.
+    /// The most of a graph's edges that the code allows and the driver has accepted.
     pub(crate) edges: GraphEdges,
     pub(crate) limits: Limits,
     pub(crate) shared: Arc<Shared>,
@@ -147,7 +147,6 @@ pub struct Device {
 /// # Errors
 /// The missing part.
 pub fn usable(ordinal: u32) -> Result<()> {
-    const OLDEST: u32 = 12;
     if let Some((_, why)) = lost().iter().find(|(device, _)| *device == ordinal) {
         return Err(DriverError::Lost(why.clone()));
     }
@@ -157,7 +156,8 @@ pub fn usable(ordinal: u32) -> Result<()> {
         nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
         other => DriverError::Compiler(other),
     })?;
-    let needed = compiler.0.max(OLDEST);
+    nvrtc::suffices(compiler)?;
+    let needed = compiler.0;
     if found.0 < needed {
         return Err(DriverError::TooOld { found, needed });
     }
@@ -180,6 +180,11 @@ impl Device {
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
+        // Otherwise a kernel that is launched early would not wait.
+        let edges = match nvrtc::architecture(shared.properties.target.sm)?.waits() {
+            true => GraphEdges::Early,
+            false => GraphEdges::Dependencies,
+        };
         let seen = Pinned::new(FAULT_BYTES)?;
         (0..2).for_each(|at| seen.set_word(at, NO_FAULT));
         Ok(Device {
@@ -192,7 +197,7 @@ impl Device {
             marks: Timestamps::default(),
             fault: 0,
             seen,
-            edges: GraphEdges::Early,
+            edges,
             limits,
             shared,
         })

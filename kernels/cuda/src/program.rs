@@ -25,10 +25,6 @@ const COUNTER_BYTES: u64 = size_of::<u32>() as u64;
 /// The alignment of a step's counters: a sector of the L2 cache, bytes.
 const COUNTERS_ALIGN: u64 = 32;
 
-/// The first architecture whose kernels can wait for their dependencies themselves (programmatic
-/// launch).
-const EARLY_LAUNCH_SM: u32 = 90;
-
 /// The calls that fail if the driver refuses the edges of a graph.
 const EDGE_CALLS: [&str; 7] = [
     "cuStreamGetCaptureInfo",
@@ -497,13 +493,12 @@ impl Device {
     ) -> Result<Graph, DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
-        let early = run.early && self.properties().target.sm >= EARLY_LAUNCH_SM;
-        let edges = Edges::of_driver().filter(|_| early || run.after.is_some());
+        let edges = Edges::of_driver().filter(|_| run.early || run.after.is_some());
         self.stream.capture(|| {
             let recording = Recording {
                 stream: &self.stream,
                 edges,
-                early,
+                early: run.early,
             };
             // The last nodes of each operation, where the dependencies are known.
             let mut ends: Vec<Vec<Node>> = Vec::new();
