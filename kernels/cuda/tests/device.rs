@@ -108,6 +108,27 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
     assert_eq!(driver.get("live_pinned"), 0);
 }
 
+/// Other processes may hold memory within the limit.
+#[test]
+fn memory_that_cannot_be_preallocated_is_taken_as_it_is_needed() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    for (maps_pages, call, taken) in [(1, "cuMemCreate", 2 << 20), (0, "cuMemAlloc_v2", 1024)] {
+        driver.set("maps_pages", maps_pages);
+        driver.fail(call, 0, OUT_OF_MEMORY);
+        let before = driver.get("live_bytes");
+        let mut device = Device::open(0, limits(true)).expect("it is there");
+        let a = device.reserve(1000).expect("there is room");
+        assert_eq!(driver.get("live_bytes") - before, taken, "{call}");
+        assert_eq!(device.usage().reserved, taken as u64, "{call}");
+        device.fill(&a, 1).expect("it is filled");
+        device.synchronize().expect("it is memory");
+        drop(device);
+        assert_eq!(driver.get("live_bytes"), before, "{call}");
+    }
+}
+
 #[test]
 fn failed_driver_calls_leave_the_device_unchanged() {
     let Some(driver) = FakeDriver::install() else {

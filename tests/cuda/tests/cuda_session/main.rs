@@ -452,7 +452,13 @@ fn allocations_that_do_not_fit_are_reported() {
     driver.fail("cuMemAlloc_v2", 0, OUT_OF_MEMORY);
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
-    let mut session = self::session(Device::Cuda(0), params);
+    let config = MemoryConfig {
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    };
+    let mut session = self::session(Device::Cuda(0), params)
+        .with_memory(&config)
+        .expect("it makes sense");
     let error = network
         .training(&mut session, 8u32, OptimizerKind::Adam)
         .map(|_| ())
