@@ -35,7 +35,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
                  capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0, graph_room = 1 << 20;
-static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, live_graphs, allocations, calls, launches, products,
+static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, live_graphs, without_context, allocations, calls, launches, products,
                  heuristics, replays, uploads, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
@@ -49,7 +49,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
-    {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
+    {"without_context", &without_context}, {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
     {"forked", &forked}, {"copied_bytes", &copied_bytes}};
 
 static long long* number(const char* name) {
@@ -115,6 +115,7 @@ static __thread void* current;
 static Result enter(const char* name) {
     ++calls;
     if (!current || !retained) {
+        ++without_context;
         snprintf(trouble, sizeof trouble, "%s by a thread that has no context", name);
         return current ? CONTEXT_IS_DESTROYED : INVALID_CONTEXT;
     }

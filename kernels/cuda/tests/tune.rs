@@ -437,6 +437,7 @@ fn timed_candidates_are_not_compiled_again() {
 fn the_fastest_is_picked_and_ties_go_to_the_first() {
     let Some(driver) = installed() else { return };
     let before = driver.get("live_bytes");
+    driver.set("without_context", 0);
     let spec = product();
     let names = own(&spec);
     let pick = |costs: &[(&str, i64)]| {
@@ -483,8 +484,9 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
         pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]),
         Choice::Library(algorithm(23, wide))
     );
-    // All of the tuner's memory is freed.
+    // All of the tuner's memory is freed, and all else before the context.
     assert_eq!(driver.get("live_bytes"), before);
+    assert_eq!(driver.get("without_context"), 0);
 }
 
 /// A launch leaves an idle device without work for longer than a kernel takes. That time is in no
