@@ -484,12 +484,19 @@ static Result spoiled(Stream* stream, Result why) {
 }
 #define UNSAFE if (spoils(__func__)) LEAVE(CAPTURE_UNSUPPORTED);
 
-/* For libraries that work on streams: whether their call is set to fail, whether it is forbidden
- * during a capture, and submission of their work, with a copy of its data. */
+/* For libraries that work on streams: whether their call is set to fail, whether a stream exists,
+ * whether the call is forbidden during a capture, and submission of their work, with a copy of its data. */
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
     heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
     LEAVE(enter(name));
+}
+int fake_lives(const void* stream) {
+    pthread_mutex_lock(&lock);
+    const Stream* s = streams;
+    while (s && s != stream) s = s->next;
+    pthread_mutex_unlock(&lock);
+    return s != NULL;
 }
 Result fake_unsafe(const char* name) {
     CALL

@@ -397,6 +397,7 @@ impl Drop for Device {
                 .as_ref()
                 .map_or(Ok(()), CopyStreams::synchronize)
         });
+        self.shared.libraries.leave(&self.stream);
         self.arenas
             .drain(..)
             .flatten()
