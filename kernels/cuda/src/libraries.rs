@@ -455,6 +455,23 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Mi
     Err(missing(why))
 }
 
+/// The path of an open library: that of the file, or the one under which the loader found it by its
+/// name, as far as the system tells.
+pub(crate) fn path_of(file: &Path) -> Option<PathBuf> {
+    if file.is_file() {
+        return Some(file.to_path_buf());
+    }
+    let name = file.file_name()?.to_str()?;
+    // The file's own name may have more numbers at its end than the name that links to it.
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths
+        .find(|path| name_starts(Path::new(path), name))
+        .map(PathBuf::from)
+}
+
 /// The first of these files that a folder has.
 fn in_folder(files: &[&str], folder: &Path) -> Option<PathBuf> {
     files

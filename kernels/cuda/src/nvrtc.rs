@@ -8,13 +8,15 @@ mod calls;
 mod headers;
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::UNIX_EPOCH;
 
 use calls::Calls;
 pub use headers::PrecompiledHeaders;
 
 use crate::abi::Function;
-use crate::libraries::Missing;
+use crate::libraries::{Library, Missing};
 
 /// The file that sources include the prelude as.
 const PRELUDE_FILE: &str = "prelude.cuh";
@@ -214,6 +216,23 @@ impl Program {
             .map(|function| Program::new(prelude, [function], sm))
             .collect()
     }
+}
+
+/// A text that differs between builds of the compiler of one version: the length and the time of its
+/// file; empty where these are not known.
+pub(crate) fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let open = Library::Nvrtc.open().ok();
+        let file = open.and_then(|open| crate::libraries::path_of(&open.file));
+        file.and_then(|file| build_of(&file)).unwrap_or_default()
+    })
+}
+
+fn build_of(file: &Path) -> Option<String> {
+    let meta = file.metadata().ok()?;
+    let time = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    Some(format!("{} bytes of {}", meta.len(), time.as_nanos()))
 }
 
 /// Fails for versions of the compiler that are too old.
@@ -555,6 +574,27 @@ ptxas info    : Used 8 registers, used 0 barriers
             "NVRTC 13.0 makes no code for sm_130, only for sm_75; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
         );
         assert!(said(70).ends_with("slabwise needs a device of sm_80 or newer"));
+    }
+
+    #[test]
+    fn builds_differ_in_their_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("libnvrtc.so.13");
+        let build_with = |text: &str, seconds| {
+            std::fs::write(&file, text).expect("own folder");
+            std::fs::File::options()
+                .append(true)
+                .open(&file)
+                .and_then(|f| f.set_modified(UNIX_EPOCH + std::time::Duration::from_secs(seconds)))
+                .expect("a time");
+            build_of(&file).expect("it is there")
+        };
+        let first = build_with("one", 7);
+        assert_eq!(first, build_with("two", 7));
+        assert!(first != build_with("three", 7) && first != build_with("one", 8));
+        assert_eq!(build_of(&folder.path().join("none")), None);
+        // Where the compiler is found, its build is known.
+        assert_eq!(version().is_ok(), !build().is_empty());
     }
 
     #[test]
