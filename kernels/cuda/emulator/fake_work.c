@@ -36,7 +36,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
                  capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0, graph_room = 1 << 20;
 static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, live_graphs, without_context, allocations, calls, launches, products,
-                 heuristics, replays, uploads, captures, forked, copied_bytes;
+                 heuristics, checks, replays, uploads, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -46,7 +46,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"shared_bytes", &shared_bytes}, {"strict", &strict},
     {"order", &order}, {"eager", &eager}, {"idle", &idle}, {"clocks", &clocks}, {"chains", &chains}, {"ends", &ends}, {"graph_room", &graph_room}, {"live_graphs", &live_graphs},
-    {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics},
+    {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics}, {"checks", &checks},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
     {"without_context", &without_context}, {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
@@ -489,6 +489,7 @@ static Result spoiled(Stream* stream, Result why) {
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
     heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
+    checks += !strcmp(name, "cublasLtMatmulAlgoCheck");
     LEAVE(enter(name));
 }
 int fake_lives(const void* stream) {

@@ -344,6 +344,14 @@ fn sizes_of_a_run_may_be_smaller_or_zero() {
         ),
         (Ok(()), done)
     );
+    // The library is asked once for the sizes of recent runs.
+    let lowered = of_library(&list[1].0, &by(21, 0));
+    for (rows, asked) in [(7, 1), (7, 0), (6, 1), (7, 0)] {
+        let before = driver.get("checks");
+        let foreseen = device.foresee([&lowered].into_iter(), &env(rows));
+        assert_eq!(foreseen, Ok(()));
+        assert_eq!(driver.get("checks") - before, asked, "{rows} rows");
+    }
     drop(device);
     // An algorithm that does not support smaller sizes is replaced by one that does.
     let asked = driver.get("heuristics");
