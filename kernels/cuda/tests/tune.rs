@@ -378,6 +378,13 @@ fn errors_of_cublaslt_say_how_to_disable_it() {
         error,
         "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out"
     );
+    // A newer library may answer with a status that is not known yet.
+    driver.fail("cublasLtMatmul", 0, 12_345);
+    let error = run().expect_err("it was told to fail").to_string();
+    assert!(
+        error.starts_with("cublasLtMatmul answered status 12345;"),
+        "{error}"
+    );
     driver.set("library", 0);
     let error = run().expect_err("there is none now").to_string();
     assert!(

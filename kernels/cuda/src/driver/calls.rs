@@ -7,7 +7,6 @@
 )]
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
-use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
@@ -31,29 +30,8 @@ pub(super) unsafe fn find<C: Copy>(name: &str) -> Option<C> {
     found.ok().map(|call| *call)
 }
 
-macro_rules! calls {
-    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
-        $(
-            /// The driver's call of this name.
-            ///
-            /// # Safety
-            /// The driver is open, and the arguments are as its reference demands.
-            pub(super) unsafe fn $name($($argument: $type),*) -> Status {
-                type Call = unsafe extern "C" fn($($type),*) -> Status;
-                static CALL: OnceLock<Option<Call>> = OnceLock::new();
-                // SAFETY: the driver is open, and its call has had this type since CUDA 12.
-                let call = *CALL.get_or_init(|| unsafe { find(stringify!($name)) });
-                match call {
-                    // SAFETY: the caller's promise.
-                    Some(call) => unsafe { call($($argument),*) },
-                    None => CUresult::CUDA_ERROR_NOT_FOUND as Status,
-                }
-            }
-        )*
-    };
-}
-
-calls! {
+crate::by_name::calls! {
+    CUresult::CUDA_ERROR_NOT_FOUND;
     cuInit(flags: c_uint);
     cuDriverGetVersion(version: *mut c_int);
     cuGetErrorName(error: Status, text: *mut *const c_char);
