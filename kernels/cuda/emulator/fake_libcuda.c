@@ -40,18 +40,40 @@ Result cuDevicePrimaryCtxRetain(void** context, int device) {
 Result cuDevicePrimaryCtxRelease_v2(int device) {
     (void)device;
     pthread_mutex_lock(&lock);
-    /* The context is destroyed, and its errors are cleared. */
+    /* The context is destroyed; a fatal error stays. */
     if (--retained == 0) {
         drain();
-        sticky = OK;
-        for (Stream* s = streams; s; s = s->next)
-            while (s->queue.first) { Op* op = pop(&s->queue); drop(op); free(op); }
+        drop_work();
     }
     LEAVE(OK);
 }
+/* Stands for the start of a new process, which finds no error, and nothing of what the last one
+ * could not free. */
+void fake_restart(void) {
+    pthread_mutex_lock(&lock);
+    if (sticky) {
+        drop_work();
+        streams = &first_stream;
+        first_stream = (Stream){0};
+        for (Block* b = blocks; b; b = b->next)
+            if (!b->memory) free((void*)b->base);
+        for (Range* r = ranges; r; r = r->next) munmap((void*)r->base, r->bytes);
+        for (Physical* p = physicals; p; p = p->next) close(p->file);
+        blocks = NULL;
+        ranges = NULL;
+        physicals = NULL;
+        sticky = OK;
+        retained = 0;
+        live_bytes = live_ranges = live_pinned = pinned_bytes = live_modules = live_graphs = 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
 Result cuCtxSetCurrent(void* context) { current = context; return OK; }
 Result cuMemGetInfo_v2(size_t* free_bytes, size_t* all) { CALL *all = (size_t)total; *free_bytes = (size_t)(total - live_bytes); LEAVE(OK); }
+/* The last error that it knows is 999. */
 Result cuGetErrorName(Result error, const char** text) {
+    *text = NULL;
+    if (error > 999) return INVALID_VALUE;
     switch (error) {
     case OUT_OF_MEMORY: *text = "CUDA_ERROR_OUT_OF_MEMORY"; break;
     case ILLEGAL_ADDRESS: *text = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
@@ -70,7 +92,7 @@ Result cuGetErrorName(Result error, const char** text) {
     }
     return OK;
 }
-Result cuGetErrorString(Result error, const char** text) { (void)error; *text = trouble; return OK; }
+Result cuGetErrorString(Result error, const char** text) { *text = error > 999 ? NULL : trouble; return error > 999 ? INVALID_VALUE : OK; }
 
 Result cuMemAlloc_v2(Address* to, size_t bytes) {
     CALL
@@ -512,13 +534,16 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     stream->graph->thread = pthread_self();
     LEAVE(OK);
 }
-/* All captured work must be joined to the front of the first stream. */
+/* All captured work must be joined to the front of the first stream. The capture ends even if the
+ * call fails. */
 Result cuStreamEndCapture(void* at, void** to) {
-    CALL
+    pthread_mutex_lock(&lock);
+    Result told = enter(__func__);
     Stream* stream = at;
     Graph* graph = stream->graph;
     *to = NULL;
-    if (!graph || graph->origin != stream) LEAVE(CAPTURE_UNMATCHED);
+    if (!graph || graph->origin != stream) LEAVE(told ? told : CAPTURE_UNMATCHED);
+    graph->spoiled |= told != OK;
     for (size_t i = 0; i < stream->front.count; ++i) graph->pieces[stream->front.at[i]].done = 1;
     int joined = 1;
     /* The dependencies of a piece were captured before it. */
@@ -535,7 +560,7 @@ Result cuStreamEndCapture(void* at, void** to) {
         }
     if (graph->spoiled) {
         destroy(graph);
-        LEAVE(CAPTURE_INVALIDATED);
+        LEAVE(told ? told : CAPTURE_INVALIDATED);
     }
     if (!joined) {
         snprintf(trouble, sizeof trouble, "what another stream was given is not waited for");
@@ -606,6 +631,8 @@ Result cuGraphInstantiateWithFlags(void** to, void* at, unsigned long long flags
     (void)flags;
     CALL
     ++allocations;
+    if (live_graphs >= graph_room) LEAVE(OUT_OF_MEMORY);
+    ++live_graphs;
     Graph *made = malloc(sizeof *made), *graph = at;
     *made = *graph;
     graph->pieces = NULL;
@@ -621,7 +648,7 @@ Result cuGraphUpload(void* graph, void* stream) {
     LEAVE(of(stream)->graph ? CAPTURE_UNSUPPORTED : OK);
 }
 Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
-Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); free(graph); LEAVE(OK); }
+Result cuGraphExecDestroy(void* graph) { CALL drain(); --live_graphs; destroy(graph); free(graph); LEAVE(OK); }
 Result cuGraphLaunch(void* graph, void* stream) {
     CALL
     const Graph* launched = graph;

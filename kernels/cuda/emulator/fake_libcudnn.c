@@ -3,7 +3,7 @@
  *
  * It returns the library's errors (for unset descriptors, inconsistent types, shapes and strides,
  * too little workspace, addresses outside of the device's memory, work on another stream than that
- * of the run), offers several algorithms, of which some are not deterministic, round products that
+ * of the run, calls for a handle whose stream was destroyed), offers several algorithms, of which some are not deterministic, round products that
  * must not be rounded, or need a large workspace, and fails when the driver is set to make it fail.
  * It works while the driver's number `cudnn` is 1.
  *
@@ -58,6 +58,9 @@ static Status fails(Status status, const char* why) {
     return status;
 }
 
+/* Whether the stream of a handle, if one is set, exists. */
+static int is_sound_handle(const Handle* at) { return at && (!at->stream || ((int (*)(const void*))driver("fake_lives"))(at->stream)); }
+
 size_t cudnnGetVersion(void) { return 92801; }
 size_t cudnnGetCudartVersion(void) { return 13000; }
 const char* cudnnGetErrorString(Status status) {
@@ -91,6 +94,7 @@ Status cudnnDestroy(Handle* at) { free(at); return SUCCESS; }
 Status cudnnSetStream(Handle* at, void* stream) {
     Status told = told_to_fail(__func__);
     if (told) return told;
+    if (!is_sound_handle(at)) return fails(STREAM_MISMATCH, "the stream before this one was destroyed");
     at->stream = stream;
     return SUCCESS;
 }
@@ -341,14 +345,14 @@ static Status run(const char* call, int kind, Handle* handle, const float* alpha
 #define CALLS_OF(kind, heuristics_call, workspace_call, run_call) \
     Status heuristics_call(Handle* handle, const Tensor* a, const Tensor* b, const Convolution* c, const Tensor* to, int wanted, int* count, \
                            Performance* answers) { \
-        return handle ? heuristics(__func__, kind, a, b, c, to, wanted, count, answers) : BAD_PARAM; \
+        return is_sound_handle(handle) ? heuristics(__func__, kind, a, b, c, to, wanted, count, answers) : BAD_PARAM; \
     } \
     Status workspace_call(Handle* handle, const Tensor* a, const Tensor* b, const Convolution* c, const Tensor* to, int number, size_t* bytes) { \
-        return handle ? asked_workspace(__func__, kind, a, b, c, to, number, bytes) : BAD_PARAM; \
+        return is_sound_handle(handle) ? asked_workspace(__func__, kind, a, b, c, to, number, bytes) : BAD_PARAM; \
     } \
     Status run_call(Handle* handle, const float* alpha, const Tensor* da, uint64_t a, const Tensor* db, uint64_t b, const Convolution* c, \
                     int number, uint64_t space, size_t bytes, const float* beta, const Tensor* dto, uint64_t to) { \
-        return handle ? run(__func__, kind, handle, alpha, da, a, db, b, c, number, space, bytes, beta, dto, to) : BAD_PARAM; \
+        return is_sound_handle(handle) ? run(__func__, kind, handle, alpha, da, a, db, b, c, number, space, bytes, beta, dto, to) : BAD_PARAM; \
     }
 
 CALLS_OF(FORWARD, cudnnGetConvolutionForwardAlgorithm_v7, cudnnGetConvolutionForwardWorkspaceSize, cudnnConvolutionForward)

@@ -34,9 +34,9 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 /* ---- Settings and counters for tests --------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0;
-static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, allocations, calls, launches, products,
-                 heuristics, replays, uploads, captures, forked, copied_bytes;
+                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0, graph_room = 1 << 20;
+static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, live_graphs, without_context, allocations, calls, launches, products,
+                 heuristics, checks, replays, uploads, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -45,11 +45,11 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"shared_bytes", &shared_bytes}, {"strict", &strict},
-    {"order", &order}, {"eager", &eager}, {"idle", &idle}, {"clocks", &clocks}, {"chains", &chains}, {"ends", &ends},
-    {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics},
+    {"order", &order}, {"eager", &eager}, {"idle", &idle}, {"clocks", &clocks}, {"chains", &chains}, {"ends", &ends}, {"graph_room", &graph_room}, {"live_graphs", &live_graphs},
+    {"library", &library}, {"cudnn", &cudnn}, {"products", &products}, {"heuristics", &heuristics}, {"checks", &checks},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
-    {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
+    {"without_context", &without_context}, {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
     {"forked", &forked}, {"copied_bytes", &copied_bytes}};
 
 static long long* number(const char* name) {
@@ -93,9 +93,18 @@ static void pass(const char* name) {
     clock_seconds += 1e-9 * (double)cost;
 }
 
+/* After these errors, the process can use the device no further. */
+static int is_fatal(Result error) {
+    switch (error) {
+    case 214: case 220: case 226: case 700: case 702: case 709: case 710: case 714: case 715: case 716: case 717: case 718: case 719:
+    case 721: case 810: case 911: case 999: return 1;
+    default: return 0;
+    }
+}
 static Result told_to_fail(const char* name) {
     if (fail_after < 0 || strcmp(name, fail_call) || fail_after-- != 0) return OK;
     snprintf(trouble, sizeof trouble, "%s was told to fail", name);
+    if (is_fatal(fail_code)) sticky = fail_code;
     return fail_code;
 }
 /* How often the primary context is retained, and the calling thread's context. */
@@ -106,6 +115,7 @@ static __thread void* current;
 static Result enter(const char* name) {
     ++calls;
     if (!current || !retained) {
+        ++without_context;
         snprintf(trouble, sizeof trouble, "%s by a thread that has no context", name);
         return current ? CONTEXT_IS_DESTROYED : INVALID_CONTEXT;
     }
@@ -378,6 +388,10 @@ static Result drain(void) {
     for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
     return sticky;
 }
+static void drop_work(void) {
+    for (Stream* s = streams; s; s = s->next)
+        while (s->queue.first) { Op* op = pop(&s->queue); drop(op); free(op); }
+}
 /* Whether a stream has nothing to do. */
 static int is_idle(const Stream* stream) {
     const Op* op = stream->queue.first;
@@ -470,12 +484,20 @@ static Result spoiled(Stream* stream, Result why) {
 }
 #define UNSAFE if (spoils(__func__)) LEAVE(CAPTURE_UNSUPPORTED);
 
-/* For libraries that work on streams: whether their call is set to fail, whether it is forbidden
- * during a capture, and submission of their work, with a copy of its data. */
+/* For libraries that work on streams: whether their call is set to fail, whether a stream exists,
+ * whether the call is forbidden during a capture, and submission of their work, with a copy of its data. */
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
     heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
+    checks += !strcmp(name, "cublasLtMatmulAlgoCheck");
     LEAVE(enter(name));
+}
+int fake_lives(const void* stream) {
+    pthread_mutex_lock(&lock);
+    const Stream* s = streams;
+    while (s && s != stream) s = s->next;
+    pthread_mutex_unlock(&lock);
+    return s != NULL;
 }
 Result fake_unsafe(const char* name) {
     CALL

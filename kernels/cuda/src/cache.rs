@@ -2,7 +2,7 @@
 //! and not at every start.
 //!
 //! The key of an [`entry`] is a hash of everything that its code depends on: source, options,
-//! architecture and the compiler's version. Because an entry holds code that will be executed, the
+//! architecture, the compiler's version and its file. Because an entry holds code that will be executed, the
 //! folder belongs to the user alone, and a folder that others can write to is refused. Entries are
 //! written to a temporary file and renamed, contain a hash of themselves, and are rebuilt if
 //! anything is wrong with them.
@@ -10,7 +10,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -22,7 +22,7 @@ pub mod entry;
 const BYTES_MAX: u64 = 1 << 30;
 
 /// The magic number of entries that hold a kernel choice.
-const PICK: &entry::Magic = b"slabwise pick 01";
+const PICK: &entry::Magic = b"slabwise pick 02";
 
 /// The size limit of such an entry, bytes: it holds a name or some numbers.
 const PICK_BYTES_MAX: u64 = 4096;
@@ -191,8 +191,9 @@ impl Cache {
         moved
     }
 
-    /// Evicts the least recently used entries beyond the limit. Because it reads the whole folder,
-    /// it is called once for all entries that a program has added.
+    /// Evicts the least recently used entries beyond the limit, and removes what processes that
+    /// were killed left of entries. Because it reads the whole folder, it is called once for all
+    /// entries that a program has added.
     pub(crate) fn trim(&self) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -208,6 +209,8 @@ impl Cache {
                     meta.len(),
                     path,
                 ));
+            } else if is_left_over(&path, &meta) {
+                let _ = fs::remove_file(&path);
             }
         }
         entries.sort();
@@ -277,6 +280,17 @@ fn private(folder: &Path) -> Result<(), Error> {
     })
 }
 
+/// The beginning of the names of files that become entries.
+const WRITING: &str = "writing-";
+
+/// Whether a file was to become an entry long ago.
+fn is_left_over(path: &Path, meta: &fs::Metadata) -> bool {
+    const LONG: Duration = Duration::from_secs(60 * 60);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let age = meta.modified().ok().and_then(|at| at.elapsed().ok());
+    name.starts_with(WRITING) && age.is_some_and(|age| age > LONG)
+}
+
 /// A file name in the folder that no other thread or process uses.
 fn unused(folder: &Path) -> PathBuf {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
@@ -285,15 +299,21 @@ fn unused(folder: &Path) -> PathBuf {
         .map_or(0, |d| d.as_nanos());
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     folder.join(format!(
-        "writing-{}-{count}-{since_epoch}",
+        "{WRITING}{}-{count}-{since_epoch}",
         std::process::id()
     ))
 }
 
-/// The key of a program: a hash of everything that its code depends on.
-pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
+/// The key of a program: a hash of everything that its code depends on. `build` identifies the
+/// compiler's build, since several have the same version.
+pub(crate) fn key(
+    program: &Program,
+    (major, minor): (u32, u32),
+    build: &str,
+    options: &[&str],
+) -> String {
     hash(&[
-        &format!("NVRTC {major}.{minor} sm_{}", program.sm),
+        &format!("NVRTC {major}.{minor} {build} sm_{}", program.sm),
         &options.join(" "),
         program.prelude,
         &program.source,
@@ -443,7 +463,7 @@ mod tests {
             sm,
         };
         let key_with = |prelude, source, sm, minor, options: &[&str]| {
-            key(&program(prelude, source, sm), (13, minor), options)
+            key(&program(prelude, source, sm), (13, minor), "", options)
         };
         let key = |source, sm, minor, options: &[&str]| key_with("", source, sm, minor, options);
         let options = crate::nvrtc::options((13, 0));
@@ -456,6 +476,7 @@ mod tests {
             key("x", 80, 0, &options),
             key("x", 90, 1, &options),
             key("x", 90, 0, &options[1..]),
+            super::key(&program("", "x", 90), (13, 0), "another", &options),
         ] {
             assert_ne!(base, other);
         }
@@ -470,7 +491,7 @@ mod tests {
         let file = |name: &str| cache.folder().join(format!("{name}.cubin"));
         for (name, age) in [("old", 30), ("older", 60), ("new", 0)] {
             cache.store(&file(name), &[0; 100]).expect("it is written");
-            let past = SystemTime::now() - std::time::Duration::from_secs(age);
+            let past = SystemTime::now() - Duration::from_secs(age);
             if file(name).exists() {
                 fs::File::options()
                     .append(true)
@@ -483,6 +504,22 @@ mod tests {
         assert!(file("new").exists() && file("old").exists() && !file("older").exists());
         let left = fs::read_dir(cache.folder()).expect("a folder").count();
         assert_eq!(left, 2, "nothing half written stays");
+    }
+
+    #[test]
+    fn files_that_did_not_become_entries_are_removed_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().join("cache")).expect("a private folder");
+        let files =
+            ["writing-1-0-1", "writing-2-0-2", "other"].map(|name| cache.folder().join(name));
+        for (file, age) in files.iter().zip([7200, 60, 7200]) {
+            let past = SystemTime::now() - Duration::from_secs(age);
+            fs::File::create(file)
+                .and_then(|f| f.set_modified(past))
+                .expect("own folder");
+        }
+        cache.trim();
+        assert_eq!(files.map(|file| file.exists()), [false, true, true]);
     }
 
     #[cfg(unix)]

@@ -41,6 +41,8 @@ struct Call<'a> {
     cache: Option<&'a Cache>,
     /// The compiler's version.
     version: (u32, u32),
+    /// Its build.
+    build: &'static str,
     /// The number of functions whose compilation has begun.
     started: AtomicUsize,
     /// The number of functions compiled.
@@ -99,6 +101,7 @@ impl Compiler {
         let call = Call {
             cache,
             version: nvrtc::version()?,
+            build: nvrtc::build(),
             started: AtomicUsize::new(0),
             compiled: AtomicUsize::new(0),
             headers: OnceLock::new(),
@@ -153,7 +156,8 @@ impl Compiler {
     /// The code of one program; counts compilations. If another thread is compiling it, this one
     /// waits for that thread.
     fn code(&self, program: &Program, call: &Call<'_>) -> Result<Arc<Cubin>, Error> {
-        let key = cache::key(program, call.version, &nvrtc::options(call.version));
+        let options = nvrtc::options(call.version);
+        let key = cache::key(program, call.version, call.build, &options);
         let cell = self
             .code_in_memory()
             .cells

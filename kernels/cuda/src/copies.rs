@@ -51,6 +51,7 @@ impl CopyStreams {
         };
         self.ended.get(copy).ok_or_else(|| DriverError::Failed {
             call: "a copy",
+            status: 0,
             code: code(),
         })
     }
@@ -86,6 +87,7 @@ impl Device {
             .as_ref()
             .ok_or_else(|| DriverError::Failed {
                 call: "a copy",
+                status: 0,
                 code: "no copies were prepared for".into(),
             })
     }

@@ -1,32 +1,52 @@
 //! Bindings to the parts of cuBLASLt that slabwise uses: products of matrices in the caller's
 //! memory, with a workspace of the caller.
 //!
-//! Calls go through cudarc's bindings, which load the library by its name; therefore the library is
+//! Calls go to the library of cudarc's bindings, which load it by its name; therefore the library is
 //! located first, and its absence is an error. It describes a product by host objects: they are
 //! created and destroyed for each call, which costs a microsecond where a run is captured, and
 //! nothing where it is replayed.
+
+mod calls;
 
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr::{from_ref, null_mut};
 
-use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
+use cudarc::cublaslt::sys::{self, cublasStatus_t as Known};
 use slabwise_kernels::dtype::DType;
 
 use crate::driver::{self, Stream};
 use crate::libraries::{Library, LibraryError};
+use calls::{Estimate, Status};
 
 type Result<T> = std::result::Result<T, LibraryError>;
 
+const SUCCESS: Status = Known::CUBLAS_STATUS_SUCCESS as Status;
+const NOT_SUPPORTED: Status = Known::CUBLAS_STATUS_NOT_SUPPORTED as Status;
+
+/// The statuses that have a name here.
+const KNOWN: [Known; 9] = [
+    Known::CUBLAS_STATUS_NOT_INITIALIZED,
+    Known::CUBLAS_STATUS_ALLOC_FAILED,
+    Known::CUBLAS_STATUS_INVALID_VALUE,
+    Known::CUBLAS_STATUS_ARCH_MISMATCH,
+    Known::CUBLAS_STATUS_MAPPING_ERROR,
+    Known::CUBLAS_STATUS_EXECUTION_FAILED,
+    Known::CUBLAS_STATUS_INTERNAL_ERROR,
+    Known::CUBLAS_STATUS_NOT_SUPPORTED,
+    Known::CUBLAS_STATUS_LICENSE_ERROR,
+];
+
 fn check(call: &'static str, status: Status) -> Result<()> {
-    match status {
-        Status::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(LibraryError::Failed {
-            library: Library::CublasLt,
-            call,
-            status: format!("{status:?}"),
-        }),
+    if status == SUCCESS {
+        return Ok(());
     }
+    let known = KNOWN.iter().find(|known| **known as Status == status);
+    Err(LibraryError::Failed {
+        library: Library::CublasLt,
+        call,
+        status: known.map_or_else(|| format!("status {status}"), |known| format!("{known:?}")),
+    })
 }
 
 /// Locates and opens the library, and returns its version: 130002 for 13.0.2.
@@ -154,7 +174,7 @@ impl Layout {
         let (rows, columns) = (self.rows as u64, self.columns as u64);
         // SAFETY: the library is open, and the pointer is valid for writing.
         let made = unsafe {
-            sys::cublasLtMatrixLayoutCreate(
+            calls::cublasLtMatrixLayoutCreate(
                 &mut raw,
                 stored(self.dtype)?,
                 rows,
@@ -165,7 +185,7 @@ impl Layout {
         check("cublasLtMatrixLayoutCreate", made)?;
         let layout = Object {
             raw,
-            destroy: sys::cublasLtMatrixLayoutDestroy,
+            destroy: calls::cublasLtMatrixLayoutDestroy,
         };
         if self.products > 1 {
             let count = i32::try_from(self.products).unwrap_or(i32::MAX);
@@ -178,7 +198,7 @@ impl Layout {
                 );
                 check(
                     set,
-                    sys::cublasLtMatrixLayoutSetAttribute(
+                    calls::cublasLtMatrixLayoutSetAttribute(
                         raw,
                         batch,
                         from_ref(&count).cast(),
@@ -187,7 +207,7 @@ impl Layout {
                 )?;
                 check(
                     set,
-                    sys::cublasLtMatrixLayoutSetAttribute(
+                    calls::cublasLtMatrixLayoutSetAttribute(
                         raw,
                         offset,
                         from_ref(&self.apart).cast(),
@@ -212,17 +232,17 @@ impl Product {
         let mut raw = null_mut();
         // SAFETY: the library is open, and the pointer is valid for writing.
         let made = unsafe {
-            sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F)
+            calls::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F)
         };
         check("cublasLtMatmulDescCreate", made)?;
         let product = Object {
             raw,
-            destroy: sys::cublasLtMatmulDescDestroy,
+            destroy: calls::cublasLtMatmulDescDestroy,
         };
         let set = |attribute: A, value: *const c_void, bytes: usize| {
             // SAFETY: the object lives; below, each attribute is given a value of its type.
             check("cublasLtMatmulDescSetAttribute", unsafe {
-                sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes)
+                calls::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes)
             })
         };
         for (attribute, transposed) in [
@@ -266,6 +286,19 @@ impl Product {
         })
     }
 
+    /// The same product whose operands are aligned no better than those of another.
+    pub fn aligned_as(mut self, other: &Product) -> Product {
+        let pairs = [
+            (&mut self.a, &other.a),
+            (&mut self.b, &other.b),
+            (&mut self.d, &other.d),
+        ];
+        for (own, other) in pairs {
+            own.align = own.align.min(other.align);
+        }
+        self
+    }
+
     /// A dummy address with the alignment that the bias of a run will have.
     fn sample_bias(&self) -> u64 {
         u64::from(self.d.align)
@@ -278,7 +311,7 @@ impl Handle {
         version()?;
         let mut raw = null_mut();
         // SAFETY: the library is open, and the pointer is valid for writing.
-        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
+        check("cublasLtCreate", unsafe { calls::cublasLtCreate(&mut raw) })?;
         Ok(Handle(raw))
     }
 
@@ -296,16 +329,16 @@ impl Handle {
         let mut raw = null_mut();
         // SAFETY: the library is open, and the pointer is valid for writing.
         check("cublasLtMatmulPreferenceCreate", unsafe {
-            sys::cublasLtMatmulPreferenceCreate(&mut raw)
+            calls::cublasLtMatmulPreferenceCreate(&mut raw)
         })?;
         let preference = Object {
             raw,
-            destroy: sys::cublasLtMatmulPreferenceDestroy,
+            destroy: calls::cublasLtMatmulPreferenceDestroy,
         };
         let set = |attribute: P, value: *const c_void, bytes: usize| {
             // SAFETY: the object lives; below, each attribute is given a value of its type.
             check("cublasLtMatmulPreferenceSetAttribute", unsafe {
-                sys::cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, value, bytes)
+                calls::cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, value, bytes)
             })
         };
         set(
@@ -348,7 +381,7 @@ impl Handle {
         // SAFETY: all objects live, and there is space for as many results as are requested.
         let status = unsafe {
             let (wanted, results) = (count as i32, found.as_mut_ptr());
-            sys::cublasLtMatmulAlgoGetHeuristic(
+            calls::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
                 product.raw,
                 a.raw,
@@ -361,17 +394,15 @@ impl Handle {
                 &mut returned,
             )
         };
-        if status == Status::CUBLAS_STATUS_NOT_SUPPORTED {
+        if status == NOT_SUPPORTED {
             return Ok(Vec::new());
         }
         check("cublasLtMatmulAlgoGetHeuristic", status)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
-        let fits = |r: &sys::cublasLtMatmulHeuristicResult_t| {
-            r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max
-        };
+        let fits = |r: &Estimate| r.state == SUCCESS && r.workspace as u64 <= workspace_max;
         let algorithms = found.into_iter().filter(fits).map(|r| Algorithm {
-            words: r.algo.data,
-            workspace: r.workspaceSize as u64,
+            words: r.algorithm.data,
+            workspace: r.workspace as u64,
         });
         Ok(algorithms.filter(Algorithm::is_ordered).collect())
     }
@@ -385,7 +416,7 @@ impl Handle {
         // ones are reported as invalid.
         let checked = unsafe {
             let raw = algorithm.raw();
-            sys::cublasLtMatmulAlgoCheck(
+            calls::cublasLtMatmulAlgoCheck(
                 self.0,
                 product.raw,
                 a.raw,
@@ -399,7 +430,7 @@ impl Handle {
         check("cublasLtMatmulAlgoCheck", checked)?;
         check("cublasLtMatmulAlgoCheck", result.state)?;
         Ok(Algorithm {
-            workspace: result.workspaceSize as u64,
+            workspace: result.workspace as u64,
             ..*algorithm
         })
     }
@@ -424,7 +455,7 @@ impl Handle {
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
         let status = unsafe {
-            sys::cublasLtMatmul(
+            calls::cublasLtMatmul(
                 self.0,
                 product.raw,
                 from_ref(&alpha).cast(),
@@ -450,7 +481,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
-        unsafe { sys::cublasLtDestroy(self.0) };
+        unsafe { calls::cublasLtDestroy(self.0) };
     }
 }
 
@@ -469,7 +500,7 @@ impl Algorithm {
         // SAFETY: the library is open, the requested settings are of this type, and the pointers
         // are valid for writing.
         let status = unsafe {
-            sys::cublasLtMatmulAlgoConfigGetAttribute(
+            calls::cublasLtMatmulAlgoConfigGetAttribute(
                 &raw,
                 attribute,
                 (&raw mut value).cast(),
@@ -477,7 +508,7 @@ impl Algorithm {
                 &mut written,
             )
         };
-        (status == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
+        (status == SUCCESS).then_some(value)
     }
 
     fn raw(&self) -> sys::cublasLtMatmulAlgo_t {
@@ -494,15 +525,13 @@ impl Algorithm {
     }
 }
 
-/// An empty result record for the library to fill.
-fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
-    let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-    let state = Status::CUBLAS_STATUS_NOT_SUPPORTED;
-    sys::cublasLtMatmulHeuristicResult_t {
-        algo,
-        workspaceSize: 0,
-        state,
-        wavesCount: 0.0,
+/// An empty record for the library to fill.
+fn no_result() -> Estimate {
+    Estimate {
+        algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspace: 0,
+        state: NOT_SUPPORTED,
+        waves: 0.0,
         reserved: [0; 4],
     }
 }

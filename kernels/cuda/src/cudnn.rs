@@ -103,8 +103,17 @@ pub(crate) struct Addresses {
 /// The library's handle for one device: used by one thread at a time.
 pub(crate) struct Handle {
     calls: &'static Calls,
-    raw: Mutex<Object>,
+    raw: Mutex<OnStream>,
 }
+
+/// The handle's object, and the stream that was set last.
+struct OnStream {
+    object: Object,
+    stream: *mut c_void,
+}
+
+// SAFETY: the library takes an object from any thread, one at a time; the stream is only compared.
+unsafe impl Send for OnStream {}
 
 /// An object of the library, with its destructor.
 struct Object {
@@ -268,8 +277,23 @@ impl Handle {
         let calls = Calls::bound()?;
         Ok(Handle {
             calls,
-            raw: Mutex::new(calls.object("cudnnCreate", &calls.handle)?),
+            raw: Mutex::new(OnStream {
+                object: calls.object("cudnnCreate", &calls.handle)?,
+                stream: null_mut(),
+            }),
         })
+    }
+
+    /// Sets the default stream in place of this one, which is about to be destroyed.
+    pub fn leave(&self, stream: &Stream) {
+        let mut raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        if raw.stream == stream.raw() {
+            raw.stream = null_mut();
+            // SAFETY: the handle lives, and the default stream always does.
+            let status = unsafe { (self.calls.set_stream)(raw.object.raw, null_mut()) };
+            // If the device is lost, so is the handle.
+            let _ = self.calls.check("cudnnSetStream", status);
+        }
     }
 
     /// The library's algorithms for a convolution, the best estimate first: at most `count`
@@ -298,7 +322,7 @@ impl Handle {
         // SAFETY: all objects live, and there is space for as many results as are requested.
         let status = unsafe {
             heuristics(
-                raw.raw,
+                raw.object.raw,
                 a.raw,
                 b.raw,
                 shape.raw,
@@ -365,7 +389,7 @@ impl Handle {
         // SAFETY: all objects live, and the pointer is valid for writing.
         let status = unsafe {
             workspace(
-                raw.raw,
+                raw.object.raw,
                 a.raw,
                 b.raw,
                 shape.raw,
@@ -381,7 +405,7 @@ impl Handle {
         })
     }
 
-    /// Submits a convolution to a stream.
+    /// Submits a convolution to a stream, which stays set until [`Handle::leave`].
     ///
     /// # Safety
     /// The addresses are memory of the device as large as the tensors say; the workspace is as
@@ -408,16 +432,17 @@ impl Handle {
             [at.a, at.b]
         };
         let (alpha, beta) = (convolution.alpha, 0.0f32);
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the handle lives, and so does the stream.
         self.calls.check("cudnnSetStream", unsafe {
-            (self.calls.set_stream)(raw.raw, stream.raw())
+            (self.calls.set_stream)(raw.object.raw, stream.raw())
         })?;
+        raw.stream = stream.raw();
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
         let status = unsafe {
             run(
-                raw.raw,
+                raw.object.raw,
                 from_ref(&alpha).cast(),
                 a.raw,
                 first as *const c_void,

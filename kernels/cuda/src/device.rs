@@ -24,8 +24,24 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     reservation: Mutex<Option<Reservation>>,
+    /// The first error after which the device accepts no work.
+    lost: OnceLock<String>,
     pub(crate) libraries: Handles,
     pub(crate) context: Context,
+}
+
+/// The devices that the process has lost, and the first error of each. Only a new process can use
+/// them again.
+static LOST: Mutex<Vec<(u32, String)>> = Mutex::new(Vec::new());
+
+fn lost() -> MutexGuard<'static, Vec<(u32, String)>> {
+    LOST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forgets that devices were lost, as in a new process; for tests.
+#[cfg(feature = "emulator")]
+pub(crate) fn forget_lost() {
+    lost().clear();
 }
 
 impl Shared {
@@ -48,11 +64,23 @@ impl Shared {
             ordinal,
             properties,
             reservation: Mutex::new(None),
+            lost: OnceLock::new(),
             libraries: Handles::default(),
             context,
         });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
+    }
+
+    /// Records that the process has lost the device, if the result says so.
+    fn noting<T>(&self, result: Result<T>) -> Result<T> {
+        // The first reason is the informative one.
+        if let Err(DriverError::Lost(why)) = &result
+            && self.lost.set(why.clone()).is_ok()
+        {
+            lost().push((self.ordinal, why.clone()));
+        }
+        result
     }
 
     pub(crate) fn reservation(&self) -> MutexGuard<'_, Option<Reservation>> {
@@ -106,27 +134,30 @@ pub struct Device {
     pub(crate) marks: Timestamps,
     fault: u64,
     seen: Pinned,
-    lost: OnceLock<String>,
-    /// The most that the driver has accepted of a graph's edges.
+    /// The most of a graph's edges that the code allows and the driver has accepted.
     pub(crate) edges: GraphEdges,
     pub(crate) limits: Limits,
     pub(crate) shared: Arc<Shared>,
 }
 
 /// Checks whether a device is usable: the driver, the device and a compiler exist, the compiler
-/// generates code for the device, and the driver accepts that code.
+/// generates code for the device, the driver accepts that code, and the process has not lost the
+/// device.
 ///
 /// # Errors
 /// The missing part.
 pub fn usable(ordinal: u32) -> Result<()> {
-    const OLDEST: u32 = 12;
+    if let Some((_, why)) = lost().iter().find(|(device, _)| *device == ordinal) {
+        return Err(DriverError::Lost(why.clone()));
+    }
     let found = driver::start()?;
     let sm = driver::properties(ordinal)?.target.sm;
     let compiler = nvrtc::version().map_err(|e| match e {
         nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
         other => DriverError::Compiler(other),
     })?;
-    let needed = compiler.0.max(OLDEST);
+    nvrtc::suffices(compiler)?;
+    let needed = compiler.0;
     if found.0 < needed {
         return Err(DriverError::TooOld { found, needed });
     }
@@ -149,6 +180,11 @@ impl Device {
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
+        // Otherwise a kernel that is launched early would not wait.
+        let edges = match nvrtc::architecture(shared.properties.target.sm)?.waits() {
+            true => GraphEdges::Early,
+            false => GraphEdges::Dependencies,
+        };
         let seen = Pinned::new(FAULT_BYTES)?;
         (0..2).for_each(|at| seen.set_word(at, NO_FAULT));
         Ok(Device {
@@ -161,8 +197,7 @@ impl Device {
             marks: Timestamps::default(),
             fault: 0,
             seen,
-            lost: OnceLock::new(),
-            edges: GraphEdges::Early,
+            edges,
             limits,
             shared,
         })
@@ -199,16 +234,12 @@ impl Device {
 
     /// Records that the device is lost, if the result says so.
     pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(DriverError::Lost(why)) = &result {
-            // The first reason is the informative one.
-            let _ = self.lost.set(why.clone());
-        }
-        result
+        self.shared.noting(result)
     }
 
     /// Makes the context current for this thread, unless the device is lost.
     pub(crate) fn ready(&self) -> Result<()> {
-        match self.lost.get() {
+        match self.shared.lost.get() {
             Some(why) => Err(DriverError::Lost(why.clone())),
             None => self.noting(self.shared.context.bind()),
         }
@@ -366,6 +397,7 @@ impl Drop for Device {
                 .as_ref()
                 .map_or(Ok(()), CopyStreams::synchronize)
         });
+        self.shared.libraries.leave(&self.stream);
         self.arenas
             .drain(..)
             .flatten()

@@ -1,9 +1,10 @@
 //! The parts of the CUDA driver that slabwise uses: each resource is released when its owner is
 //! dropped, and each failed call is named in its error.
 //!
-//! Calls go through cudarc's bindings. Its safe layer is not used because it tracks events for
+//! Types are those of cudarc's bindings. Its safe layer is not used because it tracks events for
 //! every allocation, which captured graphs must not contain, and has no address ranges.
 
+mod calls;
 mod clock;
 mod edges;
 mod module;
@@ -16,6 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
+use calls::Status;
 pub(crate) use clock::{Clock, Timestamps};
 pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
@@ -52,8 +54,8 @@ pub enum DriverError {
         /// The requested bytes.
         bytes: u64,
     },
-    /// A kernel failed: the driver answers every further call with the same error.
-    #[error("{0}")]
+    /// A kernel failed: the driver answers every further call of the process with the same error.
+    #[error("the device is lost: {0}; start a new process")]
     Lost(String),
     /// No kernel can be compiled for the device.
     #[error(transparent)]
@@ -66,6 +68,8 @@ pub enum DriverError {
     Failed {
         /// The call.
         call: &'static str,
+        /// The driver's number for the failure; 0 if the driver was not called.
+        status: i32,
         /// The driver's name and text for it.
         code: String,
     },
@@ -73,44 +77,52 @@ pub enum DriverError {
 
 type Result<T> = std::result::Result<T, DriverError>;
 
+/// Errors after which the driver answers every call of the process with the same error.
+const FATAL: [CUresult; 17] = [
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUresult::CUDA_ERROR_ASSERT,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUresult::CUDA_ERROR_INVALID_PC,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_CONTAINED,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUresult::CUDA_ERROR_DEINITIALIZED,
+    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+    CUresult::CUDA_ERROR_UNKNOWN,
+];
+
 /// The result of a call.
-fn check(call: &'static str, result: CUresult) -> Result<()> {
-    use CUresult as E;
-    match result {
-        E::CUDA_SUCCESS => Ok(()),
-        E::CUDA_ERROR_OUT_OF_MEMORY => Err(DriverError::OutOfMemory { bytes: 0 }),
-        // After these errors, the context returns them for every call.
-        E::CUDA_ERROR_ILLEGAL_ADDRESS
-        | E::CUDA_ERROR_LAUNCH_TIMEOUT
-        | E::CUDA_ERROR_ASSERT
-        | E::CUDA_ERROR_HARDWARE_STACK_ERROR
-        | E::CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | E::CUDA_ERROR_MISALIGNED_ADDRESS
-        | E::CUDA_ERROR_INVALID_ADDRESS_SPACE
-        | E::CUDA_ERROR_INVALID_PC
-        | E::CUDA_ERROR_LAUNCH_FAILED
-        | E::CUDA_ERROR_ECC_UNCORRECTABLE
-        | E::CUDA_ERROR_CONTAINED
-        | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | E::CUDA_ERROR_DEINITIALIZED
-        | E::CUDA_ERROR_EXTERNAL_DEVICE
-        | E::CUDA_ERROR_UNKNOWN => Err(DriverError::Lost(format!(
-            "{call} answered {}",
-            describe(result)
-        ))),
-        _ => Err(DriverError::Failed {
+fn check(call: &'static str, status: Status) -> Result<()> {
+    let is = |error: &CUresult| *error as Status == status;
+    if is(&CUresult::CUDA_SUCCESS) {
+        Ok(())
+    } else if is(&CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+        Err(DriverError::OutOfMemory { bytes: 0 })
+    } else if FATAL.iter().any(is) {
+        let error = describe(status);
+        Err(DriverError::Lost(format!("{call} answered {error}")))
+    } else {
+        Err(DriverError::Failed {
             call,
-            code: describe(result),
-        }),
+            status,
+            code: describe(status),
+        })
     }
 }
 
 /// The driver's name and text for an error.
-fn describe(result: CUresult) -> String {
-    let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+fn describe(status: Status) -> String {
+    let text = |of: unsafe fn(Status, *mut *const std::ffi::c_char) -> Status| {
         let mut text = null();
         // SAFETY: the pointer is valid for writing; the driver sets it to a static text.
-        let known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
+        let known = unsafe { of(status, &mut text) } == 0 && !text.is_null();
         known.then(|| {
             // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
@@ -118,8 +130,8 @@ fn describe(result: CUresult) -> String {
                 .into_owned()
         })
     };
-    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{result:?}"));
-    text(sys::cuGetErrorString).map_or(name.clone(), |more| format!("{name} ({more})"))
+    let name = text(calls::cuGetErrorName).unwrap_or_else(|| format!("error {status}"));
+    text(calls::cuGetErrorString).map_or(name.clone(), |more| format!("{name} ({more})"))
 }
 
 /// The same error with the number of requested bytes.
@@ -155,13 +167,13 @@ pub fn start() -> Result<(u32, u32)> {
                 .map(|call| *call)
         })?;
         // SAFETY: the library is open. cuInit may be called at any time.
-        check("cuInit", unsafe { sys::cuInit(0) })
+        check("cuInit", unsafe { calls::cuInit(0) })
     };
     STARTED.get_or_init(start).clone()?;
     let mut version: c_int = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
     check("cuDriverGetVersion", unsafe {
-        sys::cuDriverGetVersion(&mut version)
+        calls::cuDriverGetVersion(&mut version)
     })?;
     let (major, minor) = (version as u32 / 1000, version as u32 % 1000 / 10);
     set_driver_major(major);
@@ -193,7 +205,7 @@ pub fn device_count() -> Result<u32> {
     let mut count: c_int = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
     check("cuDeviceGetCount", unsafe {
-        sys::cuDeviceGetCount(&mut count)
+        calls::cuDeviceGetCount(&mut count)
     })?;
     Ok(count.max(0) as u32)
 }
@@ -224,13 +236,13 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     let mut device = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
     check("cuDeviceGet", unsafe {
-        sys::cuDeviceGet(&mut device, ordinal as c_int)
+        calls::cuDeviceGet(&mut device, ordinal as c_int)
     })?;
     let attribute = |which: A| -> Result<u32> {
         let mut value = 0;
         // SAFETY: as above; the device exists.
         check("cuDeviceGetAttribute", unsafe {
-            sys::cuDeviceGetAttribute(&mut value, which, device)
+            calls::cuDeviceGetAttribute(&mut value, which, device)
         })?;
         Ok(value.max(0) as u32)
     };
@@ -242,12 +254,12 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     let mut name = [0u8; 128];
     // SAFETY: as above; the name is as long as it is said to be.
     check("cuDeviceGetName", unsafe {
-        sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)
+        calls::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)
     })?;
     let mut total = 0;
     // SAFETY: as above.
     check("cuDeviceTotalMem", unsafe {
-        sys::cuDeviceTotalMem_v2(&mut total, device)
+        calls::cuDeviceTotalMem_v2(&mut total, device)
     })?;
     let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -304,11 +316,11 @@ impl Context {
         let (mut device, mut raw) = (0, null_mut());
         // SAFETY: the pointers are valid for writing.
         check("cuDeviceGet", unsafe {
-            sys::cuDeviceGet(&mut device, ordinal as c_int)
+            calls::cuDeviceGet(&mut device, ordinal as c_int)
         })?;
         // SAFETY: as above; the device exists.
         check("cuDevicePrimaryCtxRetain", unsafe {
-            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
+            calls::cuDevicePrimaryCtxRetain(&mut raw, device)
         })?;
         let context = Context { device, raw };
         context.bind()?;
@@ -318,7 +330,9 @@ impl Context {
     /// Makes the context current for the calling thread.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+        check("cuCtxSetCurrent", unsafe {
+            calls::cuCtxSetCurrent(self.raw)
+        })
     }
 
     pub fn device(&self) -> c_int {
@@ -331,7 +345,7 @@ impl Context {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are valid for writing.
         check("cuMemGetInfo", unsafe {
-            sys::cuMemGetInfo_v2(&mut free, &mut total)
+            calls::cuMemGetInfo_v2(&mut free, &mut total)
         })?;
         Ok((free as u64, total as u64))
     }
@@ -342,7 +356,7 @@ impl Context {
         let mut address = 0;
         // SAFETY: the pointer is valid for writing.
         check("cuMemAlloc", unsafe {
-            sys::cuMemAlloc_v2(&mut address, bytes as usize)
+            calls::cuMemAlloc_v2(&mut address, bytes as usize)
         })
         .map_err(of_bytes(bytes))?;
         Ok(address)
@@ -354,14 +368,14 @@ impl Context {
         // freed it already.
         let _ = self
             .bind()
-            .and_then(|()| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+            .and_then(|()| check("cuMemFree", unsafe { calls::cuMemFree_v2(address) }));
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: it was retained once and is released only here.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
@@ -385,7 +399,7 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the pointer is valid for writing.
         check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut raw, flags)
+            calls::cuStreamCreate(&mut raw, flags)
         })?;
         Ok(Stream {
             raw,
@@ -401,7 +415,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(self.raw)
+            calls::cuStreamSynchronize(self.raw)
         })
     }
 
@@ -409,7 +423,7 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
         check("cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(self.raw, event.0, 0)
+            calls::cuStreamWaitEvent(self.raw, event.0, 0)
         })
     }
 
@@ -421,7 +435,7 @@ impl Stream {
     pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
+            calls::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
         })
     }
 
@@ -433,7 +447,7 @@ impl Stream {
     pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
+            calls::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
         })
     }
 
@@ -444,7 +458,7 @@ impl Stream {
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw)
+            calls::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw)
         })
     }
 
@@ -455,7 +469,7 @@ impl Stream {
     pub unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(to, byte, bytes, self.raw)
+            calls::cuMemsetD8Async(to, byte, bytes, self.raw)
         })
     }
 
@@ -476,7 +490,7 @@ impl Stream {
         // SAFETY: the driver copies the parameter before it returns; the rest is the caller's
         // promise.
         let launched = unsafe {
-            sys::cuLaunchKernel(
+            calls::cuLaunchKernel(
                 function.raw(),
                 gx,
                 gy,
@@ -517,31 +531,25 @@ impl Stream {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives and is not being captured.
         check("cuStreamBeginCapture", unsafe {
-            sys::cuStreamBeginCapture_v2(self.raw, mode)
+            calls::cuStreamBeginCapture_v2(self.raw, mode)
         })?;
+        let mut capture = Capture {
+            stream: self,
+            is_over: false,
+        };
         let submitted = work();
-        let mut graph = null_mut();
-        // SAFETY: the pointer is valid for writing; a capture that has begun is ended in every
-        // case.
-        let ended = check("cuStreamEndCapture", unsafe {
-            sys::cuStreamEndCapture(self.raw, &mut graph)
-        });
+        let captured = capture.end();
+        let captured = submitted.and(captured)?;
         let mut made = null_mut();
-        let instantiated = submitted.and(ended).and_then(|()| {
-            // SAFETY: as above; the graph was captured.
-            check("cuGraphInstantiate", unsafe {
-                sys::cuGraphInstantiateWithFlags(&mut made, graph, 0)
-            })
-        });
-        if !graph.is_null() {
-            // SAFETY: the instantiated graph does not need it any more.
-            unsafe { sys::cuGraphDestroy(graph) };
-        }
-        let made = instantiated.map(|()| Graph(made))?;
+        // SAFETY: the pointer is valid for writing, and the graph was captured.
+        check("cuGraphInstantiate", unsafe {
+            calls::cuGraphInstantiateWithFlags(&mut made, captured.0, 0)
+        })?;
+        let made = Graph(made);
         // Otherwise its first launch uploads it, which takes long and may be refused.
         // SAFETY: both live.
         check("cuGraphUpload", unsafe {
-            sys::cuGraphUpload(made.0, self.raw)
+            calls::cuGraphUpload(made.0, self.raw)
         })?;
         Ok(made)
     }
@@ -549,7 +557,7 @@ impl Stream {
     pub fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: both live.
         check("cuGraphLaunch", unsafe {
-            sys::cuGraphLaunch(graph.0, self.raw)
+            calls::cuGraphLaunch(graph.0, self.raw)
         })
     }
 }
@@ -557,7 +565,45 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
-        unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        unsafe { calls::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A capture of a stream's work, which ends with this at the latest: also if the work panics.
+struct Capture<'a> {
+    stream: &'a Stream,
+    is_over: bool,
+}
+
+impl Capture<'_> {
+    fn end(&mut self) -> Result<Captured> {
+        self.is_over = true;
+        let mut graph = Captured(null_mut());
+        // SAFETY: the stream lives and is being captured, and the pointer is valid for writing.
+        check("cuStreamEndCapture", unsafe {
+            calls::cuStreamEndCapture(self.stream.raw, &mut graph.0)
+        })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Captured work from which a graph is made, which does not need it any more then.
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: it was captured and is destroyed only here.
+            unsafe { calls::cuGraphDestroy(self.0) };
+        }
     }
 }
 
@@ -573,7 +619,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: it was instantiated and is destroyed only here; the driver keeps it while it
         // runs.
-        unsafe { sys::cuGraphExecDestroy(self.0) };
+        unsafe { calls::cuGraphExecDestroy(self.0) };
     }
 }
 
@@ -593,7 +639,7 @@ impl Event {
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         check("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut raw, flags as u32)
+            calls::cuEventCreate(&mut raw, flags as u32)
         })?;
         Ok(Event(raw))
     }
@@ -601,7 +647,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both live.
         check("cuEventRecord", unsafe {
-            sys::cuEventRecord(self.0, stream.raw)
+            calls::cuEventRecord(self.0, stream.raw)
         })
     }
 
@@ -609,7 +655,7 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe {
-            sys::cuEventSynchronize(self.0)
+            calls::cuEventSynchronize(self.0)
         })
     }
 }
@@ -617,7 +663,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
-        unsafe { sys::cuEventDestroy_v2(self.0) };
+        unsafe { calls::cuEventDestroy_v2(self.0) };
     }
 }
 
@@ -642,7 +688,7 @@ impl Pinned {
         // Not write-combined memory, which would be slow to read.
         // SAFETY: the pointer is valid for writing.
         check("cuMemHostAlloc", unsafe {
-            sys::cuMemHostAlloc(&mut raw, bytes.max(1), 0)
+            calls::cuMemHostAlloc(&mut raw, bytes.max(1), 0)
         })
         .map_err(of_bytes(bytes as u64))?;
         let start = NonNull::new(raw.cast::<u8>()).ok_or(DriverError::OutOfMemory {
@@ -690,6 +736,6 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: it was allocated and is freed only here.
-        unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
+        unsafe { calls::cuMemFreeHost(self.start.as_ptr().cast()) };
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use libloading::Library as Object;
 
 use crate::abi::digest;
+use crate::device;
 use crate::emulator::{self, ABI, EmulatorError, PUBLISHED};
 use crate::libraries::Library;
 use crate::nvrtc;
@@ -24,7 +25,7 @@ const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// The driver's settings before each test.
-const DEFAULTS: [(&str, i64); 17] = [
+const DEFAULTS: [(&str, i64); 18] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -42,6 +43,7 @@ const DEFAULTS: [(&str, i64); 17] = [
     ("clocks", 1),
     ("chains", 0),
     ("ends", 0),
+    ("graph_room", 1 << 20),
 ];
 
 /// The driver, locked for one test at a time because its settings and counters are global to the
@@ -197,6 +199,7 @@ impl FakeDriver {
             object,
             _alone: alone,
         };
+        driver.restart();
         driver.fail("", -1, 0);
         driver.cost("", 1000);
         Picks::forget_all();
@@ -237,7 +240,7 @@ impl FakeDriver {
     }
 
     /// Makes the call of this name fail with the driver's error `code`, after it has succeeded so
-    /// many times.
+    /// many times. An error by which a device is lost is that of all later calls.
     pub fn fail(&self, call: &str, after: i64, code: i32) {
         let text = CString::new(call).expect("a name without zeros");
         // SAFETY: as for `set`.
@@ -248,6 +251,20 @@ impl FakeDriver {
                 .expect("it is exported");
             fail(text.as_ptr(), after, code);
         }
+    }
+
+    /// Makes a lost device usable again, as it is in a new process. Nothing that uses the device may
+    /// be left.
+    pub fn restart(&self) {
+        // SAFETY: the source declares the function with this type.
+        unsafe {
+            let restart = self
+                .object
+                .get::<unsafe extern "C" fn()>(b"fake_restart\0")
+                .expect("it is exported");
+            restart();
+        }
+        device::forget_lost();
     }
 
     /// Makes kernels whose names begin so take so many nanoseconds by the events' clock; an empty

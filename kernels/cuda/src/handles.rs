@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use crate::cublaslt;
 use crate::cudnn;
+use crate::driver::Stream;
 use crate::libraries::LibraryError;
 
 /// The libraries opened for a device.
@@ -23,6 +24,13 @@ impl Handles {
             .get_or_init(cublaslt::Handle::new)
             .as_ref()
             .map_err(Clone::clone)
+    }
+
+    /// Makes the libraries use this stream no more, before it is destroyed.
+    pub fn leave(&self, stream: &Stream) {
+        if let Some(Ok(cudnn)) = self.cudnn.get() {
+            cudnn.leave(stream);
+        }
     }
 
     /// cuDNN for the device, if it is usable.

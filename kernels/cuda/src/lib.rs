@@ -8,6 +8,7 @@
 mod abi;
 mod arenas;
 mod attention;
+mod by_name;
 pub mod cache;
 pub mod code;
 pub mod compiler;

@@ -124,7 +124,7 @@ impl Library {
                 "install NVIDIA's driver, version 580 or newer, or name its file in SLABWISE_LIBCUDA"
             }
             Library::Nvrtc => {
-                "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC"
+                "pip install nvidia-cuda-nvrtc==13.0.88 (nvidia-cuda-nvrtc-cu12 for a driver of CUDA 12), or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC"
             }
             Library::CublasLt => {
                 "it is optional: pip install nvidia-cublas (nvidia-cublas-cu12 for a driver of CUDA 12), or install the CUDA toolkit"
@@ -191,13 +191,12 @@ impl Library {
     }
 
     /// Its possible file names, the best first. Major versions of NVRTC and cuBLASLt are those
-    /// whose code a driver of 12 or 13 accepts; cuBLASLt of a newer one than the driver's, if that is
-    /// known, cannot be initialized.
+    /// whose code a driver of 12 or 13 accepts: none newer than the driver's, if that is known.
     fn files(self, driver: Option<u32>) -> &'static [&'static str] {
+        let is_older = driver.is_some_and(|major| major < 13);
         match self {
-            Library::CublasLt if driver.is_some_and(|major| major < 13) => {
-                &["libcublasLt.so.12", "libcublasLt.so"]
-            }
+            Library::CublasLt if is_older => &["libcublasLt.so.12", "libcublasLt.so"],
+            Library::Nvrtc if is_older => &["libnvrtc.so.12", "libnvrtc.so"],
             Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
@@ -456,6 +455,23 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Mi
     Err(missing(why))
 }
 
+/// The path of an open library: that of the file, or the one under which the loader found it by its
+/// name, as far as the system tells.
+pub(crate) fn path_of(file: &Path) -> Option<PathBuf> {
+    if file.is_file() {
+        return Some(file.to_path_buf());
+    }
+    let name = file.file_name()?.to_str()?;
+    // The file's own name may have more numbers at its end than the name that links to it.
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths
+        .find(|path| name_starts(Path::new(path), name))
+        .map(PathBuf::from)
+}
+
 /// The first of these files that a folder has.
 fn in_folder(files: &[&str], folder: &Path) -> Option<PathBuf> {
     files
@@ -601,15 +617,20 @@ mod tests {
     }
 
     #[test]
-    fn cublaslt_is_no_newer_than_the_driver() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let [older, newer] =
-            ["libcublasLt.so.12", "libcublasLt.so.13"].map(|name| folder.path().join(name));
-        touch(&newer);
-        let found = |driver| in_folder(Library::CublasLt.files(driver), folder.path());
-        assert_eq!((found(Some(12)), found(None)), (None, Some(newer.clone())));
-        touch(&older);
-        assert_eq!(found(Some(12)), Some(older));
-        assert_eq!(found(Some(13)), Some(newer));
+    fn libraries_are_no_newer_than_the_driver() {
+        for (library, name) in [
+            (Library::CublasLt, "libcublasLt.so"),
+            (Library::Nvrtc, "libnvrtc.so"),
+        ] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let [older, newer] =
+                [12, 13].map(|major| folder.path().join(format!("{name}.{major}")));
+            touch(&newer);
+            let found = |driver| in_folder(library.files(driver), folder.path());
+            assert_eq!((found(Some(12)), found(None)), (None, Some(newer.clone())));
+            touch(&older);
+            assert_eq!(found(Some(12)), Some(older));
+            assert_eq!(found(Some(13)), Some(newer));
+        }
     }
 }

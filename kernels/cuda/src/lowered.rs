@@ -2,6 +2,7 @@
 //! computation by a library that precedes them.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use slabwise_kernels::size::Env;
 
@@ -37,6 +38,48 @@ pub(crate) trait LibraryCall: fmt::Debug + Send + Sync {
         libraries: &Handles,
         stream: &Stream,
     ) -> Result<(), DriverError>;
+}
+
+/// The algorithms that a library chose for the sizes of recent runs, the latest last. They are chosen
+/// again for a copy.
+#[derive(Debug)]
+pub(crate) struct RecentAlgorithms<A>(Mutex<Vec<(Env, A)>>);
+
+/// The maximum number of sizes for which algorithms are kept.
+const SIZES_MAX: usize = 8;
+
+impl<A> Default for RecentAlgorithms<A> {
+    fn default() -> Self {
+        RecentAlgorithms(Mutex::default())
+    }
+}
+
+impl<A> Clone for RecentAlgorithms<A> {
+    fn clone(&self) -> Self {
+        RecentAlgorithms::default()
+    }
+}
+
+impl<A: Copy> RecentAlgorithms<A> {
+    /// The algorithm for these sizes, chosen by `choose` if it is not known.
+    pub fn get_or(
+        &self,
+        env: &Env,
+        choose: impl FnOnce() -> Result<A, LibraryError>,
+    ) -> Result<A, LibraryError> {
+        let list = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = list().iter().find(|(sizes, _)| sizes == env).copied();
+        if let Some((_, algorithm)) = known {
+            return Ok(algorithm);
+        }
+        let algorithm = choose()?;
+        let mut list = list();
+        if list.len() == SIZES_MAX {
+            list.remove(0);
+        }
+        list.push((*env, algorithm));
+        Ok(algorithm)
+    }
 }
 
 /// The launches of a run, given its sizes.

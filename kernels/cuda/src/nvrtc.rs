@@ -8,13 +8,15 @@ mod calls;
 mod headers;
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::UNIX_EPOCH;
 
 use calls::Calls;
 pub use headers::PrecompiledHeaders;
 
 use crate::abi::Function;
-use crate::libraries::Missing;
+use crate::libraries::{Library, Missing};
 
 /// The file that sources include the prelude as.
 const PRELUDE_FILE: &str = "prelude.cuh";
@@ -84,6 +86,12 @@ pub enum Error {
         /// The compute capabilities that it generates code for.
         known: Vec<u32>,
     },
+    /// The compiler lacks options or architectures that kernels need.
+    #[error("NVRTC {}.{} is older than the {}.0 that is needed; pip install nvidia-cuda-nvrtc==13.0.88 (nvidia-cuda-nvrtc-cu12 for a driver of CUDA 12), or name the file of a newer one in SLABWISE_LIBNVRTC", found.0, found.1, OLDEST_MAJOR)]
+    TooOld {
+        /// The compiler's version.
+        found: (u32, u32),
+    },
     /// Another call of the compiler failed.
     #[error("NVRTC failed in {call}: {code}")]
     Failed {
@@ -121,6 +129,13 @@ fn other_compiler(sm: u32) -> &'static str {
 /// The oldest compute capability that kernels are written for.
 const OLDEST: u32 = 80;
 
+/// The oldest major version of the compiler that kernels are written for.
+const OLDEST_MAJOR: u32 = 12;
+
+/// The first architecture whose kernels can wait for their dependencies themselves (programmatic
+/// launch): the prelude has that instruction from here on.
+const WAITS: u32 = 90;
+
 /// The compiler options besides the architecture, for a compiler of this version. They are part of
 /// the key of a cached cubin.
 ///
@@ -149,6 +164,14 @@ pub enum Architecture {
     Machine(u32),
     /// PTX for this compute capability, which the driver compiles for a newer device.
     Ptx(u32),
+}
+
+impl Architecture {
+    /// Whether kernels compiled for it wait for their dependencies themselves.
+    pub fn waits(self) -> bool {
+        let (Architecture::Machine(sm) | Architecture::Ptx(sm)) = self;
+        sm >= WAITS
+    }
 }
 
 impl Program {
@@ -192,6 +215,31 @@ impl Program {
             .into_iter()
             .map(|function| Program::new(prelude, [function], sm))
             .collect()
+    }
+}
+
+/// A text that differs between builds of the compiler of one version: the length and the time of its
+/// file; empty where these are not known.
+pub(crate) fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let open = Library::Nvrtc.open().ok();
+        let file = open.and_then(|open| crate::libraries::path_of(&open.file));
+        file.and_then(|file| build_of(&file)).unwrap_or_default()
+    })
+}
+
+fn build_of(file: &Path) -> Option<String> {
+    let meta = file.metadata().ok()?;
+    let time = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    Some(format!("{} bytes of {}", meta.len(), time.as_nanos()))
+}
+
+/// Fails for versions of the compiler that are too old.
+pub(crate) fn suffices(found: (u32, u32)) -> Result<(), Error> {
+    match found.0 < OLDEST_MAJOR {
+        true => Err(Error::TooOld { found }),
+        false => Ok(()),
     }
 }
 
@@ -513,6 +561,14 @@ ptxas info    : Used 8 registers, used 0 barriers
             ],
             [None, Some(Architecture::Machine(75)), None, None]
         );
+        // Its kernels wait for others only from sm_90 on, whatever the device is.
+        let waits = [
+            Architecture::Machine(89),
+            Architecture::Ptx(80),
+            Architecture::Ptx(90),
+            Architecture::Machine(120),
+        ];
+        assert_eq!(waits.map(Architecture::waits), [false, false, true, true]);
         let said = |sm| {
             Error::Architecture {
                 sm,
@@ -526,6 +582,37 @@ ptxas info    : Used 8 registers, used 0 barriers
             "NVRTC 13.0 makes no code for sm_130, only for sm_75; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
         );
         assert!(said(70).ends_with("slabwise needs a device of sm_80 or newer"));
+    }
+
+    #[test]
+    fn builds_differ_in_their_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("libnvrtc.so.13");
+        let build_with = |text: &str, seconds| {
+            std::fs::write(&file, text).expect("own folder");
+            std::fs::File::options()
+                .append(true)
+                .open(&file)
+                .and_then(|f| f.set_modified(UNIX_EPOCH + std::time::Duration::from_secs(seconds)))
+                .expect("a time");
+            build_of(&file).expect("it is there")
+        };
+        let first = build_with("one", 7);
+        assert_eq!(first, build_with("two", 7));
+        assert!(first != build_with("three", 7) && first != build_with("one", 8));
+        assert_eq!(build_of(&folder.path().join("none")), None);
+        // Where the compiler is found, its build is known.
+        assert_eq!(version().is_ok(), !build().is_empty());
+    }
+
+    #[test]
+    fn a_compiler_that_is_too_old_is_refused() {
+        assert_eq!((suffices((12, 0)), suffices((13, 1))), (Ok(()), Ok(())));
+        let error = suffices((11, 8)).expect_err("it is too old").to_string();
+        assert!(
+            error.starts_with("NVRTC 11.8 is older than the 12.0 that is needed; pip install"),
+            "{error}"
+        );
     }
 
     #[test]

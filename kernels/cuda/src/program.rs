@@ -2,7 +2,7 @@
 //! captured as graphs and replayed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -25,10 +25,6 @@ const COUNTER_BYTES: u64 = size_of::<u32>() as u64;
 /// The alignment of a step's counters: a sector of the L2 cache, bytes.
 const COUNTERS_ALIGN: u64 = 32;
 
-/// The first architecture whose kernels can wait for their dependencies themselves (programmatic
-/// launch).
-const EARLY_LAUNCH_SM: u32 = 90;
-
 /// The calls that fail if the driver refuses the edges of a graph.
 const EDGE_CALLS: [&str; 7] = [
     "cuStreamGetCaptureInfo",
@@ -39,6 +35,9 @@ const EDGE_CALLS: [&str; 7] = [
     "cuGraphInstantiate",
     "cuGraphUpload",
 ];
+
+/// The statuses by which they refuse edges: an invalid value, and no support.
+const EDGES_REFUSED: [i32; 2] = [1, 801];
 
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +63,8 @@ pub struct Program {
     graphs: Mutex<Vec<Recorded>>,
     /// The keys of recent runs that occurred once, the latest last.
     once: Mutex<Vec<Box<[u64]>>>,
+    /// The keys of recent runs for whose graphs there was no memory, the latest last.
+    without_graph: Mutex<Vec<Box<[u64]>>>,
     /// By step, then by function of the step.
     functions: Vec<Vec<Function>>,
     usage: HashMap<String, Usage>,
@@ -222,19 +223,21 @@ impl Program {
 
     /// The number of captured graphs.
     pub fn graphs(&self) -> usize {
-        self.graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        lock(&self.graphs).len()
     }
 
     /// Whether a run with this key is worth capturing: it is the program's first, or the key
     /// occurred recently. Records the key.
     ///
     /// Capturing a run costs as much as several runs without a graph, which is never amortized if
-    /// every run has new sizes.
+    /// every run has new sizes. Runs for whose graphs there was no memory are not worth it.
     pub fn is_worth_recording(&self, key: &[u64]) -> bool {
-        let mut once = self.once.lock().unwrap_or_else(PoisonError::into_inner);
+        let without_graph = lock(&self.without_graph);
+        if without_graph.iter().any(|known| **known == *key) {
+            return false;
+        }
+        drop(without_graph);
+        let mut once = lock(&self.once);
         if let Some(at) = once.iter().position(|known| **known == *key) {
             once.remove(at);
             return true;
@@ -242,12 +245,28 @@ impl Program {
         if once.is_empty() && self.graphs() == 0 {
             return true;
         }
-        if once.len() == GRAPHS_MAX {
-            once.remove(0);
-        }
-        once.push(key.into());
+        push_latest(&mut once, key.into());
         false
     }
+
+    /// Destroys the graphs that were used least recently, half of all.
+    fn destroy_older_graphs(&self) {
+        let mut graphs = lock(&self.graphs);
+        let older = graphs.len().div_ceil(2);
+        graphs.drain(..older);
+    }
+}
+
+/// Appends to a list of the latest, which has at most as many elements as a program has graphs.
+fn push_latest<T>(list: &mut Vec<T>, latest: T) {
+    if list.len() == GRAPHS_MAX {
+        list.remove(0);
+    }
+    list.push(latest);
+}
+
+fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Program {
@@ -322,6 +341,7 @@ impl Device {
         Ok(Program {
             graphs: Mutex::default(),
             once: Mutex::default(),
+            without_graph: Mutex::default(),
             functions,
             usage,
             counters,
@@ -395,10 +415,7 @@ impl Device {
     /// `false` if there is no such graph.
     pub fn replay(&mut self, program: &Program, key: &[u64]) -> Result<bool, DriverError> {
         self.ready()?;
-        let mut graphs = program
-            .graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut graphs = lock(&program.graphs);
         let Some(at) = graphs.iter().position(|g| *g.key == *key) else {
             return Ok(false);
         };
@@ -414,39 +431,56 @@ impl Device {
     /// Captures a run under its key without executing it. Its operations are given in an order that
     /// is valid sequentially. Copies become branches of the graph. A run with checked indices ends
     /// with a copy of the fault record. If the driver refuses the run's edges, fewer are recorded,
-    /// here and from then on: the order of the operations implies them.
+    /// here and from then on: the order of the operations implies them. After another failure of the
+    /// capture, which may be temporary, the run is captured once more.
+    ///
+    /// Without memory for the graph, older graphs of the program are destroyed. If there is still
+    /// none, the program gets no graph of this run.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         run: &Run<'_>,
         work: impl Iterator<Item = Work<'a>> + Clone,
     ) -> Result<(), DriverError> {
-        let mut edges = self.edges;
-        let mut captured = self.captured(program, &edges.of(run), work.clone());
-        while let Err(e @ DriverError::Failed { call, .. }) = &captured
-            && EDGE_CALLS.contains(call)
-            && let Some((fewer, effect)) = edges.fewer(run)
-        {
-            let why = e.to_string();
-            captured = self.captured(program, &fewer.of(run), work.clone());
-            edges = fewer;
-            if captured.is_ok() {
-                log::warn!("{effect}: {why}");
-                self.edges = edges;
+        let (mut edges, mut lowered, mut is_retry) = (self.edges, None, false);
+        let graph = loop {
+            let error = match self.captured(program, &edges.of(run), work.clone()) {
+                Ok(graph) => break graph,
+                Err(e) => e,
+            };
+            match (&error, edges.fewer(run)) {
+                (DriverError::Failed { call, status, .. }, Some((fewer, effect)))
+                    if EDGE_CALLS.contains(call) && EDGES_REFUSED.contains(status) =>
+                {
+                    lowered = Some(format!("{effect}: {error}"));
+                    edges = fewer;
+                }
+                (DriverError::Failed { call, .. }, _) if EDGE_CALLS.contains(call) && !is_retry => {
+                    is_retry = true;
+                }
+                (DriverError::OutOfMemory { .. }, _) if !is_retry => {
+                    is_retry = true;
+                    program.destroy_older_graphs();
+                }
+                (DriverError::OutOfMemory { .. }, _) => {
+                    log::warn!(
+                        "the device has no memory for the graph of a run: its kernels are launched one by one"
+                    );
+                    push_latest(&mut lock(&program.without_graph), run.key.into());
+                    return Ok(());
+                }
+                _ => return self.noting(Err(error)),
             }
+        };
+        if let Some(effect) = lowered {
+            log::warn!("{effect}");
+            self.edges = edges;
         }
-        let graph = self.noting(captured)?;
-        let mut graphs = program
-            .graphs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if graphs.len() == GRAPHS_MAX {
-            graphs.remove(0);
-        }
-        graphs.push(Recorded {
+        let recorded = Recorded {
             key: run.key.into(),
             graph,
-        });
+        };
+        push_latest(&mut lock(&program.graphs), recorded);
         Ok(())
     }
 
@@ -459,13 +493,12 @@ impl Device {
     ) -> Result<Graph, DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
-        let early = run.early && self.properties().target.sm >= EARLY_LAUNCH_SM;
-        let edges = Edges::of_driver().filter(|_| early || run.after.is_some());
+        let edges = Edges::of_driver().filter(|_| run.early || run.after.is_some());
         self.stream.capture(|| {
             let recording = Recording {
                 stream: &self.stream,
                 edges,
-                early,
+                early: run.early,
             };
             // The last nodes of each operation, where the dependencies are known.
             let mut ends: Vec<Vec<Node>> = Vec::new();

@@ -122,7 +122,7 @@ impl Reservation {
             let mut pieces = BTreeMap::new();
             let mut preallocated = limits.preallocate;
             if preallocated {
-                // Other processes may hold memory within the limit; then it is mapped on demand.
+                // Other processes may hold memory within the limit; then it is taken on demand.
                 match range.map_new(context, 0, range.bytes) {
                     Ok(memory) => drop(pieces.insert(
                         0,
@@ -133,9 +133,7 @@ impl Reservation {
                         },
                     )),
                     Err(DriverError::OutOfMemory { .. }) => {
-                        log::warn!(
-                            "{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed"
-                        );
+                        warn_of_others(limit);
                         preallocated = false;
                     }
                     Err(e) => return Err(e),
@@ -148,9 +146,14 @@ impl Reservation {
                 preallocated,
             };
         } else if limits.preallocate {
-            let base = context.allocate(limit)?;
-            reservation.free.free(base, limit);
-            reservation.backing = Backing::Whole { base };
+            match context.allocate(limit) {
+                Ok(base) => {
+                    reservation.free.free(base, limit);
+                    reservation.backing = Backing::Whole { base };
+                }
+                Err(DriverError::OutOfMemory { .. }) => warn_of_others(limit),
+                Err(e) => return Err(e),
+            }
         }
         Ok(reservation)
     }
@@ -333,6 +336,13 @@ impl Reservation {
         }
         self.arenas.clear();
     }
+}
+
+/// Warns that the limit is not preallocated.
+fn warn_of_others(limit: u64) {
+    log::warn!(
+        "{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed"
+    );
 }
 
 /// Maps memory to the unmapped pages of a region, at most `room` bytes, and counts the region as a

@@ -523,6 +523,8 @@ fn cudnn_convolves_smaller_batches_in_the_planned_workspace() {
                 .map(|case| (case, !relu)),
         );
     }
+    // It keeps the library's handle, but not the streams of devices that are closed.
+    let device = Device::open(0, LIMITS).expect("it is there");
     check(&cases, &[dnn(1, 1 << 20)], 1e-5);
     // If an algorithm refuses the batch of a run, another one is used; if there is none, the run
     // does not begin.
@@ -530,7 +532,6 @@ fn cudnn_convolves_smaller_batches_in_the_planned_workspace() {
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);
     check(forward, &[dnn(1, 1 << 20)], 1e-5);
     let (lowered, env) = (of_library(&forward[0].0, &dnn(1, 0)), forward[0].0.env);
-    let device = Device::open(0, LIMITS).expect("it is there");
     driver.fail("cudnnGetConvolutionForwardAlgorithm_v7", 0, NOT_SUPPORTED);
     let refused = device
         .foresee([&lowered].into_iter(), &env)

@@ -344,6 +344,14 @@ fn sizes_of_a_run_may_be_smaller_or_zero() {
         ),
         (Ok(()), done)
     );
+    // The library is asked once for the sizes of recent runs.
+    let lowered = of_library(&list[1].0, &by(21, 0));
+    for (rows, asked) in [(7, 1), (7, 0), (6, 1), (7, 0)] {
+        let before = driver.get("checks");
+        let foreseen = device.foresee([&lowered].into_iter(), &env(rows));
+        assert_eq!(foreseen, Ok(()));
+        assert_eq!(driver.get("checks") - before, asked, "{rows} rows");
+    }
     drop(device);
     // An algorithm that does not support smaller sizes is replaced by one that does.
     let asked = driver.get("heuristics");
@@ -369,6 +377,13 @@ fn errors_of_cublaslt_say_how_to_disable_it() {
     assert_eq!(
         error,
         "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out"
+    );
+    // A newer library may answer with a status that is not known yet.
+    driver.fail("cublasLtMatmul", 0, 12_345);
+    let error = run().expect_err("it was told to fail").to_string();
+    assert!(
+        error.starts_with("cublasLtMatmul answered status 12345;"),
+        "{error}"
     );
     driver.set("library", 0);
     let error = run().expect_err("there is none now").to_string();
@@ -437,6 +452,7 @@ fn timed_candidates_are_not_compiled_again() {
 fn the_fastest_is_picked_and_ties_go_to_the_first() {
     let Some(driver) = installed() else { return };
     let before = driver.get("live_bytes");
+    driver.set("without_context", 0);
     let spec = product();
     let names = own(&spec);
     let pick = |costs: &[(&str, i64)]| {
@@ -483,8 +499,9 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
         pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]),
         Choice::Library(algorithm(23, wide))
     );
-    // All of the tuner's memory is freed.
+    // All of the tuner's memory is freed, and all else before the context.
     assert_eq!(driver.get("live_bytes"), before);
+    assert_eq!(driver.get("without_context"), 0);
 }
 
 /// A launch leaves an idle device without work for longer than a kernel takes. That time is in no

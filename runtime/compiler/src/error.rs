@@ -83,9 +83,10 @@ pub enum Error {
         /// Where it failed, and which holders have the rest, as far as known.
         more: String,
     },
-    /// A kernel made an invalid access, or the device failed: it accepts no further work.
+    /// A kernel made an invalid access, or the device failed: it accepts no further work of this
+    /// process.
     #[error(
-        "the session on {device} is lost, with its weights: {why}; make a new session and {}",
+        "the session on {device} is lost, with its weights: {why}; start a new process and {}",
         saved.as_ref().map_or_else(
             || "load the last checkpoint with Session::load (this session saved none)".to_string(),
             |path| format!("load the last checkpoint with Session::load({path:?})")

@@ -345,6 +345,7 @@ fn a_copy_that_fails_says_so() {
         );
     }
     drop((session, program));
+    driver.restart();
     // There is no memory to pin.
     driver.fail("cuMemHostAlloc", 5, OUT_OF_MEMORY);
     let error = on_device(half, [SIZES[0], SIZES[1], 0], None)

@@ -19,7 +19,7 @@ use crate::gemm::library::{ALIGN, linear, store_is_read};
 use crate::gemm::problem::{Axis, Matrix, Problem};
 use crate::handles::Handles;
 use crate::libraries::{Library, LibraryError};
-use crate::lowered::{LibraryCall, Lowered};
+use crate::lowered::{LibraryCall, Lowered, RecentAlgorithms};
 
 /// The workspace limit of one convolution, bytes, however much memory it touches itself: some
 /// algorithms write out both images in another layout.
@@ -50,6 +50,8 @@ pub struct Convolution {
     alpha: f32,
     tf32: bool,
     algorithm: Option<Algorithm>,
+    /// The algorithms for sizes below the bounds.
+    recent: RecentAlgorithms<Algorithm>,
     /// Bytes at the start of the workspace that hold the sums for the epilogue kernel; the
     /// library's own workspace follows.
     sums: u64,
@@ -144,6 +146,7 @@ impl Convolution {
                 alpha,
                 tf32: target.tf32,
                 algorithm: None,
+                recent: RecentAlgorithms::default(),
                 sums: 0,
             };
             convolution
@@ -320,24 +323,26 @@ impl Convolution {
                 self.body.n.at(env)
             ),
         };
-        let described = self.described(env).ok_or_else(none)?;
-        if let Some(algorithm) = self.algorithm {
-            if self.body.n.as_fixed().is_some() {
-                return Ok(Call::Convolve(described, algorithm));
-            }
+        let described = self.described(env).ok_or_else(&none)?;
+        if self.body.n.as_fixed().is_some()
+            && let Some(algorithm) = self.algorithm
+        {
+            return Ok(Call::Convolve(described, algorithm));
+        }
+        let choose = || {
             // The algorithm was chosen for the largest batch. It may not work for this one, or not
             // with the workspace that is available.
-            if let Ok(algorithm) = library.checked(&described, &algorithm)
+            if let Some(algorithm) = self.algorithm
+                && let Ok(algorithm) = library.checked(&described, &algorithm)
                 && algorithm.workspace <= planned
             {
-                return Ok(Call::Convolve(described, algorithm));
+                return Ok(algorithm);
             }
-        }
-        let found = library.algorithms(&described, planned, 1)?;
-        found
-            .first()
-            .map(|&algorithm| Call::Convolve(described, algorithm))
-            .ok_or_else(none)
+            let found = library.algorithms(&described, planned, 1)?;
+            found.first().copied().ok_or_else(none)
+        };
+        let algorithm = self.recent.get_or(env, choose)?;
+        Ok(Call::Convolve(described, algorithm))
     }
 
     /// The addresses of its tensors, given those of the arguments and of the workspace.

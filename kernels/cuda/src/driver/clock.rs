@@ -2,8 +2,9 @@
 
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{self, CUevent, CUresult};
+use cudarc::driver::sys::{self, CUevent};
 
+use super::calls::{self, Status};
 use super::{DriverError, Event, Result, Stream, check};
 
 /// Two events with timestamps. Its context is current and outlives it.
@@ -66,21 +67,20 @@ impl Timestamps {
     }
 }
 
-type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status;
 
 /// The elapsed-time call. It has a second version since 12.8; older drivers have only the first,
 /// and the bindings would abort the process.
 fn elapsed_time() -> Result<ElapsedTime> {
-    // SAFETY: the driver is open.
-    let library = unsafe { sys::culib() };
     for name in ["cuEventElapsedTime_v2", "cuEventElapsedTime"] {
-        // SAFETY: both versions have this type.
-        if let Ok(call) = unsafe { library.get::<ElapsedTime>(name.as_bytes()) } {
-            return Ok(*call);
+        // SAFETY: the driver is open, and both versions have this type.
+        if let Some(call) = unsafe { calls::find::<ElapsedTime>(name) } {
+            return Ok(call);
         }
     }
     Err(DriverError::Failed {
         call: "cuEventElapsedTime",
+        status: 0,
         code: "the driver has no such call".into(),
     })
 }
@@ -102,7 +102,7 @@ impl Event {
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         check("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
+            calls::cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
         })?;
         Ok(Event(raw))
     }

@@ -9,10 +9,9 @@ use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{
-    self, CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,
-};
+use cudarc::driver::sys::{CUgraph, CUgraphEdgeData, CUgraphNode, CUstream};
 
+use super::calls::{self, Status};
 use super::{Result, Stream, check};
 
 /// A node of a graph that is being captured.
@@ -21,21 +20,21 @@ pub(crate) struct Node(CUgraphNode);
 
 type GetCaptureInfo = unsafe extern "C" fn(
     CUstream,
-    *mut CUstreamCaptureStatus,
+    *mut c_int,
     *mut u64,
     *mut CUgraph,
     *mut *const CUgraphNode,
     *mut *const CUgraphEdgeData,
     *mut usize,
-) -> CUresult;
+) -> Status;
 type UpdateCaptureDependencies = unsafe extern "C" fn(
     CUstream,
     *mut CUgraphNode,
     *const CUgraphEdgeData,
     usize,
     c_uint,
-) -> CUresult;
-type NodeGetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
+) -> Status;
+type NodeGetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> Status;
 
 /// Replaces the front instead of adding to it.
 const SET: c_uint = 1;
@@ -60,18 +59,12 @@ impl Edges {
     pub fn of_driver() -> Option<Edges> {
         static FOUND: OnceLock<Option<Edges>> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            // SAFETY: the driver is open.
-            let library = unsafe { sys::culib() };
-            // SAFETY: the calls have had these types since they exist.
+            // SAFETY: the driver is open, and the calls have had these types since they exist.
             let found = unsafe {
                 Edges {
-                    info: *library
-                        .get::<GetCaptureInfo>(b"cuStreamGetCaptureInfo_v3")
-                        .ok()?,
-                    update: *library
-                        .get::<UpdateCaptureDependencies>(b"cuStreamUpdateCaptureDependencies_v2")
-                        .ok()?,
-                    type_of: *library.get::<NodeGetType>(b"cuGraphNodeGetType").ok()?,
+                    info: calls::find("cuStreamGetCaptureInfo_v3")?,
+                    update: calls::find("cuStreamUpdateCaptureDependencies_v2")?,
+                    type_of: calls::find("cuGraphNodeGetType")?,
                 }
             };
             Some(found)
@@ -80,7 +73,7 @@ impl Edges {
 
     /// The nodes that the next node of a stream that is being captured will depend on.
     pub fn front(&self, stream: &Stream) -> Result<Vec<Node>> {
-        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status = 0;
         let (mut nodes, mut edges, mut count) = (null(), null(), 0);
         // SAFETY: the stream lives, and the pointers are valid for writing; properties whose
         // pointers are null are not requested.

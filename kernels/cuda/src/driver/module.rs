@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use cudarc::driver::sys;
 
-use super::{DriverError, Result, check};
+use super::{DriverError, Result, calls, check};
 
 /// Loaded code. Its context is current and outlives it, and its kernels have finished when it is
 /// dropped.
@@ -31,13 +31,14 @@ impl Module {
         if !image.starts_with(b"\x7fELF") && image.last() != Some(&0) {
             return Err(DriverError::Failed {
                 call: "cuModuleLoadData",
+                status: 0,
                 code: "neither a cubin nor PTX that ends in 0".into(),
             });
         }
         let mut raw = null_mut();
         // SAFETY: a cubin says how long it is, and PTX ends in 0; the driver reads no further.
         check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut raw, image.as_ptr().cast())
+            calls::cuModuleLoadData(&mut raw, image.as_ptr().cast())
         })?;
         Ok(Module(raw))
     }
@@ -46,13 +47,14 @@ impl Module {
     pub fn function(&self, name: &str) -> Result<Function> {
         let failed = |e: std::ffi::NulError| DriverError::Failed {
             call: "cuModuleGetFunction",
+            status: 0,
             code: e.to_string(),
         };
         let name = CString::new(name).map_err(failed)?;
         let mut raw = null_mut();
         // SAFETY: the module lives, and the name ends in 0.
         check("cuModuleGetFunction", unsafe {
-            sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr())
+            calls::cuModuleGetFunction(&mut raw, self.0, name.as_ptr())
         })?;
         Ok(Function(raw))
     }
@@ -61,7 +63,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: it was loaded and is unloaded only here.
-        unsafe { sys::cuModuleUnload(self.0) };
+        unsafe { calls::cuModuleUnload(self.0) };
     }
 }
 
@@ -74,7 +76,7 @@ impl Function {
         // SAFETY: the function was found in a module that lives, and the pointer is valid for
         // writing.
         check("cuFuncGetAttribute", unsafe {
-            sys::cuFuncGetAttribute(
+            calls::cuFuncGetAttribute(
                 &mut declared,
                 A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
                 self.0,
@@ -85,7 +87,7 @@ impl Function {
             .saturating_sub(declared);
         // SAFETY: as above.
         check("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(
+            calls::cuFuncSetAttribute(
                 self.0,
                 A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 left,

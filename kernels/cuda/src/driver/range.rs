@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 
-use super::{Context, Result, check, of_bytes};
+use super::{Context, Result, calls, check, of_bytes};
 
 /// A range of addresses, parts of which are mapped to memory.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
     context.bind()?;
     // SAFETY: both pointers are valid for the call.
     let got =
-        unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
+        unsafe { calls::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
     check("cuMemGetAllocationGranularity", got)?;
     Ok(bytes as u64)
 }
@@ -41,7 +41,7 @@ impl AddressRange {
         context.bind()?;
         let mut base = 0;
         // SAFETY: the pointer is valid for writing.
-        let got = unsafe { sys::cuMemAddressReserve(&mut base, bytes as usize, 0, 0, 0) };
+        let got = unsafe { calls::cuMemAddressReserve(&mut base, bytes as usize, 0, 0, 0) };
         check("cuMemAddressReserve", got).map_err(of_bytes(bytes))?;
         Ok(AddressRange { base, bytes })
     }
@@ -82,7 +82,7 @@ impl AddressRange {
         );
         // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
         check("cuMemMap", unsafe {
-            sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0)
+            calls::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0)
         })
         .map_err(of_bytes(bytes))
     }
@@ -96,7 +96,7 @@ impl AddressRange {
         };
         // SAFETY: the caller has mapped memory to these addresses, and one description is passed.
         check("cuMemSetAccess", unsafe {
-            sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1)
+            calls::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1)
         })
         .map_err(of_bytes(bytes))
     }
@@ -106,7 +106,7 @@ impl AddressRange {
         let _ = context.bind().and_then(|()| {
             // SAFETY: the caller mapped exactly this. A lost context has unmapped it already.
             check("cuMemUnmap", unsafe {
-                sys::cuMemUnmap(self.base + offset, bytes as usize)
+                calls::cuMemUnmap(self.base + offset, bytes as usize)
             })
         });
     }
@@ -116,7 +116,7 @@ impl AddressRange {
         let _ = context.bind().and_then(|()| {
             // SAFETY: the range was reserved once, and the caller does not use it again.
             check("cuMemAddressFree", unsafe {
-                sys::cuMemAddressFree(self.base, self.bytes as usize)
+                calls::cuMemAddressFree(self.base, self.bytes as usize)
             })
         });
     }
@@ -128,7 +128,8 @@ impl Physical {
         context.bind()?;
         let mut handle = 0;
         // SAFETY: both pointers are valid for the call.
-        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
+        let got =
+            unsafe { calls::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
         check("cuMemCreate", got).map_err(of_bytes(bytes))?;
         Ok(Physical(handle))
     }
@@ -138,6 +139,6 @@ impl Physical {
         // SAFETY: it was created once and is released only here, by value.
         let _ = context
             .bind()
-            .and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
+            .and_then(|()| check("cuMemRelease", unsafe { calls::cuMemRelease(self.0) }));
     }
 }

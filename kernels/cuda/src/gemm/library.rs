@@ -22,7 +22,7 @@ use crate::cublaslt::{self, Addresses, Algorithm, Layout};
 use crate::driver::{DriverError, Stream};
 use crate::handles::Handles;
 use crate::libraries::{Library, LibraryError};
-use crate::lowered::{LibraryCall, Lowered};
+use crate::lowered::{LibraryCall, Lowered, RecentAlgorithms};
 
 /// The alignment of argument addresses, bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -69,6 +69,8 @@ pub struct Product {
     sizes: [Count; 4],
     tf32: bool,
     algorithm: Option<Algorithm>,
+    /// The algorithms for sizes below the bounds.
+    recent: RecentAlgorithms<Algorithm>,
     /// Bytes at the start of the workspace that hold the sums for the epilogue kernel; the
     /// library's own workspace follows.
     sums: u64,
@@ -215,6 +217,7 @@ impl Product {
             sizes,
             tf32: target.tf32,
             algorithm: None,
+            recent: RecentAlgorithms::default(),
             sums,
             form,
         };
@@ -304,30 +307,30 @@ impl Product {
         }
         let planned = self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let known = self.sizes.iter().all(|count| count.known().is_some());
-        if let Some(algorithm) = self.algorithm {
-            if known {
-                return Ok(Call::Multiply(described, algorithm));
-            }
+        if known && let Some(algorithm) = self.algorithm {
+            return Ok(Call::Multiply(described, algorithm));
+        }
+        let choose = || {
             // The algorithm was chosen for the largest sizes. It may not work for these sizes, or
             // not with the workspace that is available.
-            if let Ok(algorithm) = library.checked(&described, &algorithm)
+            if let Some(algorithm) = self.algorithm
+                && let Ok(algorithm) = library.checked(&described, &algorithm)
                 && algorithm.workspace <= planned
             {
-                return Ok(Call::Multiply(described, algorithm));
+                return Ok(algorithm);
             }
-        }
-        let found = library.algorithms(&described, planned, 1)?;
-        let none = || LibraryError::Failed {
-            library: Library::CublasLt,
-            call: "cublasLtMatmulAlgoGetHeuristic",
-            status: format!(
-                "no way to multiply {rows} × {deep} by {deep} × {columns} within {planned} bytes"
-            ),
+            let found = library.algorithms(&described, planned, 1)?;
+            let none = || LibraryError::Failed {
+                library: Library::CublasLt,
+                call: "cublasLtMatmulAlgoGetHeuristic",
+                status: format!(
+                    "no way to multiply {rows} × {deep} by {deep} × {columns} within {planned} bytes"
+                ),
+            };
+            found.first().copied().ok_or_else(none)
         };
-        found
-            .first()
-            .map(|&algorithm| Call::Multiply(described, algorithm))
-            .ok_or_else(none)
+        let algorithm = self.recent.get_or(env, choose)?;
+        Ok(Call::Multiply(described, algorithm))
     }
 
     /// The addresses of its operands, given those of the arguments and of the workspace.

@@ -444,11 +444,18 @@ impl Group<'_> {
         let Some(product) = by_cublaslt(spec, bounds, target) else {
             return Ok(Vec::new());
         };
-        let found = bench.cublaslt()?.algorithms(
-            &product.described(bounds),
-            product.workspace_max(bounds),
-            LIBRARY_MAX,
-        )?;
+        let mut described = product.described(bounds);
+        // The library's check of an algorithm is not told how operands are aligned.
+        for (spec, target) in &self.specs[1..] {
+            let Some(other) = by_cublaslt(spec, bounds, target) else {
+                return Ok(Vec::new());
+            };
+            described = described.aligned_as(&other.described(bounds));
+        }
+        let found =
+            bench
+                .cublaslt()?
+                .algorithms(&described, product.workspace_max(bounds), LIBRARY_MAX)?;
         self.all_fitting(found.into_iter().map(Choice::Library), bounds, bench)
     }
 

@@ -94,8 +94,9 @@ impl Trial {
 
 /// A device opened only for timing: its stream is used for nothing else.
 pub(super) struct Bench {
-    device: Device,
+    /// Dropped before the device, whose context it needs.
     clock: Clock,
+    device: Device,
     room: Option<u64>,
 }
 
@@ -103,8 +104,8 @@ impl Bench {
     pub fn open(ordinal: u32, limits: Limits, room: Option<u64>) -> Result<Bench, DriverError> {
         let device = Device::open(ordinal, limits)?;
         Ok(Bench {
-            device,
             clock: Clock::new()?,
+            device,
             room,
         })
     }

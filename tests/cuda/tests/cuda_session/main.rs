@@ -164,6 +164,31 @@ fn lengths_that_never_recur_are_not_recorded() {
     assert_eq!(counts(), (captures + 2, replays + 6));
 }
 
+/// Launching the kernels of a run one by one needs no memory, a graph does.
+#[test]
+fn runs_without_memory_for_their_graphs_are_launched() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let batches = [8, 8, 3, 3, 8, 3, 8, 8];
+    let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
+    // The calls for graphs: the first fails alone, or there is room for so many graphs.
+    for (fails, room, captures, replays) in [(true, 9, 3, 7), (false, 1, 5, 6), (false, 0, 4, 0)] {
+        driver.set("graph_room", room);
+        if fails {
+            driver.fail("cuGraphInstantiateWithFlags", 0, OUT_OF_MEMORY);
+        }
+        let counts = || (driver.get("captures"), driver.get("replays"));
+        let before = counts();
+        let (got, ..) = losses(Device::Cuda(0), Model::Mlp, OptimizerKind::Adam, &batches);
+        assert_close(&got, &expected);
+        let after = counts();
+        let made = (after.0 - before.0, after.1 - before.1);
+        assert_eq!(made, (captures, replays), "room for {room} graphs");
+    }
+    assert_eq!(driver.get("live_graphs"), 0);
+}
+
 #[test]
 fn a_convolution_network_trains_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
@@ -427,7 +452,13 @@ fn allocations_that_do_not_fit_are_reported() {
     driver.fail("cuMemAlloc_v2", 0, OUT_OF_MEMORY);
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
-    let mut session = self::session(Device::Cuda(0), params);
+    let config = MemoryConfig {
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    };
+    let mut session = self::session(Device::Cuda(0), params)
+        .with_memory(&config)
+        .expect("it makes sense");
     let error = network
         .training(&mut session, 8u32, OptimizerKind::Adam)
         .map(|_| ())
@@ -462,6 +493,7 @@ fn a_lost_device_is_an_error_with_a_remedy() {
         for part in [
             "cuda:0 is lost",
             "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "start a new process",
             "Session::load",
             "last.safetensors",
         ] {
@@ -470,6 +502,18 @@ fn a_lost_device_is_an_error_with_a_remedy() {
     }
     assert!(session.value("head.weight").is_err());
     drop((session, train));
+    let error = Session::new(Device::Cuda(0), Params::seeded(2))
+        .map(|_| ())
+        .expect_err("it is lost to the process")
+        .to_string();
+    for part in [
+        "device cuda:0: the device is lost: cuGraphLaunch answered",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "start a new process",
+    ] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+    driver.restart();
     let params = Params::seeded(2);
     let mut session = self::session(Device::Cuda(0), params.clone());
     let (train, _) = classifier(&mut session, &params);
