@@ -2,10 +2,10 @@
 //! and not at every start.
 //!
 //! The key of an [`entry`] is a hash of everything that its code depends on: source, options,
-//! architecture, the compiler's version and its file. Because an entry holds code that will be executed, the
-//! folder belongs to the user alone, and a folder that others can write to is refused. Entries are
-//! written to a temporary file and renamed, contain a hash of themselves, and are rebuilt if
-//! anything is wrong with them.
+//! architecture, the compiler's version and its file. Because an entry holds code that will be
+//! executed, the folder belongs to the user alone, and a folder that others can write to is refused.
+//! Entries are written to a temporary file and renamed, contain a hash of themselves, and are rebuilt
+//! if anything is wrong with them.
 
 use std::fs;
 use std::io::{self, Write};
