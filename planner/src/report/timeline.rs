@@ -277,7 +277,7 @@ fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
             .received
             .iter()
             .filter_map(|h| Some(json!([item(h.holder), h.offset?, h.bytes])));
-        json!({ "us": step.ns as f64 / 1e3, "handed": received.collect::<Value>() })
+        json!({ "us": step.ns as f64 / 1e3, "received": received.collect::<Value>() })
     };
     let strays = run.strays(plan);
     let stray = |(step, h): &(usize, ReceivedBytes)| {

@@ -20,13 +20,15 @@ const NAMED: usize = 6;
 struct Point {
     budget: u64,
     slab: u64,
-    runs: usize,
+    /// Kernels that recompute values.
+    recomputed: usize,
     /// Values that are sent to the host.
-    sent: usize,
+    offloaded: usize,
     overhead: f64,
     /// Micro-batches, if kernels run on some.
-    slices: Option<MicroBatched>,
-    again: String,
+    micro_batched: Option<MicroBatched>,
+    /// The largest of the values that are not kept.
+    named: String,
 }
 
 pub fn run(args: &Args, model: Model) -> Result<()> {
@@ -39,9 +41,9 @@ pub fn run(args: &Args, model: Model) -> Result<()> {
             json!({
                 "budget_bytes": p.budget,
                 "slab_bytes": p.slab,
-                "again": p.runs,
-                "slices": p.slices.map_or(1, |s| s.count),
-                "offloaded": p.sent,
+                "recomputed": p.recomputed,
+                "micro_batches": p.micro_batched.map_or(1, |m| m.count),
+                "offloaded": p.offloaded,
                 "overhead_pct": 100.0 * p.overhead,
             })
         };
@@ -73,23 +75,25 @@ pub fn run(args: &Args, model: Model) -> Result<()> {
             (at + 1).to_string(),
             Bytes(p.slab).to_string(),
             share,
-            p.runs.to_string(),
-            p.slices
-                .map_or(String::new(), |s| format!("{} × {}", s.count, s.examples)),
-            p.sent.to_string(),
+            p.recomputed.to_string(),
+            p.micro_batched
+                .map_or(String::new(), |m| format!("{} × {}", m.count, m.examples)),
+            p.offloaded.to_string(),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
     line(table(&rows, 1))?;
-    let told = points
+    let named = points
         .iter()
         .enumerate()
-        .filter(|(_, p)| !p.again.is_empty());
-    told.map(|(at, p)| (at + 1, &p.again))
-        .try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
+        .filter(|(_, p)| !p.named.is_empty());
+    named
+        .map(|(at, p)| (at + 1, &p.named))
+        .try_for_each(|(at, named)| line(format_args!("{at}: {named}")))
 }
 
-fn plan(args: &Args, model: Model, budget: Budget) -> Result<Plan> {
+/// The plan of a training step of so many examples under a budget.
+pub fn plan(args: &Args, model: Model, budget: Budget, batch: u32) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.rounding.build(model, &params);
     let session = Session::new(args.device, params)?
@@ -97,15 +101,16 @@ fn plan(args: &Args, model: Model, budget: Budget) -> Result<Plan> {
         .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
-    of_batch(args.batch(), |batch| {
+    of_batch(batch, |batch| {
         network.plan_training(&session, batch, optimizer)
     })
 }
 
 /// The plans from the largest slab to the smallest; budgets without a plan are left out.
 fn points(args: &Args, model: Model) -> Result<Vec<Point>> {
-    let all = plan(args, model, Budget::Unlimited)?.slab_bytes();
-    let least = match plan(args, model, Budget::Fraction(0.0)) {
+    let batch = args.batch();
+    let all = plan(args, model, Budget::Unlimited, batch)?.slab_bytes();
+    let least = match plan(args, model, Budget::Fraction(0.0), batch) {
         Err(Error::Budget { slab, .. }) => slab.0,
         other => other?.slab_bytes(),
     };
@@ -115,16 +120,17 @@ fn points(args: &Args, model: Model) -> Result<Vec<Point>> {
         let point = |plan: Plan| Point {
             budget,
             slab: plan.slab_bytes(),
-            runs: plan.budget_report().tasks.len(),
-            sent: plan.budget_report().offloaded.len(),
+            recomputed: plan.budget_report().tasks.len(),
+            offloaded: plan.budget_report().offloaded.len(),
             overhead: plan.budget_report().overhead,
-            slices: plan.budget_report().micro_batched,
-            again: told(&plan),
+            micro_batched: plan.budget_report().micro_batched,
+            named: named(&plan),
         };
         match plan(
             args,
             model,
             Budget::Fraction(budget as f64 / all.max(1) as f64),
+            batch,
         )
         .map(point)
         {
@@ -139,24 +145,24 @@ fn points(args: &Args, model: Model) -> Result<Vec<Point>> {
 
 /// The kernels that run on micro-batches, and the largest of the values that are recomputed or sent
 /// to the host, with their consumers.
-fn told(plan: &Plan) -> String {
-    let mut again = plan.recomputed();
-    again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
-    let named = again
+fn named(plan: &Plan) -> String {
+    let mut recomputed = plan.recomputed();
+    recomputed.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
+    let named = recomputed
         .iter()
         .take(NAMED)
         .map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
     let mut text: Vec<String> = plan
         .budget_report()
         .micro_batched
-        .map(|slices| slices.to_string())
+        .map(|micro_batched| micro_batched.to_string())
         .into_iter()
         .chain(named)
         .collect();
     let mut sent: Vec<&OffloadedValue> = plan.budget_report().offloaded.iter().collect();
     sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
     text.extend(sent.iter().take(NAMED).map(ToString::to_string));
-    let left = again.len().saturating_sub(NAMED) + sent.len().saturating_sub(NAMED);
+    let left = recomputed.len().saturating_sub(NAMED) + sent.len().saturating_sub(NAMED);
     if left > 0 {
         text.push(format!("{left} more"));
     }
@@ -213,14 +219,14 @@ fn svg(args: &Args, model: Model, points: &[Point]) -> String {
         path.join(" ")
     );
     for p in points {
-        let slices = p
-            .slices
-            .map_or(String::new(), |slices| format!(" · {slices}"));
+        let micro_batched = p
+            .micro_batched
+            .map_or(String::new(), |micro_batched| format!(" · {micro_batched}"));
         let tip = format!(
-            "{} · {} kernels recomputed{slices} · {} values offloaded · +{:.1} % time",
+            "{} · {} kernels recomputed{micro_batched} · {} values offloaded · +{:.1} % time",
             Bytes(p.slab),
-            p.runs,
-            p.sent,
+            p.recomputed,
+            p.offloaded,
             100.0 * p.overhead
         );
         let _ = writeln!(

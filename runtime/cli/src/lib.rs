@@ -12,6 +12,7 @@ mod diff;
 mod frontier;
 mod graph_file;
 mod info;
+mod largest_batch;
 mod launch;
 mod onnx;
 mod order;

@@ -16,8 +16,8 @@ use slabwise_models::{Model, OptimizerKind};
 
 use crate::arguments::{FileOptions, ModelOrFile, Rounding};
 use crate::output::{bad_input, line, save};
-use crate::plan_diff::PlanFile;
-use crate::{frontier, onnx};
+use crate::plan_diff::{FORMAT, PlanFile};
+use crate::{frontier, largest_batch, onnx};
 
 #[derive(clap::Args)]
 #[command(after_long_help = format!("Models, with the defaults of their sizes:\n{}", Model::help()))]
@@ -38,8 +38,8 @@ pub struct Args {
     pub offload: Option<Offload>,
     #[command(flatten)]
     pub file: FileOptions,
-    /// Of an ONNX file: plan a training step with this optimizer, whose loss is the mean of the squares of
-    /// the first output; without it, inference
+    /// Of an ONNX file: plan a training step with this optimizer, whose loss is the mean of the
+    /// squares of the first output; without it, inference
     #[arg(long, value_name = "OPTIMIZER")]
     pub train: Option<OptimizerKind>,
     /// auto, cpu or cuda:N
@@ -74,6 +74,10 @@ pub struct Args {
     /// Show the time that smaller slabs cost: plans for ten budgets, with the values they recompute
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
     pub frontier: bool,
+    /// Find the largest batch of a step whose weights, state and slab fit so many bytes, such as
+    /// 8GiB: with all values kept, and with recomputation and micro-batches
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["batch", "budget", "frontier", "kernels", "svg", "html", "snapshot", "perfetto", "pprof", "dump", "ranks"])]
+    largest_batch: Option<Bytes>,
     /// Write the program after each compiler pass into this folder, as text and as a picture in DOT
     #[arg(long, value_name = "DIR")]
     pub dump: Option<PathBuf>,
@@ -127,6 +131,7 @@ impl Args {
             ("--batch (use --dim)", self.batch.is_some()),
             ("--optimizer (use --train)", self.optimizer.is_some()),
             ("--frontier", self.frontier),
+            ("--largest-batch", self.largest_batch.is_some()),
             ("--no-run", self.no_run),
             ("--ranks", self.ranks.is_some()),
             ("--snapshot", self.snapshot.is_some()),
@@ -187,6 +192,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn built_in(args: &Args, model: Model) -> Result<()> {
     if args.frontier {
         return frontier::run(args, model);
+    }
+    if let Some(room) = args.largest_batch {
+        return largest_batch::run(args, model, room);
     }
     let params = Params::seeded(0);
     let network = args.rounding.build(model, &params);
@@ -293,6 +301,7 @@ pub fn report(plan: &Plan, model: &str, batch: u32) -> serde_json::Value {
     let persistent = plan.persistent();
     let PlanFile { peak, buffers, .. } = PlanFile::of(plan);
     json!({
+        "format": FORMAT,
         "model": model,
         "batch": batch,
         "slab_bytes": plan.slab_bytes(),

@@ -8,7 +8,7 @@ mod file;
 
 use std::collections::{BTreeMap, HashMap};
 
-pub use file::{FILE_MAX, Peak, PlanFile, PlanFileError, Row};
+pub use file::{FILE_MAX, FORMAT, Peak, PlanFile, PlanFileError, Row};
 
 /// A buffer that both plans have, by its place in each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

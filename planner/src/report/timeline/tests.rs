@@ -218,12 +218,12 @@ fn differences_of_a_run_from_its_plan_are_listed() {
     );
     let data = data_of(&html(&dag, &plan, "train", Ok(&run)));
     assert_eq!(
-        data["run"]["steps"][0]["handed"].to_string(),
+        data["run"]["steps"][0]["received"].to_string(),
         format!("[[1,{},4096]]", plan.offsets[1]),
         "buffers outside the slab are not drawn"
     );
     assert_eq!(
-        data["run"]["steps"][1]["handed"][1][0].as_u64(),
+        data["run"]["steps"][1]["received"][1][0].as_u64(),
         Some(5 + 1),
         "a workspace"
     );

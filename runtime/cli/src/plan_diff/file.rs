@@ -13,9 +13,20 @@ pub const FILE_MAX: u64 = 1 << 26;
 /// Most characters of a parser's message.
 const MESSAGE_MAX: usize = 200;
 
+/// The number of the format that is written. A new key keeps it; a key that is renamed, removed or
+/// has another meaning increases it.
+pub const FORMAT: u32 = 1;
+
+fn first_format() -> u32 {
+    1
+}
+
 /// The part of a plan that two plans are compared by. Bytes, but for steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanFile {
+    /// The format's number, at most [`FORMAT`].
+    #[serde(default = "first_format")]
+    pub format: u32,
     /// The slab.
     pub slab_bytes: u64,
     /// The lower bound of any assignment of offsets for this order.
@@ -26,6 +37,13 @@ pub struct PlanFile {
     pub peak: Peak,
     /// Buffers, then workspaces.
     pub buffers: Vec<Row>,
+}
+
+/// The number of a file's format, whatever its other keys are.
+#[derive(Deserialize)]
+struct Format {
+    #[serde(default = "first_format")]
+    format: u32,
 }
 
 /// The step with the most live bytes.
@@ -247,6 +265,7 @@ impl PlanFile {
                     )
                 });
         PlanFile {
+            format: FORMAT,
             slab_bytes: plan.slab_bytes(),
             lower_bound_bytes: plan.lower_bound_bytes(),
             without_reuse_bytes: plan.without_reuse_bytes(),
@@ -285,6 +304,12 @@ impl PlanFile {
     /// # Errors
     /// The defect, and its line.
     pub fn read(text: &str) -> Result<PlanFile, String> {
+        let format = serde_json::from_str(text).map_or(FORMAT, |Format { format }| format);
+        if format > FORMAT {
+            return Err(format!(
+                "a plan of format {format}; this version reads formats up to {FORMAT}, and a newer slabwise reads it"
+            ));
+        }
         let plan: PlanFile = serde_json::from_str(text).map_err(|e| {
             format!(
                 "no plan as `slabwise plan --json` writes it: {}",

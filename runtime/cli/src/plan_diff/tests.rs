@@ -27,6 +27,7 @@ fn file(buffers: Vec<Row>) -> PlanFile {
         bytes,
     };
     PlanFile {
+        format: FORMAT,
         slab_bytes: bytes,
         lower_bound_bytes: bytes,
         without_reuse_bytes: bytes,
@@ -168,6 +169,9 @@ fn files_are_read_as_they_were_written_and_mistakes_name_their_line() {
         row("y", "", 7, 1, 2, false),
     ]);
     let text = serde_json::to_string_pretty(&plan).expect("JSON");
+    // The first format had no number.
+    let unnumbered = text.replacen("\"format\": 1,", "", 1);
+    assert_eq!(PlanFile::read(&unnumbered).as_ref(), Ok(&plan));
     assert_eq!(PlanFile::read(&text), Ok(plan));
     let wrong = |from: &str, to: &str, says: &[&str]| {
         assert!(text.contains(from), "{from}");
@@ -177,7 +181,12 @@ fn files_are_read_as_they_were_written_and_mistakes_name_their_line() {
     wrong(
         "\"slab_bytes\": 10",
         "\"slab_bytes\": -10",
-        &["line 2", "-10"],
+        &["line 3", "-10"],
+    );
+    wrong(
+        "\"format\": 1",
+        "\"format\": 2",
+        &["a plan of format 2", "formats up to 1"],
     );
     wrong("\"name\": \"x\",", "", &["`name`", "line"]);
     wrong(

@@ -67,7 +67,7 @@ fn assert_keys(value: &Value, expected: &str) {
     }
 }
 
-const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes prologues kernels compile_s peak buffers host_bytes";
+const PLAN: &str = "format model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes prologues kernels compile_s peak buffers host_bytes";
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
                        policies step_ms_dynamic step_ms_planned";
 const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
@@ -308,7 +308,7 @@ fn the_frontier_lists_the_time_of_smaller_slabs() {
                 .all(|p| p["slab_bytes"].as_u64() <= p["budget_bytes"].as_u64())
     );
     assert_eq!(
-        (slabs[0], points[0]["again"].as_u64()),
+        (slabs[0], points[0]["recomputed"].as_u64()),
         (
             json("plan mlp --batch 512")["slab_bytes"].as_u64().unwrap(),
             Some(0)
@@ -357,11 +357,44 @@ fn a_budget_below_one_kernel_is_met_by_micro_batches() {
     assert!(text("plan cnn --batch 16 --budget 50%").contains(" micro-batches of "));
     let report = json("plan cnn --batch 4 --frontier");
     let points = report["frontier"].as_array().unwrap();
-    assert_eq!(points[0]["slices"].as_u64(), Some(1));
+    assert_eq!(points[0]["micro_batches"].as_u64(), Some(1));
     assert!(
-        points.len() > 3 && points.last().unwrap()["slices"].as_u64() > Some(1),
+        points.len() > 3 && points.last().unwrap()["micro_batches"].as_u64() > Some(1),
         "{report}"
     );
+}
+
+#[test]
+fn the_largest_batch_is_that_of_a_budget() {
+    let plan = |batch: u64| json(&format!("plan mlp --batch {batch}"));
+    let bytes = |plan: &Value| {
+        plan["persistent_bytes"].as_u64().unwrap() + plan["slab_bytes"].as_u64().unwrap()
+    };
+    let room = bytes(&plan(300));
+    let report = json(&format!("plan mlp --largest-batch {room}"));
+    assert_keys(&report, "model bytes largest_batch");
+    assert_eq!(report["bytes"].as_u64(), Some(room));
+    let [kept, within] =
+        ["all_values_kept", "within_the_budget"].map(|how| &report["largest_batch"][how]);
+    for fit in [kept, within] {
+        assert_keys(fit, "batch slab_bytes persistent_bytes overhead_pct");
+        assert!(bytes(fit) <= room, "{report}");
+    }
+    // One more example does not fit without recomputation.
+    let batch = kept["batch"].as_u64().unwrap();
+    assert!(batch >= 300 && bytes(&plan(batch)) <= room && bytes(&plan(batch + 1)) > room);
+    let more = within["batch"].as_u64().unwrap();
+    assert!(more > batch, "{report}");
+    let fits = |batch: u64| format!("plan mlp --batch {batch} --budget {room}");
+    assert!(bytes(&json(&fits(more))) <= room);
+    failure(&fits(more + 1), 1);
+    assert!(text(&format!("plan mlp --largest-batch {room}")).contains("weights and state"));
+    let error = failure("plan mlp --largest-batch 1MiB", 1);
+    assert!(
+        error.contains("the budget of 1.0 MiB is too small"),
+        "{error}"
+    );
+    failure("plan mlp --largest-batch 8GiB --budget 1GiB", 2);
 }
 
 fn assert_planned(report: &Value) {
