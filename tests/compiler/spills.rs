@@ -177,7 +177,7 @@ fn compiler() -> bool {
 }
 
 /// Of the products that differ in the work on their sums alone, the one with the most such work is
-/// chosen, for one of the devices that have it. One in three of those is tested.
+/// chosen, for one of the devices that have it. One in six of those is tested.
 #[test]
 fn products_of_models_spill_nothing() {
     if !compiler() {
@@ -200,7 +200,7 @@ fn products_of_models_spill_nothing() {
         products.retain(|(_, f)| Some(f.source.len()) == longest);
         products[at % products.len()]
     });
-    check_each(chosen.step_by(3));
+    check_each(chosen.step_by(6));
 }
 
 /// Of the split products by each kernel, the one with the most work on its sums is tested, for an
@@ -237,7 +237,7 @@ fn loads(function: &Function) -> usize {
     digits.parse().unwrap_or_default()
 }
 
-/// Loops over rows whose threads keep values of the row from one pass to the next: one in three,
+/// Loops over rows whose threads keep values of the row from one pass to the next: one in six,
 /// each for one of the devices that have it.
 #[test]
 fn rows_that_are_kept_spill_nothing() {
@@ -266,7 +266,7 @@ fn rows_that_are_kept_spill_nothing() {
         }
     }
     let one = |(at, of_devices): (usize, Vec<_>)| of_devices[at % of_devices.len()];
-    check_each(alike.into_values().enumerate().map(one).step_by(3));
+    check_each(alike.into_values().enumerate().map(one).step_by(6));
 }
 
 /// All functions of all cases for all devices.
