@@ -222,6 +222,15 @@ fn files_of_floats_are_quantized_and_those_of_parts_are_not() {
         assert_eq!(near, dequantized(session, "new.weight", FOUR_BITS));
     }
 
+    let mistaken = Rules::new().permute("old.weight", &[0, 7]);
+    let opened = Weights::open(path("floats.safetensors")).expect("a file");
+    let error = by_rules.load_from(&opened, &mistaken).expect_err("7 of 2");
+    let error = error.to_string();
+    assert!(
+        error.contains("[0, 7] does not name each axis once"),
+        "{error}"
+    );
+
     file(
         &path("shape.safetensors"),
         &[("old.weight", &floats(24, 64, 1))],

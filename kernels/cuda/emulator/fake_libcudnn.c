@@ -3,8 +3,9 @@
  *
  * It returns the library's errors (for unset descriptors, inconsistent types, shapes and strides,
  * too little workspace, addresses outside of the device's memory, work on another stream than that
- * of the run, calls for a handle whose stream was destroyed), offers several algorithms, of which some are not deterministic, round products that
- * must not be rounded, or need a large workspace, and fails when the driver is set to make it fail.
+ * of the run, calls for a handle whose stream was destroyed), offers several algorithms, of which
+ * some are not deterministic, round products that must not be rounded, or need a large workspace, and
+ * fails when the driver is set to make it fail.
  * It works while the driver's number `cudnn` is 1.
  *
  * Built as a shared object whose name (SONAME) is libcudnn.so. Numbers of types and algorithms are

@@ -75,7 +75,8 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
     pub frontier: bool,
     /// Find the largest batch of a step whose weights, state and slab fit so many bytes, such as
-    /// 8GiB: with all values kept, and with recomputation and micro-batches
+    /// 8GiB: with all values kept, and with recomputation and micro-batches, for which it may plan
+    /// for minutes
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["batch", "budget", "frontier", "kernels", "svg", "html", "snapshot", "perfetto", "pprof", "dump", "ranks"])]
     largest_batch: Option<Bytes>,
     /// Write the program after each compiler pass into this folder, as text and as a picture in DOT

@@ -206,7 +206,7 @@ impl Memory {
     /// # Errors
     /// If there is no memory for them; the memory is then as large as before.
     pub(super) fn grow_host(&mut self, inner: &Compiled) -> Result<()> {
-        if inner.copies() == 0 || self.host_bytes() >= inner.host_bytes {
+        if self.host_bytes() >= inner.host_bytes {
             return Ok(());
         }
         let purpose = format!("the values that \"{}\" offloads to the host", inner.name);

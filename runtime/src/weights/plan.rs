@@ -37,9 +37,16 @@ fn origins(weights: &Weights) -> Vec<Origin> {
 }
 
 /// The names that rules give to the tensors of files.
-pub(crate) fn names_after(weights: &Weights, rules: &Rules) -> BTreeSet<String> {
+///
+/// # Errors
+/// [`WeightsError::Rules`] for mistaken rules.
+pub(crate) fn names_after(
+    weights: &Weights,
+    rules: &Rules,
+) -> Result<BTreeSet<String>, WeightsError> {
+    sound(rules)?;
     let mapped = map::forward(rules, &origins(weights), &|_| true);
-    mapped.tensors.into_keys().collect()
+    Ok(mapped.tensors.into_keys().collect())
 }
 
 impl<'w> LoadPlan<'w> {
