@@ -431,3 +431,50 @@ fn micro_batches_run_from_the_pool_and_on_resident_inputs() {
         "{losses:?}"
     );
 }
+
+/// Sums of a batch of texts whose length varies too: in micro-batches they have the same bits at
+/// every length below the bound.
+#[test]
+fn lengths_below_the_bound_beside_a_batch() {
+    let train = |budget: Budget| {
+        let params = Params::seeded(4);
+        let at = params.root();
+        let layers = [(24, 32), (32, 32), (32, 8)];
+        let layers: Vec<Linear> = layers
+            .into_iter()
+            .enumerate()
+            .map(|(i, (from, to))| Linear::new(&at / &format!("layer{i}"), from, to))
+            .collect();
+        let trace = Trace::training();
+        let (batch, length) = (Dim::bounded("batch", 32), Dim::bounded("length", 64));
+        let x = trace.input("x", F32, (batch, length, 24));
+        let y = layers.iter().fold(x, |x, layer| x.apply(layer).tanh());
+        let loss = y.square().mean();
+        trace.minimize(loss, Sgd::new(0.1));
+        let mut session = session(params, budget, 2);
+        let program = session.compile(&trace, [loss])?;
+        let mut noise = noise(5);
+        let feeds = [(32, 64), (32, 10), (9, 33), (32, 1), (1, 7)];
+        let feeds: Vec<_> = feeds
+            .into_iter()
+            .map(|(n, length)| {
+                (ArrayD::from_shape_simple_fn(
+                    IxDyn(&[n, length, 24]),
+                    &mut noise,
+                ),)
+            })
+            .collect();
+        Ok::<_, Error>(Trained::of(session, program, feeds))
+    };
+    let whole = train(Budget::Unlimited).expect("it compiles");
+    let mut smaller = 0;
+    for percent in [90, 80, 70, 60, 50] {
+        let Some(within) = unless_refused(train(Budget::Fraction(f64::from(percent) / 100.0)))
+        else {
+            continue;
+        };
+        smaller += 1;
+        within.assert_same(&whole, &format!("within {percent} %"));
+    }
+    assert!(smaller >= 2, "{smaller} budgets");
+}

@@ -14,6 +14,7 @@ mod conv2d;
 mod error;
 mod quantized;
 mod scan;
+mod select;
 mod verify;
 
 pub use attention::{Attention, AttentionGrad, Scores};
@@ -21,6 +22,7 @@ pub use collective::{Collective, CollectiveOp};
 pub use error::{PrologueError, SpecError};
 pub use quantized::{Quantization, QuantizedMatmul};
 pub use scan::{Argument, Call, Located, Place, Scan, Scratch, Slot};
+pub use select::{NonMaxSuppression, Nonzero, Sort};
 use smallvec::SmallVec;
 pub use verify::check_operand;
 
@@ -400,44 +402,6 @@ pub struct BoundsCheck {
     pub index: Operand,
     /// One more than the largest index allowed.
     pub limit: Size,
-}
-
-/// See [`Body::Nonzero`]. Writes its result itself: there is no `code`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Nonzero {
-    /// The space of the mask.
-    pub space: Dims,
-    /// The mask, strides over `space` (truth values or u8).
-    pub mask: Operand,
-    /// The result: the positions, strides over `dims`, i32.
-    pub positions: Operand,
-}
-
-/// See [`Body::Sort`]. Writes its result itself: there is no `code`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sort {
-    /// The largest first, rather than the smallest. NaN counts as largest; of equal elements the
-    /// first comes first.
-    pub descending: bool,
-    /// The number of elements that are sorted; the last axis of `dims` is as many of them as are
-    /// wanted, at most all.
-    pub len: Size,
-    /// The elements, strides over `dims` with `len` for the last axis (numbers).
-    pub source: Operand,
-    /// The result: the positions of the elements in their order, strides over `dims`, i32.
-    pub positions: Operand,
-}
-
-/// See [`Body::NonMaxSuppression`]: a box is dropped if its intersection with a better one that is kept is
-/// more than `threshold` of their union. Writes its result itself: there is no `code`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NonMaxSuppression {
-    /// The largest intersection over union of two kept boxes.
-    pub threshold: f32,
-    /// Two corners of each box (x₀, y₀, x₁, y₁), strides over (box, 4), f32.
-    pub boxes: Operand,
-    /// The result: whether a box is kept, strides over `dims`, truth values.
-    pub keep: Operand,
 }
 
 /// How a kernel uses an argument.

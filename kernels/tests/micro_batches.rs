@@ -577,6 +577,57 @@ fn results_of_varying_sizes_have_no_sums_between_slices() {
     );
 }
 
+/// A loop whose sums of a batch also go through a length of its own has none: with fewer elements for
+/// each example its tiles have other rows, and its sums other places.
+#[test]
+fn sums_through_another_length_are_not_continued() {
+    let length = Size::symbol(Symbol(1));
+    let space = fixed(&[64]).chain([batch(1), length]).collect();
+    let spec = summed(space, &[1, 64 * 64, 64], &[1, 0, 0], 2);
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
+    let bound = Env([8, 64, 0, 0, 0, 0, 0, 0]);
+    assert!(
+        Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX)
+            .expect("a valid spec")
+            .is_none()
+    );
+}
+
+/// A slice of a run of more examples than the bound would have more sums than the kernel asks for.
+#[test]
+#[should_panic(expected = "above the bound")]
+fn slices_of_a_run_above_the_bound_are_refused() {
+    let spec = summed(
+        dims(1, &[4]).into_iter().rev().collect(),
+        &[1, 4],
+        &[1, 0],
+        1,
+    );
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
+    let [bound, whole] = [20, 2000].map(|n| Env([n, 0, 0, 0, 0, 0, 0, 0]));
+    let kernel = Kernel::sliced(spec.clone(), BATCH, 20, &bound, &config, u64::MAX)
+        .expect("a valid spec")
+        .expect("slices");
+    let mut memory = Memory::new();
+    let mut reserve = |bytes: u64| memory.reserve(bytes).expect("memory");
+    let mut args: Vec<Region> = spec.arguments().iter().map(|_| reserve(80 * 4)).collect();
+    let workspace = reserve(kernel.workspace());
+    args.push(reserve(kernel.sums()));
+    let slice = MicroBatch {
+        from: 0,
+        to: 20,
+        last: false,
+    };
+    let team = Team::new(1);
+    let _ = kernel.run_slice(&mut memory, &args, &workspace, &whole, &team, slice);
+}
+
 /// Σ x·y along some axes, where it is scaled and added to; every product is stored as well.
 fn summed(space: slabwise_kernels::spec::Dims, x: &[i64], sums: &[i64], reduced: usize) -> Spec {
     let product = Inst::Op(ScalarOp::Mul, [0, 1, 0]);

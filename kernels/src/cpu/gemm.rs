@@ -166,6 +166,8 @@ pub(crate) struct Matmul {
     isa: Isa,
     micro: &'static Micro,
     threads: usize,
+    /// See [`may_split`].
+    may_split: bool,
     limits: &'static Limits,
     layout: Layout,
     /// Whether [`small`] computes it.
@@ -198,12 +200,12 @@ impl Matmul {
         let size = |s: Size| s.usize_at(bound);
         let (m, n) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]));
         let k = [size(body.k), body.k.usize_at(whole)];
-        let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
+        let may_split = may_split(spec, body);
         let groups = spec.dims[..rank - 2]
             .iter()
             .fold(1usize, |p, &d| p.saturating_mul(size(d)));
         let threads = workers([groups, m, n, k[1]], config);
-        let fewest = |m: usize, n: usize| if fixed { split_blocks(groups, m, n) } else { 1 };
+        let fewest = |m: usize, n: usize| blocks(may_split, groups, m, n);
         let sums_stay = code.only_stores() && sums_stay(spec, body, micro);
         let is_whole = splits(fewest(m, n), k[1].div_ceil(KC)) == 1;
         let layout = |limits: &Limits, swaps: bool| Layout {
@@ -267,6 +269,7 @@ impl Matmul {
             isa: config.isa,
             micro,
             threads,
+            may_split,
             limits,
             layout: layout(limits, swapped.is_some() && !small),
             small,
@@ -293,7 +296,7 @@ impl Matmul {
         // A longer contracted axis makes no fewer splits.
         let k_blocks = body.k.usize_at(bound).div_ceil(KC);
         let open = usize::from(k_blocks > 1);
-        let parts = splits(split_blocks(groups, m, n), k_blocks) * (1 + open);
+        let parts = splits(blocks(self.may_split, groups, m, n), k_blocks) * (1 + open);
         Some(MicroBatchLimits {
             unit: 1,
             sums: drive::sums(groups, m, n, parts, self.micro),
@@ -324,10 +327,12 @@ impl Matmul {
         let transposed = n == 1 && !is_quantized(spec) || self.layout.swaps;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
-        let blocks = match [whole(&sizes[0]), whole(&sizes[1])] {
-            [m, 1] if !is_quantized(spec) => split_blocks(batch.iter().map(whole).product(), 1, m),
-            [m, n] => split_blocks(batch.iter().map(whole).product(), m, n),
+        let (m_whole, n_whole) = match [whole(&sizes[0]), whole(&sizes[1])] {
+            [m, 1] if !is_quantized(spec) => (1, m),
+            [m, n] => (m, n),
         };
+        let groups_whole = batch.iter().map(whole).product();
+        let blocks = blocks(self.may_split, groups_whole, m_whole, n_whole);
         if transposed {
             (m, n) = (n, m);
             (a, b) = (b.transposed(), a.transposed());
@@ -458,19 +463,37 @@ fn is_quantized(spec: &Spec) -> bool {
     matches!(spec.body, Body::QuantizedMatmul(_))
 }
 
+/// Whether the contracted axis may be split, into parts whose number follows from that of the blocks
+/// of the result and so from the number of rows. Where sums are in order, a row has the same bits
+/// beside any number of others, so only the gradient of a weight may be split: its rows are inputs of
+/// the layer, and examples lie along the contracted axis, apart in the left operand.
+fn may_split(spec: &Spec, body: &crate::spec::Matmul) -> bool {
+    let is_fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
+    let of_weight = spec.dims.len() == 2 && !body.a.strides[1].is(1);
+    is_fixed && (!body.in_order || of_weight)
+}
+
+/// Blocks by which the contracted axis is split; so many that it is not if it may not be.
+fn blocks(may_split: bool, groups: usize, m: usize, n: usize) -> usize {
+    match may_split {
+        true => split_blocks(groups, m, n),
+        false => usize::MAX,
+    }
+}
+
 /// Whether [`small`] computes a product of up to `[m, n, k]`. A contracted axis that varies may be
 /// cut into slices, whose sums it does not continue.
 fn small(spec: &Spec, body: &crate::spec::Matmul, [m, n, k]: [usize; 3]) -> bool {
     let stride = |operand: &Operand, axis: usize| operand.strides[axis].as_fixed();
     let rank = spec.dims.len();
     let m = if spec.dims[rank - 1].is(1) { 1 } else { m };
-    // The left operand is read in place.
-    let left = if spec.dims[rank - 1].is(1) {
-        &body.b
-    } else {
-        &body.a
+    // The left operand is read in place: the other one if there is one column.
+    let read_in_place = match spec.dims[rank - 1].as_fixed() {
+        Some(1) => &[&body.b][..],
+        Some(_) => &[&body.a],
+        None => &[&body.a, &body.b],
     };
-    if left.dtype != DType::F32 || is_quantized(spec) {
+    if read_in_place.iter().any(|o| o.dtype != DType::F32) || is_quantized(spec) {
         return false;
     }
     let strides = [&body.a, &body.b].map(|o| [stride(o, rank - 2), stride(o, rank - 1)]);

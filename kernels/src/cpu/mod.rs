@@ -99,6 +99,8 @@ pub struct Kernel {
 struct Slices {
     micro_batching: MicroBatching,
     cut: MicroBatchLimits,
+    /// The largest sizes of the whole run.
+    bound: Env,
 }
 
 /// Where slices may end, and the partial sums that pass between them.
@@ -164,6 +166,7 @@ impl Kernel {
             )));
         }
         spec.check_anchor()?;
+        spec.check_lengths()?;
         if spec.reduced > 0 && spec.body != Body::Loop {
             return Err(SpecError::unsupported(
                 "sums in the epilogue of a product, which CUDA alone has kernels for",
@@ -251,6 +254,7 @@ impl Kernel {
             slices: Some(Slices {
                 micro_batching,
                 cut,
+                bound: *bound,
             }),
             ..kernel
         }))
@@ -400,6 +404,7 @@ impl Kernel {
         let Some(Slices {
             micro_batching,
             cut,
+            bound,
         }) = &self.slices
         else {
             panic!("a slice of a kernel that was not prepared for it")
@@ -410,6 +415,7 @@ impl Kernel {
             team.threads(),
             self.threads
         );
+        check_sizes(whole, bound);
         let examples = whole.0[usize::from(micro_batching.batch.0)];
         let own = slice.sizes(whole, micro_batching.batch);
         let to = slice.to.min(examples);
@@ -520,15 +526,10 @@ impl Kernel {
 
     fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
         assert_eq!(args.len(), self.arguments.len(), "one region per argument");
-        assert!(
-            env.0
-                .iter()
-                .zip(self.bound.0)
-                .all(|(&size, most)| size <= most),
-            "sizes {:?} above the bound {:?}",
-            env.0,
-            self.bound.0
-        );
+        check_sizes(env, &self.bound);
+        if let Some(mistake) = self.spec.outside(env) {
+            panic!("{mistake}");
+        }
         assert!(
             workspace.bytes >= self.workspace(),
             "workspace of {} bytes, {} needed",
@@ -569,14 +570,18 @@ impl Kernel {
                 operand.is_injective(dims, env),
                 "argument {i} is written to one place from several points"
             );
-            for (j, (other, _, _)) in self.arguments.iter().enumerate().filter(|&(j, _)| j != i) {
+            for (j, (other, space, read)) in
+                self.arguments.iter().enumerate().filter(|&(j, _)| j != i)
+            {
                 if args[i].overlaps(&args[j]) {
                     // With equal strides from one address, accesses meet only at the same point,
                     // which is read before it is written; the regions' unreached ends do not
                     // matter.
                     let start = |region: &Region| (region.arena, region.offset);
-                    let pointwise =
-                        operand == other && self.is_pointwise(i) && self.is_pointwise(j);
+                    let pointwise = (operand, dims) == (other, space)
+                        && *read == Access::Read
+                        && self.is_pointwise(i)
+                        && self.is_pointwise(j);
                     let same =
                         start(&args[i]) == start(&args[j]) && (pointwise || self.is_in_place(j, i));
                     assert!(same, "argument {i} is written and overlaps argument {j}");
@@ -604,4 +609,13 @@ impl Kernel {
         }
         argument + self.spec.operands.len() >= self.arguments.len()
     }
+}
+
+fn check_sizes(env: &Env, bound: &Env) {
+    assert!(
+        env.0.iter().zip(bound.0).all(|(&size, most)| size <= most),
+        "sizes {:?} above the bound {:?}",
+        env.0,
+        bound.0
+    );
 }

@@ -10,7 +10,7 @@ use super::pointwise::{Block, BlockCode, OperandView, Space};
 use super::{Config, Launch, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::size::Env;
-use crate::spec::{Body, ReduceOp, Spec};
+use crate::spec::{Body, Dims, ReduceOp, Spec};
 
 /// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
 /// large as fits comfortably into the second-level cache.
@@ -21,20 +21,27 @@ const AT_ONCE: usize = 16;
 
 /// See [`Body::Scatter`]. Values whose index lies outside the axis go nowhere;
 /// [`super::gather::BoundsCheck`] reports them.
-pub(crate) struct Scatter(BlockCode);
+pub(crate) struct Scatter {
+    code: BlockCode,
+    /// The scatter along the last axis that is computed instead.
+    along_last: Option<Box<Spec>>,
+}
 
 impl Scatter {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        BlockCode::new(spec, bound, config, BLOCK).map(Scatter)
+        let along_last = along_last(spec, bound).map(Box::new);
+        let code = BlockCode::new(along_last.as_deref().unwrap_or(spec), bound, config, BLOCK)?;
+        Ok(Scatter { code, along_last })
     }
 
     pub fn workspace(&self) -> u64 {
-        self.0.workspace()
+        self.code.workspace()
     }
 
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let spec = self.along_last.as_deref().unwrap_or(spec);
         let Body::Scatter(scatter) = &spec.body else {
             unreachable!("checked by new")
         };
@@ -54,8 +61,41 @@ impl Scatter {
             unsafe { sums.reduce_by(scatter.reduce, range, values) };
         };
         // SAFETY: the caller's promise.
-        unsafe { self.0.run(spec, launch, fill) };
+        unsafe { self.code.run(spec, launch, fill) };
     }
+}
+
+/// The same scatter with its axis last, if an index belongs to one element rather than to all inner
+/// ones and blocks are smaller than the result of an outer index: each block would search the indices
+/// of all inner elements, and then searches those of some. Values are reduced in the same order.
+fn along_last(spec: &Spec, bound: &Env) -> Option<Spec> {
+    let Body::Scatter(scatter) = &spec.body else {
+        return None;
+    };
+    let axis = scatter.axis;
+    let varies =
+        |inner: usize| !scatter.index.strides[inner].is(0) && scatter.space[inner].at(bound) > 1;
+    let of_outer = spec.dims[axis..]
+        .iter()
+        .fold(1usize, |n, size| n.saturating_mul(size.usize_at(bound)));
+    if of_outer <= BLOCK || !(axis + 1..spec.dims.len()).any(varies) {
+        return None;
+    }
+    let mut moved = spec.clone();
+    let last = |sizes: &mut Dims| {
+        let size = sizes.remove(axis);
+        sizes.push(size);
+    };
+    last(&mut moved.dims);
+    moved.operands.iter_mut().for_each(|o| last(&mut o.strides));
+    moved.indices.iter_mut().for_each(last);
+    if let Body::Scatter(scatter) = &mut moved.body {
+        last(&mut scatter.space);
+        last(&mut scatter.value.strides);
+        last(&mut scatter.index.strides);
+        scatter.axis = spec.dims.len() - 1;
+    }
+    Some(moved)
 }
 
 /// A scatter at launch: result `outer × len × inner`, values `outer × values × inner`.

@@ -8,7 +8,7 @@ use super::{
     ReduceOp, Scatter, SliceAssign, Spec, SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
-use crate::size::Size;
+use crate::size::{Env, Size};
 
 /// Types an index may have.
 const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
@@ -271,6 +271,45 @@ impl Spec {
                 space: assign.space.to_vec(),
                 dims: self.dims.to_vec(),
             })
+        }
+    }
+
+    /// Fails if a length falls as a symbol grows: workspaces are those of the bound.
+    pub(crate) fn check_lengths(&self) -> Result<(), SpecError> {
+        let arguments = self.arguments();
+        let mut lengths = arguments.iter().flat_map(|(_, space, _)| space);
+        match lengths.find(|length| length.parts().0 < 0) {
+            Some(length) => Err(SpecError::unsupported(format!(
+                "the length {length:?} falls as its symbols grow"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The mistake of an anchor that writes outside of its result in a run of these sizes, if it
+    /// does.
+    pub(crate) fn outside(&self, env: &Env) -> Option<&'static str> {
+        let size = |size: Size| size.at(env);
+        match &self.body {
+            Body::SliceAssign(assign) if assign.space.iter().all(|&n| size(n) > 0) => {
+                let is_inside = (0..self.dims.len()).all(|axis| {
+                    let start = size(assign.start[axis]);
+                    let last = (size(assign.space[axis]) - 1) * i64::from(assign.step[axis]);
+                    // A part at a place of its own is moved into the axis.
+                    let is_placed = matches!(assign.place, Some((placed, _)) if placed == axis);
+                    start >= 0 && (is_placed || start + last < size(self.dims[axis]))
+                });
+                (!is_inside).then_some("a part outside of the result")
+            }
+            Body::AttentionGrad(grad) => {
+                let [.., rows, columns] = self.dims[..] else {
+                    return None;
+                };
+                let is_whole = size(rows) == size(grad.queries) + 2 * size(grad.of.keys)
+                    && size(columns) == size(grad.of.width);
+                (!is_whole).then_some("gradients of attention outside of the result")
+            }
+            _ => None,
         }
     }
 

@@ -25,19 +25,27 @@ fn own(body: Body, axes: &[Axis]) -> Spec {
 fn scatters_reduce_in_row_major_order() {
     let mut random = Random(41);
     let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
-    for round in 0..80 {
+    for round in 0..84 {
         let reduce = ops[round % 4];
+        // The result of an outer index in several blocks, with an index for each element.
+        let is_large = round >= 80;
         let dtype = if random.chance(2) {
             DType::F32
         } else {
             DType::I32
         };
-        let axes = [
-            bounded(random.pick(0..BOUND + 1)),
-            fixed(random.pick(0..40)),
-            fixed(random.pick(1..4)),
-        ];
-        let len = random.pick(1..12);
+        let axes = match is_large {
+            true => [bounded(random.pick(1..3)), fixed(60), fixed(70)],
+            false => [
+                bounded(random.pick(0..BOUND + 1)),
+                fixed(random.pick(0..40)),
+                fixed(random.pick(1..4)),
+            ],
+        };
+        let len = match is_large {
+            true => 300,
+            false => random.pick(1..12),
+        };
         let result = [axes[0], fixed(len), axes[2]];
         let count = points(&axes);
         let indices: Vec<i32> = (0..count).map(|_| random.pick(0..len) as i32).collect();
@@ -360,4 +368,126 @@ fn malformed_specs_are_refused() {
     place.strides[0] = Size::ZERO;
     place.dtype = DType::U8;
     assert!(refused(assign(place)).contains("the place is u8"));
+}
+
+/// A part that does not lie in the result.
+#[test]
+fn parts_outside_of_the_result_are_refused() {
+    use slabwise_kernels::cpu::{Config, Isa, Kernel};
+    use slabwise_kernels::memory::Memory;
+    use slabwise_kernels::size::Env;
+    let axes = [fixed(4)];
+    for (start, step) in [(100, 1), (3, 1), (-1, 1), (1, 3)] {
+        let values = [fixed(2)];
+        let operand = |axes: &[Axis]| Operand::contiguous(DType::F32, &sizes(axes)).unwrap();
+        let body = Body::SliceAssign(Box::new(SliceAssign {
+            base: None,
+            space: sizes(&values),
+            value: operand(&values),
+            start: [Size::fixed(start)].into_iter().collect(),
+            step: [step].into_iter().collect(),
+            place: None,
+            result: operand(&axes),
+        }));
+        let config = Config {
+            threads: 1,
+            isa: Isa::Portable,
+        };
+        let kernel = Kernel::new(own(body, &axes), &Env::default(), &config).expect("a spec");
+        let run = std::panic::catch_unwind(|| {
+            let mut memory = Memory::new();
+            let [value, result] = [8, 16].map(|bytes| memory.reserve(bytes).expect("memory"));
+            let workspace = memory.reserve(kernel.workspace()).expect("memory");
+            let team = slabwise_kernels::cpu::Team::new(1);
+            let _ = kernel.run(
+                &mut memory,
+                &[value, result],
+                &workspace,
+                &Env::default(),
+                &team,
+            );
+        });
+        let message = run.expect_err("refused");
+        let message = message.downcast_ref::<String>().expect("a text");
+        assert!(message.contains("outside of the result"), "{message}");
+    }
+}
+
+/// One region for two results that are written at the same points.
+#[test]
+#[should_panic(expected = "argument 1 is written and overlaps argument 2")]
+fn two_results_in_one_region_are_refused() {
+    use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+    use slabwise_kernels::memory::Memory;
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::size::Env;
+    use slabwise_kernels::spec::{Inst, Store};
+    let axes = [fixed(4)];
+    let operand = || Operand::contiguous(DType::F32, &sizes(&axes)).unwrap();
+    let spec = Spec {
+        operands: vec![operand(), operand(), operand()],
+        code: vec![
+            Inst::Load(0),
+            Inst::Op(ScalarOp::Exp, [0, 0, 0]),
+            Inst::Op(ScalarOp::Sin, [1, 0, 0]),
+        ],
+        stores: vec![
+            Store {
+                value: 1,
+                operand: 1,
+            },
+            Store {
+                value: 2,
+                operand: 2,
+            },
+        ],
+        ..own(Body::Loop, &axes)
+    };
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
+    let kernel = Kernel::new(spec, &Env::default(), &config).expect("a spec");
+    let mut memory = Memory::new();
+    let [x, y] = [16, 16].map(|bytes| memory.reserve(bytes).expect("memory"));
+    let workspace = memory.reserve(kernel.workspace()).expect("memory");
+    let args = [x, y.clone(), y];
+    let _ = kernel.run(
+        &mut memory,
+        &args,
+        &workspace,
+        &Env::default(),
+        &Team::new(1),
+    );
+}
+
+/// Sizes that grow as a symbol becomes smaller: workspaces are those of the bound.
+#[test]
+fn sizes_that_fall_as_a_symbol_grows_are_refused() {
+    use slabwise_kernels::cpu::{Config, Isa, Kernel};
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::size::{Env, Symbol};
+    use slabwise_kernels::spec::{Inst, Store};
+    let falls = Size::fixed(1000)
+        .checked_sub(Size::symbol(Symbol(0)))
+        .expect("small");
+    let operand = |dims: &Dims| Operand::contiguous(DType::F32, dims).unwrap();
+    let dims: Dims = [falls].into_iter().collect();
+    let spec = Spec {
+        dims: dims.clone(),
+        operands: vec![operand(&dims), operand(&dims)],
+        code: vec![Inst::Load(0), Inst::Op(ScalarOp::Exp, [0, 0, 0])],
+        stores: vec![Store {
+            value: 1,
+            operand: 1,
+        }],
+        ..own(Body::Loop, &[])
+    };
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
+    let bound = Env([999, 0, 0, 0, 0, 0, 0, 0]);
+    let error = Kernel::new(spec, &bound, &config).err().expect("refused");
+    assert!(error.to_string().contains("falls"), "{error}");
 }

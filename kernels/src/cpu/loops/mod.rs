@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::tile::{Bound, TileCode};
 use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::micro_batch::MicroBatching;
-use crate::size::Env;
+use crate::size::{Env, Size};
 use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
@@ -66,7 +66,9 @@ impl Loop {
         })
     }
 
-    /// Where slices of a sum over the batch may end, and the partial sums between them.
+    /// Where slices of a sum over the batch may end, and the partial sums between them; `None` if a
+    /// size beside the number of examples varies, because tiles of a run at smaller sizes end at
+    /// other places.
     pub fn micro_batch_limits(
         &self,
         spec: &Spec,
@@ -74,6 +76,10 @@ impl Loop {
         micro_batching: &MicroBatching,
     ) -> Option<MicroBatchLimits> {
         let (reduction, (axis, _)) = (self.reduction.as_ref()?, micro_batching.axis?);
+        let mut symbols = sizes(spec).flat_map(|size| size.symbols());
+        if symbols.any(|symbol| symbol != micro_batching.batch) {
+            return None;
+        }
         // Tiles go through the batch outermost.
         if self.order[spec.dims.len() - spec.reduced] != axis {
             return None;
@@ -113,15 +119,17 @@ impl Loop {
 
 /// Whether a loop has the same sizes and strides in every run.
 fn is_fixed(spec: &Spec) -> bool {
+    sizes(spec).all(|size| size.as_fixed().is_some())
+}
+
+/// The lengths of the axes of a loop, and all strides.
+fn sizes(spec: &Spec) -> impl Iterator<Item = Size> {
     let strides = spec
         .operands
         .iter()
         .map(|operand| &operand.strides)
         .chain(&spec.indices);
-    strides
-        .flatten()
-        .chain(&spec.dims)
-        .all(|size| size.as_fixed().is_some())
+    strides.flatten().chain(&spec.dims).copied()
 }
 
 /// The order in which axes are iterated: within the kept and within the reduced axes, by descending

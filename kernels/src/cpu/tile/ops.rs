@@ -40,6 +40,25 @@ pub(crate) struct Call {
     pub context: [u32; 4],
 }
 
+impl Call {
+    /// Row `r` of argument `k`: one element if bit `k` of `invariant` is set, none if the operation has
+    /// fewer arguments.
+    ///
+    /// # Safety
+    /// The argument must be readable, and the slice must not outlive it.
+    #[inline(always)]
+    unsafe fn line<'l>(&self, k: usize, r: usize, arity: usize, invariant: u32) -> &'l [u32] {
+        let view = self.args[k];
+        let len = match (k < arity, invariant >> k & 1) {
+            (false, _) => 0,
+            (true, 0) => self.lanes,
+            (true, _) => 1,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(view.ptr.offset(r as isize * view.rs), len) }
+    }
+}
+
 /// An operation's loops, indexed by which arguments are invariant along columns (bit k for argument
 /// k).
 #[derive(Clone, Copy)]
@@ -119,21 +138,19 @@ impl<O: Lanewise, const INVARIANT: u32> Routine for Sweep<O, INVARIANT> {
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &Call) {
         for r in 0..call.rows {
-            let line = |k: usize| {
-                let view = call.args[k];
-                let len = if k >= O::ARITY {
-                    0
-                } else {
-                    [call.lanes, 1][(INVARIANT >> k & 1) as usize]
-                };
-                // SAFETY: the caller promises readable views; unused arguments have no length.
-                unsafe { std::slice::from_raw_parts(view.ptr.offset(r as isize * view.rs), len) }
+            // SAFETY: the caller promises readable views; unused arguments have no length.
+            let (x, y, z) = unsafe {
+                (
+                    call.line(0, r, O::ARITY, INVARIANT),
+                    call.line(1, r, O::ARITY, INVARIANT),
+                    call.line(2, r, O::ARITY, INVARIANT),
+                )
             };
             // SAFETY: the caller promises that `out` is writable and overlaps no view.
             let out = unsafe {
                 std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
             };
-            sweep_line::<O, A, INVARIANT>(line(0), line(1), line(2), out);
+            sweep_line::<O, A, INVARIANT>(x, y, z, out);
         }
     }
 }
@@ -145,28 +162,49 @@ fn sweep_line<O: Lanewise, A: Arith, const INVARIANT: u32>(
     z: &[u32],
     out: &mut [u32],
 ) {
-    let lines = [x, y, z];
-    let repeated: [O::In; 3] = std::array::from_fn(|k| {
-        O::In::of(if k < O::ARITY && INVARIANT >> k & 1 == 1 {
-            lines[k][0]
-        } else {
-            0
-        })
-    });
+    // No closures and no array functions here: each would be compiled for every operation, instruction
+    // set and set of invariant arguments.
     let n = out.len();
-    let varies = |k: usize| k < O::ARITY && INVARIANT >> k & 1 == 0;
-    let lines: [&[u32]; 3] =
-        std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
+    let (x, y, z) = (
+        line_of(x, varies::<O, INVARIANT>(0), n),
+        line_of(y, varies::<O, INVARIANT>(1), n),
+        line_of(z, varies::<O, INVARIANT>(2), n),
+    );
+    let repeated = [
+        O::In::of(first_of(x)),
+        O::In::of(first_of(y)),
+        O::In::of(first_of(z)),
+    ];
     for i in 0..n {
-        let arg = |k: usize| {
-            if varies(k) {
-                O::In::of(lines[k][i])
-            } else {
-                repeated[k]
-            }
-        };
-        out[i] = O::apply::<A>([arg(0), arg(1), arg(2)]).bits();
+        let mut args = repeated;
+        if varies::<O, INVARIANT>(0) {
+            args[0] = O::In::of(x[i]);
+        }
+        if varies::<O, INVARIANT>(1) {
+            args[1] = O::In::of(y[i]);
+        }
+        if varies::<O, INVARIANT>(2) {
+            args[2] = O::In::of(z[i]);
+        }
+        out[i] = O::apply::<A>(args).bits();
     }
+}
+
+/// Whether argument `k` exists and varies along columns.
+const fn varies<O: Lanewise, const INVARIANT: u32>(k: usize) -> bool {
+    k < O::ARITY && INVARIANT >> k & 1 == 0
+}
+
+/// The first `n` elements of a line that varies; all of another, which has one element or none.
+#[inline(always)]
+fn line_of(line: &[u32], varies: bool, n: usize) -> &[u32] {
+    if varies { &line[..n] } else { line }
+}
+
+/// The value of an invariant argument; 0 of an argument that does not exist.
+#[inline(always)]
+fn first_of(line: &[u32]) -> u32 {
+    line.first().copied().unwrap_or(0)
 }
 
 /// A function of one float that is computed in two halves.
