@@ -2,7 +2,7 @@
 
 mod support;
 
-use ndarray::ArrayD;
+use ndarray::{ArrayD, IxDyn};
 use slabwise::nn::{BatchNorm1d, Dropout, LayerNorm, Linear};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
@@ -313,4 +313,70 @@ fn values_that_simplify_to_constants_can_be_pinned() {
             .0,
         [0, 1, 2]
     );
+}
+
+/// Queries that see no key, and a key of an infinite score that a mask hides: by products as in one
+/// kernel.
+#[test]
+fn hidden_keys_add_nothing() {
+    let run = |tiles: Tiles, added: bool| {
+        let trace = Trace::inference();
+        let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, F32, (1, 2, 2)));
+        let seen = trace.input("seen", Bool, (2, 2));
+        let mask = match added {
+            true => Mask::Added(seen.select(0.0, f32::NEG_INFINITY)),
+            false => Mask::Seen(seen),
+        };
+        let options = AttentionOptions::new().mask(mask).tiles(tiles);
+        let y = q.attention_with(k, v, options);
+        // Of the first query alone.
+        let gradients = trace.gradients(y.slice(1, ..1).square().sum(), [q, k, v]);
+        let outputs = [&[y][..], &gradients].concat();
+        let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+        let program = session.compile_any(&trace, &outputs).expect("it compiles");
+        let of = |values: [f32; 4]| {
+            ArrayD::from_shape_vec(IxDyn(&[1, 2, 2]), values.to_vec()).expect("four")
+        };
+        let seen = ndarray::arr2(&[[true, true], [false, false]]);
+        let feed = (
+            &of([1.0, 0.5, 2.0, 1.0]),
+            &of([0.3, -0.2, 0.1, 0.7]),
+            &of([1.0, 2.0, 3.0, 4.0]),
+            &seen,
+        );
+        let outputs = session.run_any(&program, feed).expect("it runs");
+        let all = outputs.iter().map(|o| o.array::<f32>().expect("f32"));
+        all.map(|o| o.into_iter().collect::<Vec<f32>>())
+            .collect::<Vec<_>>()
+    };
+    for added in [false, true] {
+        let [whole, one] = [Tiles::Whole, Tiles::Auto].map(|tiles| run(tiles, added));
+        for (whole, one) in whole.iter().zip(&one) {
+            for (a, b) in whole.iter().zip(one) {
+                let same = a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-6;
+                assert!(same, "{a} by products, {b} in one kernel, added: {added}");
+            }
+        }
+        assert!(whole[0][2..].iter().all(|y| y.is_nan()), "{whole:?}");
+        assert!(
+            whole[1..].iter().flatten().all(|x| x.is_finite()),
+            "{whole:?}"
+        );
+    }
+    let trace = Trace::inference();
+    let q = trace.input("q", F32, (1, 1));
+    let k = trace.input("k", F32, (2, 1));
+    let bias = trace.input("bias", F32, (1, 2));
+    let v = trace.input("v", F32, (2, 1));
+    let y = q.attention(k, v, false, Mask::Added(bias));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let feed = (
+        &ndarray::arr2(&[[1.0f32]]),
+        &ndarray::arr2(&[[1.0f32], [f32::INFINITY]]),
+        &ndarray::arr2(&[[0.0, f32::NEG_INFINITY]]),
+        &ndarray::arr2(&[[3.0f32], [7.0]]),
+    );
+    let [y] = session.run(&program, feed).expect("it runs");
+    assert_eq!(y.view::<f32>().expect("f32")[[0, 0]], 3.0);
 }

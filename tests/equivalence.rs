@@ -10,9 +10,12 @@ mod support;
 use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
 use slabwise::shape::Env;
-use slabwise::{CompileOptions, Device, DynamicShapes, LengthRanges, Session, params::Params};
+use slabwise::{
+    CompileOptions, Device, DynamicShapes, LengthRanges, Session, Trace, params::Params,
+};
 use slabwise_compiler::passes::{Fuse, Simplify};
 use slabwise_compiler::reference::{Precision, evaluate};
+use slabwise_kernels::dtype::DType;
 use support::arrays::{close, host, numbers};
 use support::random_graph::{BATCH, RandomGraph};
 
@@ -456,4 +459,120 @@ fn free_dimensions_agree_with_the_reference_evaluator() {
             }
         }
     }
+}
+
+/// The outputs of a program over inputs of f32 or f16, with all optimizations and with few.
+fn outputs_of(
+    build: impl for<'t> Fn(&'t Trace) -> Vec<slabwise::Tensor<'t>>,
+    feed: &[&dyn Input],
+) -> [Vec<Vec<f64>>; 2] {
+    let few = CompileOptions {
+        simplify: Simplify {
+            cse: false,
+            fold: false,
+            algebra: false,
+        },
+        fuse: Fuse::none(),
+        ..CompileOptions::default()
+    };
+    [CompileOptions::default(), few].map(|options| {
+        let mut session = Session::new(Device::Cpu, Params::seeded(0))
+            .expect("a session")
+            .with_options(options);
+        let trace = Trace::inference();
+        let outputs = build(&trace);
+        let program = session
+            .compile_any(&trace, &outputs)
+            .unwrap_or_else(|e| panic!("{e}"));
+        let outputs = session.run_any(&program, feed).expect("it runs");
+        outputs.iter().map(numbers).collect()
+    })
+}
+
+/// Two poolings of one image with equal windows, of which one has a window more at the ends; and
+/// positions that a kernel needs which the pooling's own kernel comes after.
+#[test]
+fn poolings_of_equal_windows() {
+    use slabwise::tensor::PoolOptions;
+    let image: Vec<f32> = (0..50).map(|i| ((i * 37) % 50) as f32 - 20.0).collect();
+    let image = ArrayD::from_shape_vec(IxDyn(&[1, 2, 5, 5]), image).expect("50 elements");
+    for (with_relu, ceil_first) in [(false, false), (false, true), (true, false), (true, true)] {
+        let [optimized, plain] = outputs_of(
+            |trace| {
+                let x = trace.input("x", DType::F32, (1, 2, 5, 5));
+                let y = if with_relu { x.relu() } else { x };
+                let ceil = || y.max_pool2d_with(PoolOptions::new(2).ceil());
+                let (small, large) = match ceil_first {
+                    true => {
+                        let large = ceil();
+                        (y.max_pool2d(2), large)
+                    }
+                    false => (y.max_pool2d(2), ceil()),
+                };
+                let [dx] = trace.gradients(large.square().sum(), [x]);
+                vec![small, large, dx]
+            },
+            &[&image],
+        );
+        assert_eq!(
+            optimized, plain,
+            "relu {with_relu}, ceil first {ceil_first}"
+        );
+    }
+    let [optimized, plain] = outputs_of(
+        |trace| {
+            let x = trace.input("x", DType::F32, (1, 2, 5, 5));
+            let y = x.max_pool2d(2);
+            let [dx] = trace.gradients(y.sum(), [x]);
+            vec![y * dx.sum()]
+        },
+        &[&image],
+    );
+    assert_eq!(optimized, plain);
+}
+
+/// A sum of paddings side by side, of halves and of floats.
+#[test]
+fn neighbours_of_unlike_types() {
+    use half::f16;
+    let a = ArrayD::from_shape_vec(IxDyn(&[2]), vec![f16::ONE, f16::from_f32(2.5)]).expect("2");
+    let b = ArrayD::from_shape_vec(IxDyn(&[3]), vec![3.0f32, 4.1, 5.0]).expect("3");
+    let results = outputs_of(
+        |trace| {
+            let a = trace.input("a", DType::F16, (2,));
+            let b = trace.input("b", DType::F32, (3,));
+            vec![
+                a.pad([(0, 3)], 0.0) + b.pad([(2, 0)], 0.0),
+                b.pad([(0, 2)], 0.0) + a.pad([(3, 0)], 0.0),
+            ]
+        },
+        &[&a, &b],
+    );
+    let expected = [[1.0, 2.5, 3.0, 4.1, 5.0], [3.0, 4.1, 5.0, 1.0, 2.5]];
+    let expected = expected.map(|row| row.map(|x: f64| f64::from(x as f32)).to_vec());
+    for result in results {
+        assert_eq!(result, expected);
+    }
+}
+
+/// Values made of indices alone, each from the one before twice, or from very many: computed once,
+/// since a kernel that made them for itself would do so 2⁴⁰ times.
+#[test]
+fn long_values_of_indices() {
+    let x = ArrayD::from_elem(IxDyn(&[64]), 0.5f32);
+    let [optimized, plain] = outputs_of(
+        |trace| {
+            let x = trace.input("x", DType::F32, (64,));
+            let squares = (0..40).fold(trace.arange(64), |h, _| h * h + 1);
+            let flips = (0..20_000).fold(trace.arange(64), |h, _| h.bit_not());
+            vec![x + squares.cast(DType::F32), x * flips.cast(DType::F32)]
+        },
+        &[&x],
+    );
+    assert_eq!(optimized, plain);
+    let squares = |i: u32| (0..40).fold(i, |h, _| h.wrapping_mul(h).wrapping_add(1)) as i32;
+    let expected: Vec<f64> = (0..64)
+        .map(|i| f64::from(0.5 + squares(i) as f32))
+        .collect();
+    assert_eq!(optimized[0], expected);
 }

@@ -534,3 +534,27 @@ fn indices_outside_fail_the_run() {
         .expect("outside");
     assert!(error.to_string().contains("indexed_writes.rs"), "{error}");
 }
+
+/// A NaN stays a NaN in gradients, and large exponents do not overflow in them.
+#[test]
+fn gradients_beside_special_numbers() {
+    let gradient = |x: &[f32], loss: for<'t> fn(Tensor<'t>) -> Tensor<'t>| -> Vec<f32> {
+        let trace = Trace::inference();
+        let variable = trace.input("x", F32, (x.len(),));
+        let [dx] = trace.gradients(loss(variable), [variable]);
+        let mut session = session();
+        let program = session.compile(&trace, [dx]).expect("it compiles");
+        let [dx] = session
+            .run(&program, (&Array1::from(x.to_vec()),))
+            .expect("it runs");
+        dx.view::<f32>().expect("f32").iter().copied().collect()
+    };
+    let all_nan = |dx: &[f32]| dx.iter().all(|x| x.is_nan());
+    let of_most = gradient(&[f32::NAN, 1.0], |x| {
+        x.segment_max(x.trace().arange(2) * 0, 1).sum()
+    });
+    assert!(all_nan(&of_most), "{of_most:?}");
+    let of_log = gradient(&[-5.0, -5.0], |x| x.logcumsumexp(0).sqrt().sum());
+    assert!(all_nan(&of_log), "{of_log:?}");
+    assert_eq!(gradient(&[2e38], |x| x.logcumsumexp(0).sum()), [1.0]);
+}

@@ -620,3 +620,34 @@ fn clamped_starts_need_a_part_that_fits() {
         assert!(said.contains(part), "{part} is not in:\n{said}");
     }
 }
+
+/// Slices, whose rows are apart in memory, as an initial carry and as an operand of every step; and
+/// the gradients of last carries that are joined, which are slices too.
+#[test]
+fn operands_whose_rows_are_apart() {
+    let half = WIDTH / 2;
+    for steps in [1, 5] {
+        let of = |form| {
+            run(session(2), steps, move |trace, [x, h, w]| {
+                let packed = h.matmul(w);
+                let [a, b] = [
+                    packed.slice(1, ..half),
+                    packed.slice_step(0, .., 1).slice(1, half..),
+                ];
+                let same = w.slice(0, ..BATCH).slice(1, 1..=half);
+                let same = same.maximum(same);
+                let step = |c: &[Tensor<'_>], x: Tensor<'_>| {
+                    let next = (c[0] * 0.5 + x + same).tanh();
+                    (vec![next, c[1] + next], next)
+                };
+                let (last, all) = looped(form, &[a, b], x.slice(2, ..half), &step);
+                let loss = trace.concat(&last, 1).square().sum();
+                let gradients = trace.gradients(loss, [x, h, w]);
+                [&last[..], &[all], &gradients].concat()
+            })
+        };
+        let (scanned, _) = of(Form::Scanned(Scan::default()));
+        let (unrolled, _) = of(Form::Unrolled { reverse: false });
+        close(&scanned, &unrolled, &format!("{steps} steps"));
+    }
+}

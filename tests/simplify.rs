@@ -626,3 +626,25 @@ fn relu_stays_where_it_is_seen() {
         .unwrap();
     assert_eq!(pool.inputs[0].at(), relu, "{simple}");
 }
+
+/// A concatenation that others read is one part of a longer one: its own parts would be copied again
+/// for each step of a text.
+#[test]
+fn parts_of_a_concatenation_that_others_read_stay_one() {
+    let mut g = graph();
+    let mut all = input(&mut g, DType::F32, &dims(&[1, 4]));
+    let mut sums = vec![];
+    for step in 1..20 {
+        let next = input(&mut g, DType::F32, &dims(&[1, 4]));
+        let joined = dims(&[step + 1, 4]);
+        all = g.emit(Op::Concat { axis: 0 }, &[all, next], DType::F32, joined);
+        sums.push(g.reduce(ReduceOp::Sum, all, &[0, 1]));
+    }
+    g.outputs = sums;
+    let simple = simplify(&g, &Simplify::default());
+    let parts = |node: &slabwise_compiler::graph::Node| match node.op {
+        Op::Concat { .. } => node.inputs.len(),
+        _ => 0,
+    };
+    assert_eq!(simple.nodes.iter().map(parts).max(), Some(2), "{simple}");
+}

@@ -299,3 +299,15 @@ fn an_unbounded_batch_trains_as_a_bounded_one() {
         train(Dim::bounded("batch", 64))
     );
 }
+
+/// The number of elements that a mask selects of an unbounded length has no bound either.
+#[test]
+fn selected_elements_of_an_unbounded_length_are_not_taken_to_be_few() {
+    let trace = Trace::inference();
+    let n = Dim::unbounded("n");
+    let (x, mask) = (trace.input("x", F32, (n,)), trace.input("m", Bool, (n,)));
+    let y = x.masked_select(mask).pad_to(0, 4, 0.0);
+    let error = session(CompileOptions::default()).compile(&trace, [y]);
+    let error = error.err().expect("refused").to_string();
+    assert!(error.contains("longer than 4"), "{error}");
+}

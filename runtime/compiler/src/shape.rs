@@ -360,6 +360,9 @@ impl Symbols {
             let most = match extent {
                 Extent::Unbounded(_) => u32::MAX,
                 Extent::Computed(formula) => formula.at(&largest),
+                Extent::DataDependent(most) => {
+                    u32::try_from(most.at(&largest).max(0)).unwrap_or(u32::MAX)
+                }
                 _ => continue,
             };
             largest.0[usize::from(symbol.0)] = most;

@@ -571,7 +571,11 @@ impl<'t> Tensor<'t> {
         match options.mask {
             Mask::None => {}
             Mask::Seen(seen) => scores = seen.select(scores, f32::NEG_INFINITY),
-            Mask::Added(bias) => scores = scores + bias,
+            // It hides a key of any score.
+            Mask::Added(bias) => {
+                let hides = bias.equal(f32::NEG_INFINITY);
+                scores = hides.select(f32::NEG_INFINITY, scores + bias);
+            }
         }
         if options.causal || options.window.is_some() {
             scores = scores
@@ -581,8 +585,15 @@ impl<'t> Tensor<'t> {
         // The exponentials are divided by their sum after the product, where there are fewer
         // numbers; therefore only the exponentials are in memory, which are their own derivative.
         let last = scores.rank().saturating_sub(1);
+        let hides = !matches!(options.mask, Mask::None) || options.window.is_some();
+        let sees_none = hides.then(|| scores.level(last).equal(f32::NEG_INFINITY));
+        if let Some(none) = sees_none {
+            scores = none.select(0.0, scores);
+        }
         let weights = scores.exponentials(last);
-        like(weights, values).matmul(values) / weights.sum_keep(last)
+        let result = like(weights, values).matmul(values) / weights.sum_keep(last);
+        // NaN of a query that sees no key, which adds nothing to gradients.
+        sees_none.map_or(result, |none| none.select(f32::NAN, result))
     }
 
     /// Multi-head self-attention: queries, keys and values side by side

@@ -81,7 +81,7 @@ impl<'t> Tensor<'t> {
     /// exponentials it keeps them finite as the maximum itself would; and a rounded value has no
     /// gradient, which would cancel anyway.
     #[track_caller]
-    fn level(self, axis: usize) -> Tensor<'t> {
+    pub(super) fn level(self, axis: usize) -> Tensor<'t> {
         let highest = |g: &mut Graph, ids: &[NodeId]| Ok(g.reduce(ReduceOp::Max, ids[0], &[axis]));
         self.trace
             .record(Location::caller(), &[self], highest)

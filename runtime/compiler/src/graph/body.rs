@@ -110,6 +110,14 @@ impl Body {
         self.feeds.iter().map(first).collect()
     }
 
+    /// Whether a step reads a part of this operand rather than all of it.
+    pub fn reads_parts(&self, operand: usize) -> bool {
+        let parts = |(feed, first): (&Feed, usize)| {
+            first == operand && matches!(feed, Feed::Step | Feed::Neighbour { .. })
+        };
+        self.feeds.iter().zip(self.first_operands()).any(parts)
+    }
+
     /// The index of time of the step that runs last.
     pub fn last_time(&self) -> i64 {
         if self.reverse {

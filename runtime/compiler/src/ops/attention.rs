@@ -346,6 +346,8 @@ struct Exponentials {
     sums: NodeId,
     /// tanh(s/cap) of limited scores s.
     limited: Option<NodeId>,
+    /// Whether a query may see no key: its sum is 0.
+    hides: bool,
 }
 
 /// `a·b` of two operands, converted to a type of floats.
@@ -392,7 +394,16 @@ fn exponentials(g: &mut dyn GraphBuilder, scores: &Scores, of: &Operands<NodeId>
         all = g.scalar(ScalarOp::Select, &[sees, all, hidden]);
     }
     let last = dims.len() - 1;
-    let largest = g.reduce(ReduceOp::Max, all, &[last]);
+    let mut largest = g.reduce(ReduceOp::Max, all, &[last]);
+    let before_all = scores.causal && (of.past.is_some() || scores.past < 0);
+    let hides = of.mask.is_some() || scores.window.is_some() || before_all;
+    if hides {
+        // The exponentials of a query that sees no key are 0.
+        let rows = g.dims(largest).clone();
+        let [zero, lowest] = [0.0, f32::NEG_INFINITY].map(|x| g.full(x, DType::F32, &rows));
+        let none = g.scalar(ScalarOp::Eq, &[largest, lowest]);
+        largest = g.scalar(ScalarOp::Select, &[none, zero, largest]);
+    }
     let largest = g.broadcast(largest, &dims);
     let all = g.scalar(ScalarOp::Sub, &[all, largest]);
     let powers = g.scalar(ScalarOp::Exp, &[all]);
@@ -400,6 +411,7 @@ fn exponentials(g: &mut dyn GraphBuilder, scores: &Scores, of: &Operands<NodeId>
         powers,
         sums: g.reduce(ReduceOp::Sum, powers, &[last]),
         limited,
+        hides,
     }
 }
 
@@ -439,10 +451,19 @@ fn weights(
         powers,
         sums,
         limited,
+        hides,
     } = exponentials(g, scores, of);
     let dims = g.dims(powers).clone();
     let sums = g.broadcast(sums, &dims);
+    // A query that sees no key adds nothing to gradients.
+    let zero = g.full(0.0, DType::F32, &dims);
+    let none = hides.then(|| g.scalar(ScalarOp::Eq, &[sums, zero]));
+    let seen = |g: &mut dyn GraphBuilder, x: NodeId| match none {
+        Some(none) => g.scalar(ScalarOp::Select, &[none, zero, x]),
+        None => x,
+    };
     let p = g.scalar(ScalarOp::Div, &[powers, sums]);
+    let p = seen(g, p);
     let vt = g.transpose(of.v);
     let stored = g.dtype(of.v);
     let dp = product(g, dy, vt, stored);
@@ -454,9 +475,10 @@ fn weights(
         let square = g.mul(part, part);
         [part, g.scalar(ScalarOp::Sub, &[one, square])]
     });
+    let centred = g.scalar(ScalarOp::Sub, &[dp, delta]);
     Weights {
         p,
-        centred: g.scalar(ScalarOp::Sub, &[dp, delta]),
+        centred: seen(g, centred),
         limited,
     }
 }

@@ -151,6 +151,9 @@ pub(super) fn gradient_of_scatter(
             let count = scatter(g, ReduceOp::Sum, hit);
             let one = g.full(1.0, DType::F32, &dims);
             let count = g.scalar(ScalarOp::Max, &[count, one]);
+            // A NaN makes all gradients of its place NaN.
+            let is_nan = g.scalar(ScalarOp::Ne, &[node, node]);
+            let count = g.scalar(ScalarOp::Select, &[is_nan, node, count]);
             let share = g.scalar(ScalarOp::Div, &[dy, count]);
             let share = gather(g, share);
             g.mul(share, hit)

@@ -73,14 +73,16 @@ pub(super) fn gradient(
         // apart as sums of exponentials, so that nothing overflows.
         PrefixOp::LogSumExp => {
             let dims = g.dims(dy).clone();
-            let [zero, one, lowest] = [0.0, 1.0, -1e38].map(|x| g.full(x, DType::F32, &dims));
+            let numbers = [0.0, 1.0, f32::NEG_INFINITY];
+            let [zero, one, lowest] = numbers.map(|x| g.full(x, DType::F32, &dims));
             let negative = g.scalar(ScalarOp::Neg, &[dy]);
             let [above, below] = [dy, negative].map(|dy| {
-                let counts = g.scalar(ScalarOp::Gt, &[dy, zero]);
-                let some = g.scalar(ScalarOp::Select, &[counts, dy, one]);
+                // A NaN counts in both.
+                let is_none = g.scalar(ScalarOp::Le, &[dy, zero]);
+                let some = g.scalar(ScalarOp::Select, &[is_none, one, dy]);
                 let log = g.scalar(ScalarOp::Ln, &[some]);
                 let exponent = g.scalar(ScalarOp::Sub, &[log, node]);
-                let exponent = g.scalar(ScalarOp::Select, &[counts, exponent, lowest]);
+                let exponent = g.scalar(ScalarOp::Select, &[is_none, lowest, exponent]);
                 let sums = emit(g, back, &[exponent]);
                 let exponent = g.add(sums, inputs[0]);
                 g.scalar(ScalarOp::Exp, &[exponent])

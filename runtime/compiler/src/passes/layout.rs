@@ -19,7 +19,7 @@ use crate::ops::{GraphBuilder, NodeId, Op};
 pub(super) use containers::Containers;
 use copies::{copy, one_axis_at_a_time, readable, with_whole_rows};
 use halves::{Conversions, operand};
-use strides::{along, reshape_strides, through};
+use strides::{along, is_dense, reshape_strides, through};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
 #[derive(Clone, Debug, PartialEq)]
@@ -233,7 +233,8 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
             }
             if let Op::Scan(_) = node.op {
                 views.extend(&out);
-                if !is_dense(&out, &views, *input) {
+                let outer = usize::from(graph.body(id).is_some_and(|body| body.reads_parts(k)));
+                if !is_dense(&out, &views, *input, outer) {
                     *input = copy(&mut out, *input);
                 }
             }
@@ -290,18 +291,6 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
         };
     }
     out
-}
-
-/// Whether all axes of a value but the first are contiguous, so that its parts along the first are.
-fn is_dense(graph: &Graph, views: &Views, id: NodeId) -> bool {
-    let dims = &graph.node(id).dims;
-    let (Some(view), Some(own)) = (views.view(graph, id), contiguous(dims)) else {
-        return false;
-    };
-    let mut axes = view.strides.iter().zip(&own).zip(dims).enumerate();
-    axes.all(|(axis, ((is, own), dim))| {
-        dim.is(1) || is == own || axis == 0 && dims.len() > 1 && !is.is(0)
-    })
 }
 
 /// Whether a node's value is made by a kernel that can write it anywhere.

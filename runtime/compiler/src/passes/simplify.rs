@@ -16,7 +16,7 @@ mod pool;
 mod scalar;
 mod view;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
@@ -110,6 +110,7 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
         new,
         bases: Bases::default(),
         starts: FxHashMap::default(),
+        shared: FxHashSet::default(),
         seen: FxHashMap::default(),
         options: *options,
     };
@@ -145,7 +146,11 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             map[id.at()] = builder.emit(Op::Matmul, &factors, node.dtype, node.dims.clone());
             continue;
         }
+        let is_shared = uses[id.at()] > 1 && matches!(op, Op::Concat { .. });
         map[id.at()] = builder.emit(op, &inputs, node.dtype, node.dims.clone());
+        if is_shared {
+            builder.shared.insert(map[id.at()]);
+        }
     }
     let mut new = builder.new;
     new.outputs = old.outputs.iter().map(|o| map[o.at()]).collect();
@@ -183,6 +188,8 @@ struct Builder {
     bases: Bases,
     /// Where the parts of concatenations begin, of those that were sliced.
     starts: FxHashMap<NodeId, Vec<Size>>,
+    /// Concatenations with several uses.
+    shared: FxHashSet<NodeId>,
     options: Simplify,
 }
 

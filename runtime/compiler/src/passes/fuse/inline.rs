@@ -20,17 +20,25 @@ use crate::shape::elements;
 /// and halves converted to f32, which are read as halves.
 pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
     let mut inline = vec![false; graph.nodes.len()];
+    // The operations of each, counted for every use.
+    let mut work = vec![0u32; graph.nodes.len()];
     for id in graph.ids() {
         let sources = &edges[id.at()];
+        work[id.at()] = sources
+            .iter()
+            .fold(1, |n, e| n.saturating_add(work[e.source.at()]));
         let made = |e: &Edge| inline[e.source.at()] && e.axes.is_some();
         inline[id.at()] = match &graph.node(id).op {
             Op::Const(_) | Op::Size(_) | Op::Index(_) => true,
             Op::Uniform { .. } => {
                 matches!(graph.node(sources[0].source).op, Op::Variable(_)) && made(&sources[1])
             }
-            Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made),
+            Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made) && work[id.at()] <= INLINED_MAX,
             _ => false,
         };
+        if !inline[id.at()] {
+            work[id.at()] = 0;
+        }
     }
     for id in graph.ids() {
         inline[id.at()] |= is_conversion(graph, edges, id);
@@ -52,6 +60,10 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
     }
     inline
 }
+
+/// Most operations of a value made from numbers, indices and random bits that every use makes; a
+/// longer one is computed once.
+const INLINED_MAX: u32 = 64;
 
 /// Most operations of a value that is recomputed per use.
 const RECOMPUTED_MAX: u32 = 24;

@@ -4,7 +4,6 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::spec::PoolKind;
 
 use super::Builder;
-use super::clusters::{Cluster, Place};
 use crate::ops::{NodeId, Op};
 
 impl Builder<'_> {
@@ -38,25 +37,25 @@ impl Builder<'_> {
                 .into_iter()
                 .flatten()
                 .copied();
-            let twin = of_same
-                .into_iter()
-                .find(|t| self.graph.node(*t).op == Op::Pool2d(PoolKind::Max, window));
+            // Of equal windows, one may have another one at the end of an axis.
+            let node = self.graph.node(id);
+            let twin = of_same.into_iter().find(|t| {
+                let of = self.graph.node(*t);
+                of.op == Op::Pool2d(PoolKind::Max, window) && of.dims == node.dims
+            });
             let Some(twin) = twin else { continue };
             let into = self.places[twin.at()].as_ref().expect("just found").cluster;
             if self.list[place.cluster].members.len() > 1
                 || self.list[into].anchor != Some(twin)
                 || self.list[into].positions.is_some()
                 || !self.options.epilogues
+                || self.reaches(into, place.cluster)
+                || self.reaches(place.cluster, into)
             {
                 continue;
             }
-            self.list[place.cluster] = Cluster::default();
+            self.absorb(into, place.cluster);
             self.list[into].positions = Some(id);
-            self.list[into].members.push(id);
-            self.places[id.at()] = Some(Place {
-                cluster: into,
-                ..place
-            });
         }
     }
 }

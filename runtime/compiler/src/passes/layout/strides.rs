@@ -4,9 +4,9 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use super::{AxisMap, View, contiguous};
+use super::{AxisMap, View, Views, contiguous};
 use crate::graph::{Graph, Node};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 
 /// How a view of a value that is found like this is found.
 pub(super) fn through(graph: &Graph, node: &Node, from: &Dims, mut v: View) -> Option<View> {
@@ -112,4 +112,15 @@ pub(super) fn reshape_strides(
     }
     // The remaining axes have length 1 on both sides.
     (i == old.len() && j == new.len()).then_some(result)
+}
+
+/// Whether all axes of a value but so many outer ones are contiguous, so that its parts along these
+/// are.
+pub(super) fn is_dense(graph: &Graph, views: &Views, id: NodeId, outer: usize) -> bool {
+    let dims = &graph.node(id).dims;
+    let (Some(view), Some(own)) = (views.view(graph, id), contiguous(dims)) else {
+        return false;
+    };
+    let mut axes = view.strides.iter().zip(&own).zip(dims).enumerate();
+    axes.all(|(axis, ((is, own), dim))| dim.is(1) || is == own || axis < outer && !is.is(0))
 }

@@ -30,6 +30,10 @@ impl Builder {
         }
         let mut hasher = FxHasher::default();
         (op.name(), bits(op), &key, dtype, dims).hash(&mut hasher);
+        // A tensor may have many slices.
+        if let Op::Slice { start, step } = op {
+            (start, step).hash(&mut hasher);
+        }
         let next = NodeId(self.new.nodes.len() as u32);
         let bucket = self.seen.entry(hasher.finish()).or_default();
         let found = bucket.iter().copied().find(|&id| {

@@ -169,9 +169,11 @@ impl Uses<'_> {
         if self.graph.dtype(x) != DType::F32 {
             return None;
         }
-        // A window over nothing would give −∞, which relu changes.
+        // A window over nothing would give −∞, which relu changes. Poolings of equal windows may
+        // differ in size: by a window more at the end of an axis.
         let empty = self.graph.dims(x)[2..].iter().any(|d| d.is(0));
-        if empty || pools.iter().any(|(_, w)| *w != window) {
+        let is_other = |id: NodeId| self.graph.dims(id) != self.graph.dims(pooled);
+        if empty || pools.iter().any(|&(p, w)| w != window || is_other(p)) {
             return None;
         }
         let mut selects = Vec::new();
@@ -191,6 +193,7 @@ impl Uses<'_> {
             if node.op != Op::Pool2dGrad(PoolKind::Max, window)
                 || of != window
                 || by != positions
+                || is_other(positions)
                 || !masked
                 || pooled > select
             {

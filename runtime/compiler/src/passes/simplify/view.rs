@@ -48,9 +48,10 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
         Op::Slice { start, step } => slice(b, start, step, x, dims),
         Op::Concat { .. } if inputs.len() == 1 => Some(x),
         Op::Concat { axis } => {
-            // The parts of a part are parts of the whole, and can be written into it.
+            // The parts of a part are parts of the whole, and can be written into it; those of one that
+            // others read too would be copied once more for each of them.
             let parts = |&i: &NodeId| {
-                if b.op(i) == op {
+                if b.op(i) == op && !b.shared.contains(&i) {
                     b.new.node(i).inputs.to_vec()
                 } else {
                     vec![i]
@@ -244,19 +245,17 @@ fn divided(b: &Builder, axis: usize, parts: &[NodeId]) -> Option<(Vec<NodeId>, S
 pub(super) fn neighbours(b: &mut Builder, x: NodeId, y: NodeId, dims: &Dims) -> Option<NodeId> {
     let placed = |id: NodeId| {
         let node = b.new.node(id);
-        let Op::Pad {
-            start,
-            step,
-            value: Value::F32(0.0),
-        } = &node.op
-        else {
+        let Op::Pad { start, step, value } = &node.op else {
             return None;
         };
-        step.iter()
-            .all(|&s| s == 1)
-            .then(|| (node.inputs[0], start.clone()))
+        // −0 is another number.
+        let is_zero = matches!(value, Value::F32(zero) if zero.to_bits() == 0);
+        (is_zero && step.iter().all(|&s| s == 1)).then(|| (node.inputs[0], start.clone()))
     };
     let [(first, start), (second, behind)] = [placed(x)?, placed(y)?];
+    if b.dtype(first) != b.dtype(second) {
+        return None;
+    }
     let axis = (0..dims.len()).find(|&i| start[i] != behind[i])?;
     let meets = |part: NodeId, start: &Dims, behind: &Dims| {
         start[axis].checked_add(b.dims(part)[axis]) == Some(behind[axis])
