@@ -5,6 +5,7 @@
 //! mistakes together.
 
 mod constants;
+mod custom_gradient;
 mod debug;
 mod donate;
 mod gradients;
@@ -97,9 +98,8 @@ struct Building {
     /// them.
     segments: u32,
     in_segment: bool,
-    /// The functions that gradients of nodes pass through, and whether one is being called.
-    hooks: HashMap<NodeId, (Line, gradients::GradientHook)>,
-    in_hook: bool,
+    /// The functions that gradients of nodes pass through.
+    user_functions: gradients::UserFunctions,
     /// The values that the program shows.
     debugged: Vec<Debugged>,
     /// How the step is distributed over ranks, as far as the recorded operations depend on it.
@@ -311,7 +311,7 @@ impl Trace {
         let location = building.user_line(at);
         let phase = if building.updating.is_some() {
             Phase::Update
-        } else if building.in_hook {
+        } else if building.user_functions.is_running {
             Phase::Backward
         } else {
             Phase::Forward

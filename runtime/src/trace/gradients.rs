@@ -1,21 +1,102 @@
 //! Gradients of a scalar, appended to the trace, and gradient hooks.
 
+use std::collections::HashMap;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
 
+use super::custom_gradient::CustomGradient;
 use super::handle::Tensor;
 use super::operand::Operand;
 use super::precision::Rounded;
 use super::{Line, Trace};
 use crate::graph::Graph;
-use crate::ops::{GraphBuilder, NodeId, Op};
+use crate::ops::{Gradients, GraphBuilder, NodeId, Op};
 use crate::passes::autodiff;
 
 /// A function of a gradient that returns the one to use in its place.
-pub(super) type GradientHook = Arc<dyn for<'t> Fn(Tensor<'t>) -> Tensor<'t> + Send + Sync>;
+type GradientHook = Arc<dyn for<'t> Fn(Tensor<'t>) -> Tensor<'t> + Send + Sync>;
+
+/// The functions of the user that gradients of nodes pass through.
+#[derive(Default)]
+pub(super) struct UserFunctions {
+    hooks: HashMap<NodeId, (Line, GradientHook)>,
+    pub custom: HashMap<NodeId, Rc<CustomGradient>>,
+    /// Whether one of them is being called.
+    pub is_running: bool,
+}
+
+impl UserFunctions {
+    /// Those of nodes from `start` on, in order: the node, the user's line, and whether it is a hook.
+    pub fn since(&self, start: usize) -> Vec<(NodeId, Line, bool)> {
+        let hooks = self.hooks.iter().map(|(id, (at, _))| (*id, *at, true));
+        let custom = self.custom.iter().map(|(id, of)| (*id, of.at, false));
+        let mut all: Vec<_> = hooks.chain(custom).collect();
+        all.retain(|(id, ..)| id.at() >= start);
+        all.sort_unstable();
+        all
+    }
+}
+
+/// The functions of the user of a trace whose graph is being differentiated, and the rounding of
+/// gradients.
+struct Backward<'t> {
+    trace: &'t Trace,
+    rounded: Option<(DType, Rounded)>,
+}
+
+impl Backward<'_> {
+    /// Calls `work` while the graph is the trace's, because functions of the user record operations.
+    fn in_trace<R>(&self, graph: &mut Graph, work: impl FnOnce(&Trace) -> R) -> R {
+        let swap = |graph: &mut Graph, is_running: bool| {
+            let mut building = self.trace.building.borrow_mut();
+            std::mem::swap(graph, &mut building.graph);
+            std::mem::replace(&mut building.user_functions.is_running, is_running)
+        };
+        let before = swap(graph, true);
+        let result = work(self.trace);
+        swap(graph, before);
+        result
+    }
+}
+
+impl autodiff::UserGradients for Backward<'_> {
+    fn replaced(&mut self, graph: &mut Graph, node: NodeId, gradient: NodeId) -> NodeId {
+        let building = self.trace.building.borrow();
+        let hook = building.user_functions.hooks.get(&node).cloned();
+        drop(building);
+        let gradient = match hook {
+            Some((at, hook)) => self.in_trace(graph, |trace| trace.hooked(at, &hook, gradient)),
+            None => gradient,
+        };
+        match &self.rounded {
+            Some((half, rounded)) if rounded.has_gradient(node) => {
+                let stored = graph.cast(gradient, *half);
+                graph.cast(stored, DType::F32)
+            }
+            _ => gradient,
+        }
+    }
+
+    fn inputs(&self, node: NodeId) -> Option<SmallVec<[NodeId; 3]>> {
+        let building = self.trace.building.borrow();
+        let custom = building.user_functions.custom.get(&node)?;
+        Some(custom.inputs.clone())
+    }
+
+    fn gradients(&mut self, graph: &mut Graph, node: NodeId, gradient: NodeId) -> Gradients {
+        let building = self.trace.building.borrow();
+        let custom = building.user_functions.custom.get(&node).cloned();
+        drop(building);
+        custom.map_or_else(Gradients::new, |custom| {
+            self.in_trace(graph, |trace| custom.gradients(trace, node, gradient))
+        })
+    }
+}
 
 impl<'t> Tensor<'t> {
     /// The same tensor with a gradient hook: the function is called when a backward pass is
@@ -57,15 +138,22 @@ impl<'t> Tensor<'t> {
             }
             // A node of its own, which simplifying removes, because the operand may be used
             // elsewhere.
-            let dims = g.dims(ids[0]).clone();
-            Ok(g.emit(Op::Reshape, &[ids[0]], dtype, dims))
+            Ok(marked(g, ids[0]))
         });
         if !through.is_poisoned() {
             let mut building = self.trace.building.borrow_mut();
-            building.hooks.insert(through.id, (at, Arc::new(hook)));
+            let hooks = &mut building.user_functions.hooks;
+            hooks.insert(through.id, (at, Arc::new(hook)));
         }
         through
     }
+}
+
+/// A node of its own with the value of another one, which functions of the user belong to;
+/// simplifying removes it. It is no view, because a scan reads the values below views.
+pub(super) fn marked(g: &mut Graph, value: NodeId) -> NodeId {
+    let (dtype, dims) = (g.dtype(value), g.dims(value).clone());
+    g.emit(Op::Cast(dtype), &[value], dtype, dims)
 }
 
 impl Trace {
@@ -137,34 +225,18 @@ impl Trace {
     pub(super) fn gradients_of_nodes(&self, of: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
         let half = self.precision.half();
         let rounded = half.map(|half| self.with_graph(|g| Rounded::of(g, half)));
-        // A hook records operations, so while it runs the graph is the trace's again.
-        let mut graph = std::mem::take(&mut self.building.borrow_mut().graph);
-        let swap = |graph: &mut Graph| {
-            std::mem::swap(graph, &mut self.building.borrow_mut().graph);
+        let mut user = Backward {
+            trace: self,
+            rounded: half.zip(rounded),
         };
-        let found = autodiff::gradients_with(&mut graph, of, wrt, &mut |graph, id, gradient| {
-            let hook = self.building.borrow().hooks.get(&id).cloned();
-            let mut gradient = gradient;
-            if let Some((at, hook)) = hook {
-                swap(graph);
-                gradient = self.hooked(at, &hook, gradient);
-                swap(graph);
-            }
-            match (half, &rounded) {
-                (Some(half), Some(rounded)) if rounded.has_gradient(id) => {
-                    let stored = graph.cast(gradient, half);
-                    graph.cast(stored, DType::F32)
-                }
-                _ => gradient,
-            }
-        });
+        let mut graph = std::mem::take(&mut self.building.borrow_mut().graph);
+        let found = autodiff::gradients_with(&mut graph, of, wrt, &mut user);
         self.building.borrow_mut().graph = graph;
         found
     }
 
     /// The result of a hook for a gradient; the gradient itself after a mistake.
     fn hooked(&self, at: Line, hook: &GradientHook, gradient: NodeId) -> NodeId {
-        let before = std::mem::replace(&mut self.building.borrow_mut().in_hook, true);
         let given = Tensor {
             trace: self,
             id: gradient,
@@ -183,7 +255,6 @@ impl Trace {
             }
             Ok(ids[1])
         });
-        self.building.borrow_mut().in_hook = before;
         match checked.is_poisoned() {
             true => gradient,
             false => checked.id,

@@ -413,13 +413,18 @@ impl Building {
             let origin = &self.graph.origins[node.origin as usize];
             refused.push((origin.location, origin.layer.clone(), message.to_owned()));
         }
-        let hooks = self.hooks.iter().filter(|(id, _)| id.at() >= start);
-        let mut hooks: Vec<_> = hooks.map(|(id, (at, _))| (*id, *at)).collect();
-        hooks.sort_unstable();
-        refused.extend(hooks.into_iter().map(|(id, at)| {
-            let message =
-                "scan: the gradients in a step pass through no hook; hook what enters the scan or \
-                 leaves it";
+        let functions = self.user_functions.since(start).into_iter();
+        refused.extend(functions.map(|(id, at, is_hook)| {
+            let message = match is_hook {
+                true => {
+                    "scan: the gradients in a step pass through no hook; hook what enters the scan \
+                     or leaves it"
+                }
+                false => {
+                    "scan: a step has no custom gradients; give one to a value that enters the scan \
+                     or leaves it"
+                }
+            };
             (at, self.graph.origin(id).layer.clone(), message.to_owned())
         }));
         let any = !refused.is_empty();

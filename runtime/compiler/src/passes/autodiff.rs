@@ -20,34 +20,62 @@ use crate::ops::{Gradients, GraphBuilder, NodeId, Op, gradient};
 /// equal bits), and a new node has the origin of the node it differentiates, in
 /// [`Phase::Backward`].
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
-    gradients_with(graph, loss, wrt, &mut no_hook)
+    gradients_with(graph, loss, wrt, &mut Plain)
 }
 
-/// [`gradients`], where `hook` replaces the accumulated gradient of each node before it is
-/// propagated further.
+/// [`gradients`], of which `user` takes over parts.
 pub fn gradients_with(
     graph: &mut Graph,
     loss: NodeId,
     wrt: &[NodeId],
-    hook: Hook<'_>,
+    user: &mut dyn UserGradients,
 ) -> Vec<Option<NodeId>> {
     if loss.at() >= graph.nodes.len() {
         return vec![None; wrt.len()];
     }
-    take_back(graph, &[(loss, None)], wrt, hook)
+    take_back(graph, &[(loss, None)], wrt, user)
 }
 
-/// A function of the graph, a node and its gradient that returns the gradient to use.
-pub type Hook<'h> = &'h mut dyn FnMut(&mut Graph, NodeId, NodeId) -> NodeId;
+/// Parts of differentiation that functions of the user take over.
+pub trait UserGradients {
+    /// The gradient to use in place of the accumulated one of a node.
+    fn replaced(&mut self, graph: &mut Graph, node: NodeId, gradient: NodeId) -> NodeId;
 
-fn no_hook(_: &mut Graph, _: NodeId, gradient: NodeId) -> NodeId {
-    gradient
+    /// The nodes that a node with a custom gradient passes gradients to, in place of its operands;
+    /// `None` of other nodes.
+    fn inputs(&self, node: NodeId) -> Option<SmallVec<[NodeId; 3]>>;
+
+    /// The gradients of these nodes, from that of the node.
+    fn gradients(&mut self, graph: &mut Graph, node: NodeId, gradient: NodeId) -> Gradients;
+}
+
+/// No functions of the user.
+struct Plain;
+
+impl UserGradients for Plain {
+    fn replaced(&mut self, _: &mut Graph, _: NodeId, gradient: NodeId) -> NodeId {
+        gradient
+    }
+
+    fn inputs(&self, _: NodeId) -> Option<SmallVec<[NodeId; 3]>> {
+        None
+    }
+
+    fn gradients(&mut self, _: &mut Graph, _: NodeId, _: NodeId) -> Gradients {
+        Gradients::new()
+    }
+}
+
+/// The nodes that a node passes gradients to.
+fn inputs_of(graph: &Graph, user: &dyn UserGradients, id: NodeId) -> SmallVec<[NodeId; 3]> {
+    user.inputs(id)
+        .unwrap_or_else(|| graph.node(id).inputs.clone())
 }
 
 /// The gradients with respect to each of `wrt`, from those of these nodes.
 fn pull_back(graph: &mut Graph, seeds: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Vec<Option<NodeId>> {
     let seeds: Vec<_> = seeds.iter().map(|&(of, seed)| (of, Some(seed))).collect();
-    take_back(graph, &seeds, wrt, &mut no_hook)
+    take_back(graph, &seeds, wrt, &mut Plain)
 }
 
 /// The gradients with respect to each of `wrt`, from those of these nodes; a gradient that is not
@@ -56,10 +84,10 @@ fn take_back(
     graph: &mut Graph,
     seeds: &[(NodeId, Option<NodeId>)],
     wrt: &[NodeId],
-    hook: Hook<'_>,
+    user: &mut dyn UserGradients,
 ) -> Vec<Option<NodeId>> {
     let nodes = graph.nodes.len();
-    let reached = reached(graph, seeds.iter().map(|seed| seed.0));
+    let reached = reached(graph, user, seeds.iter().map(|seed| seed.0));
     // The nodes whose value depends on one of `wrt` through floats alone; the others carry no
     // gradient.
     let mut depends: FxHashSet<NodeId> = FxHashSet::default();
@@ -83,7 +111,9 @@ fn take_back(
     for &id in &reached {
         let node = graph.node(id);
         let here = depends.contains(&collector(graph, id))
-            || node.inputs.iter().any(|i| depends.contains(i));
+            || inputs_of(graph, user, id)
+                .iter()
+                .any(|i| depends.contains(i));
         if here && node.dtype.is_float() {
             depends.insert(id);
         }
@@ -112,7 +142,7 @@ fn take_back(
     for id in reached.into_iter().rev().filter(|id| depends.contains(id)) {
         let node = graph.node(id).clone();
         let of_scan = results.remove(&id);
-        let dy = adjoints.get(&id).map(|&dy| hook(graph, id, dy));
+        let dy = adjoints.get(&id).map(|&dy| user.replaced(graph, id, dy));
         if let Some(dy) = dy {
             adjoints.insert(id, dy);
         }
@@ -124,18 +154,25 @@ fn take_back(
         if dy.is_none() && of_scan.is_none() {
             continue;
         }
-        let wanted: SmallVec<[bool; 4]> = node.inputs.iter().map(|i| depends.contains(i)).collect();
+        let custom = user.inputs(id);
+        let inputs = custom.as_ref().unwrap_or(&node.inputs);
+        let wanted: SmallVec<[bool; 4]> = inputs.iter().map(|i| depends.contains(i)).collect();
         if !wanted.contains(&true) {
             continue;
         }
         differentiate(graph, id);
         let parts: Gradients = match (of_scan, dy) {
             (Some(of_scan), _) => scan::gradient(graph, id, &of_scan, &wanted).into(),
+            (None, Some(dy)) if custom.is_some() => {
+                let parts = user.gradients(graph, id, dy);
+                // Sums of contributions belong to this node.
+                differentiate(graph, id);
+                parts
+            }
             (None, Some(dy)) => gradient(graph, &node.op, id, &node.inputs, dy, &wanted),
             (None, None) => continue,
         };
-        for ((&input, part), _) in node
-            .inputs
+        for ((&input, part), _) in inputs
             .iter()
             .zip(parts)
             .zip(wanted)
@@ -163,20 +200,18 @@ fn take_back(
 
 /// The nodes that these are computed from, themselves included, in topological order: for one part of a
 /// batch those of that part alone, however many parts there are.
-fn reached(graph: &Graph, of: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
+fn reached(
+    graph: &Graph,
+    user: &dyn UserGradients,
+    of: impl Iterator<Item = NodeId>,
+) -> Vec<NodeId> {
     let mut seen = FxHashSet::default();
     let mut reached: Vec<NodeId> = of.filter(|id| seen.insert(*id)).collect();
     let mut at = 0;
     while let Some(&id) = reached.get(at) {
         at += 1;
-        reached.extend(
-            graph
-                .node(id)
-                .inputs
-                .iter()
-                .copied()
-                .filter(|&input| seen.insert(input)),
-        );
+        let inputs = inputs_of(graph, user, id).into_iter();
+        reached.extend(inputs.filter(|&input| seen.insert(input)));
     }
     reached.sort_unstable();
     reached
