@@ -1,8 +1,9 @@
 //! Weights as the Hugging Face hub has them: models recorded by `tests/data/record_hub.py` load in
 //! one line each and give PyTorch's results, and are saved in the same layouts. `rules.rs` has the
-//! rules one by one, `gguf.rs` llama.cpp's format, `hostile.rs` damaged files, `memory.rs` the memory
-//! that loading takes.
+//! rules one by one, `decoders.rs` whole folders, `gguf.rs` llama.cpp's format, `hostile.rs` damaged
+//! files, `memory.rs` the memory that loading takes.
 
+mod decoders;
 mod gguf;
 mod hostile;
 mod memory;

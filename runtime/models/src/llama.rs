@@ -1,15 +1,17 @@
 //! A decoder in the manner of Llama (Touvron et al. 2023): grouped queries, rotary positions, gated
-//! products, norms without means; and its generation token by token.
+//! products, norms without means; and its generation token by token. Mistral, Qwen2 and Qwen3 differ
+//! from it by fields of [`Llama`].
+
+mod config;
+mod gguf;
 
 use slabwise::DType::I32;
 use slabwise::nn::{Embedding, KvCache, Linear, Module, RmsNorm};
 use slabwise::params::{Init, Scope};
 use slabwise::tensor::{AttentionOptions, Rope, RopeScaling, Tensor};
-use slabwise::trace::Key;
-use slabwise::weights::{Weights, WeightsError};
 
-/// The sizes of a Llama. Its parameters have the names of published files:
-/// `model.embed_tokens.weight`, `model.layers.0.self_attn.q_proj.weight`,
+/// The sizes of a decoder of the family of Llama, Mistral, Qwen2 and Qwen3. Its parameters have the
+/// names of published files: `model.embed_tokens.weight`, `model.layers.0.self_attn.q_proj.weight`,
 /// `model.layers.0.mlp.gate_proj.weight`, `model.norm.weight`, `lm_head.weight`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llama {
@@ -17,10 +19,20 @@ pub struct Llama {
     pub layers: usize,
     /// The width of a token's vector.
     pub width: usize,
-    /// Attention heads of queries in a block; they divide the width equally.
+    /// Attention heads of queries in a block; they divide the width equally, unless their own is
+    /// given.
     pub heads: usize,
     /// Heads of keys and values, which divide those of queries equally.
     pub key_heads: usize,
+    /// The width of a head; that of a token's vector divided by the heads unless given.
+    pub head_width: Option<usize>,
+    /// The products that make queries, keys and values add biases, as in Qwen2.
+    pub biases: bool,
+    /// Each head of queries and of keys is normalized before it is rotated, as in Qwen3.
+    pub head_norms: bool,
+    /// The positions that a token attends to, its own included, as in the first Mistral; all before
+    /// it unless given.
+    pub window: Option<usize>,
     /// The width between the products of a block's second half.
     pub inner: usize,
     /// Tokens in a sequence of training.
@@ -37,9 +49,6 @@ pub struct Llama {
     pub eps: f32,
 }
 
-/// The tensor of a GGUF file with the factors of rotary frequencies.
-const FACTORS: &str = "rope_freqs.weight";
-
 impl Llama {
     /// Six blocks of width 288 as in the models that tell stories: 512 positions of 32000 tokens.
     pub const SMALL: Llama = Llama {
@@ -47,6 +56,10 @@ impl Llama {
         width: 288,
         heads: 6,
         key_heads: 2,
+        head_width: None,
+        biases: false,
+        head_norms: false,
+        window: None,
         inner: 768,
         length: 256,
         vocabulary: 32000,
@@ -56,164 +69,31 @@ impl Llama {
         eps: 1e-5,
     };
 
-    /// The sizes of a model of the architecture `llama` in a GGUF file, from its metadata.
-    ///
-    /// ```no_run
-    /// # use slabwise::prelude::*;
-    /// # use slabwise_models::Llama;
-    /// use slabwise::Quantization;
-    /// use slabwise::weights::{Rules, Weights};
-    ///
-    /// let weights = Weights::open("model-Q4_0.gguf")?;
-    /// let sizes = Llama::of_gguf(&weights)?;
-    /// let params = Params::seeded(0);
-    /// let four_bits = params.root().quantized(Quantization { bits: 4, block: 32 });
-    /// let decoder = sizes.layers(&four_bits);
-    /// let mut session = Session::new(Device::Cpu, params)?;
-    /// session.load_from(&weights, &Rules::llama_gguf(sizes.heads, sizes.key_heads))?;
-    /// # Ok::<(), slabwise::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`WeightsError::Unsupported`] if a size is missing or the model is one that [`Llama`] does
-    /// not compute: of another architecture, with heads that do not divide the width equally, or
-    /// with frequencies scaled neither linearly nor as those of Llama 3.1.
-    pub fn of_gguf(weights: &Weights) -> Result<Llama, WeightsError> {
-        let metadata = weights.metadata();
-        let unsupported = |detail: String| WeightsError::Unsupported {
-            path: weights.path().to_owned(),
-            detail,
-        };
-        let text = |key: &str| metadata.get(key).map(String::as_str);
-        if text("general.architecture") != Some("llama") {
-            let found = text("general.architecture").unwrap_or("missing");
-            let detail = format!("general.architecture is {found}, not llama");
-            return Err(unsupported(detail));
-        }
-        let number = |key: &str| text(key).and_then(|text| text.parse::<f64>().ok());
-        let size = |key: &str| {
-            let key = format!("llama.{key}");
-            let size = number(&key).filter(|n| n.fract() == 0.0 && (1.0..1e9).contains(n));
-            let said = || format!("{key} is {}, not a size", text(&key).unwrap_or("missing"));
-            size.map(|n| n as usize).ok_or_else(|| unsupported(said()))
-        };
-        let named = |wanted: &str| weights.names().find(|(name, ..)| *name == wanted);
-        let vocabulary = match named("token_embd.weight") {
-            Some((_, _, &[tokens, _])) => tokens as usize,
-            _ => return Err(unsupported("token_embd.weight is not a matrix".into())),
-        };
-        let heads = size("attention.head_count")?;
-        let of_keys = "llama.attention.head_count_kv";
-        let base = number("llama.rope.freq_base").unwrap_or(1e4);
-        let eps = number("llama.attention.layer_norm_rms_epsilon").unwrap_or(1e-5);
-        let sizes = Llama {
-            layers: size("block_count")?,
-            width: size("embedding_length")?,
-            heads,
-            key_heads: match text(of_keys) {
-                Some(_) => size("attention.head_count_kv")?,
-                None => heads,
-            },
-            inner: size("feed_forward_length")?,
-            length: size("context_length")?,
-            vocabulary,
-            tied: named("output.weight").is_none(),
-            base: base as f32,
-            scaling: RopeScaling::None,
-            eps: eps as f32,
-        };
-        for key in ["llama.attention.key_length", "llama.rope.dimension_count"] {
-            let each = text(key).is_none_or(|text| text == sizes.each().to_string());
-            if !each || sizes.heads * sizes.each() != sizes.width {
-                let (width, found) = (sizes.width, text(key).unwrap_or("missing"));
-                let detail =
-                    format!("{key} is {found}, and {heads} heads divide the width {width}");
-                return Err(unsupported(detail));
-            }
-        }
-        let last = format!("blk.{}.attn_norm.weight", sizes.layers - 1);
-        if named(&last).is_none() {
-            let detail = format!(
-                "llama.block_count is {}, and there is no {last}",
-                sizes.layers
-            );
-            return Err(unsupported(detail));
-        }
-        // The older key, and the one that a type belongs to. Without a type it is the linear one.
-        let (of_type, of_factor) = ("llama.rope.scaling.type", "llama.rope.scaling.factor");
-        let factor = number(of_factor).or_else(|| number("llama.rope.scale_linear"));
-        let linear = match (text(of_type), factor) {
-            (Some("none"), _) | (None | Some("linear"), None) => None,
-            (None | Some("linear"), Some(factor)) if factor > 0.0 => {
-                Some(factor as f32).filter(|&factor| factor != 1.0)
-            }
-            (None | Some("linear"), Some(factor)) => {
-                return Err(unsupported(format!("{of_factor} is {factor}, not above 0")));
-            }
-            (Some(scaling), _) => {
-                let detail = format!(
-                    "{of_type} is {scaling}, and only linear scaling and the factors of Llama 3.1 are read"
-                );
-                return Err(unsupported(detail));
-            }
-        };
-        let by_factors = match weights.read(FACTORS)? {
-            Some(bytes) => sizes.scaling_of(&bytes).ok_or_else(|| {
-                let detail = "the factors of rope_freqs.weight are not those of Llama 3.1";
-                unsupported(detail.into())
-            })?,
-            None => RopeScaling::None,
-        };
-        let scaling = match (by_factors, linear) {
-            (scaling, None) => scaling,
-            (RopeScaling::None, Some(factor)) => RopeScaling::Linear(factor),
-            (_, Some(factor)) => {
-                let detail = format!("{of_factor} is {factor}, beside factors of frequencies");
-                return Err(unsupported(detail));
-            }
-        };
-        Ok(Llama { scaling, ..sizes })
-    }
-
-    /// The scaling that divides the frequencies by factors of f32, if it is that of Llama 3.1, whose
-    /// parameters a GGUF file does not have.
-    fn scaling_of(&self, factors: &[u8]) -> Option<RopeScaling> {
-        let (factors, rest) = factors.as_chunks::<4>();
-        let factors: Vec<f32> = factors.iter().map(|&b| f32::from_le_bytes(b)).collect();
-        if !rest.is_empty() || factors.len() != self.each() / 2 {
-            return None;
-        }
-        let factor = factors.iter().copied().fold(1.0, f32::max);
-        let scaling = match factor > 1.0 {
-            // The frequencies that turn least are divided by the whole factor.
-            true => RopeScaling::Llama3 {
-                factor,
-                low: 1.0,
-                high: 4.0,
-                original: 8192,
-            },
-            false => RopeScaling::None,
-        };
-        let rope = Rope::new(self.each()).base(self.base);
-        let ((plain, _), (scaled, _)) = (rope.frequencies(), rope.scaling(scaling).frequencies());
-        let near = |((&plain, &scaled), &factor): ((&f32, &f32), &f32)| {
-            (plain / scaled - factor).abs() <= 1e-4 * factor
-        };
-        let all = plain.iter().zip(&scaled).zip(&factors).all(near);
-        all.then_some(scaling)
-    }
-
     /// The width of a head.
     fn each(&self) -> usize {
-        self.width / self.heads.max(1)
+        self.head_width
+            .unwrap_or_else(|| self.width / self.heads.max(1))
+    }
+
+    /// The attention to at most `all` positions.
+    fn attention<'t>(&self, all: usize) -> AttentionOptions<'t> {
+        let options = AttentionOptions::new().causal();
+        match self.window {
+            Some(window) if window < all => options.window(window),
+            _ => options,
+        }
     }
 
     /// Declares the weights.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> Decoder {
         let (root, d) = (at / "model", self.width);
-        let norm = |at: Scope| RmsNorm::new(at, d).eps(self.eps);
-        let shared = self.key_heads * self.each();
+        let norm_of = |at: Scope, width: usize| RmsNorm::new(at, width).eps(self.eps);
+        let norm = |at: Scope| norm_of(at, d);
+        let projection = |at: Scope, heads: usize| match self.biases {
+            true => Linear::new(at, d, heads * self.each()),
+            false => Linear::without_bias(at, d, heads * self.each()),
+        };
         let block = |i: usize| {
             let at = &root / "layers" / &i.to_string();
             let attention = &at / "self_attn";
@@ -221,9 +101,12 @@ impl Llama {
             Block {
                 sizes: *self,
                 norm1: norm(&at / "input_layernorm"),
-                query: Linear::without_bias(&attention / "q_proj", d, self.heads * self.each()),
-                key: Linear::without_bias(&attention / "k_proj", d, shared),
-                value: Linear::without_bias(&attention / "v_proj", d, shared),
+                query: projection(&attention / "q_proj", self.heads),
+                key: projection(&attention / "k_proj", self.key_heads),
+                value: projection(&attention / "v_proj", self.key_heads),
+                head_norms: self.head_norms.then(|| {
+                    ["q_norm", "k_norm"].map(|name| norm_of(&attention / name, self.each()))
+                }),
                 joined: Linear::without_bias(&attention / "o_proj", self.heads * self.each(), d),
                 norm2: norm(&at / "post_attention_layernorm"),
                 gate: Linear::without_bias(&mlp / "gate_proj", d, self.inner),
@@ -294,7 +177,7 @@ impl Decoder {
             .iter()
             .zip(&caches)
             .fold(x, |x, (block, cache)| {
-                let options = AttentionOptions::new().causal().past_of_run(past);
+                let options = self.sizes.attention(capacity).past_of_run(past);
                 block.over(x, new, positions, options, |[keys, values]| {
                     let (keys, values) = cache.append(keys, values);
                     [keys, values]
@@ -327,7 +210,7 @@ impl Module for Decoder {
         // product are fused with it.
         let x = x.apply(&self.tokens).reshape([-1, width as i64]);
         let rows = self.blocks.iter().fold(x, |x, block| {
-            let options = AttentionOptions::new().causal();
+            let options = self.sizes.attention(length);
             block.over(x, length, positions, options, |parts| parts)
         });
         self.logits(rows).unflatten(0, [-1, length as i64])
@@ -340,6 +223,8 @@ struct Block {
     query: Linear,
     key: Linear,
     value: Linear,
+    /// Of queries and of keys.
+    head_norms: Option<[RmsNorm; 2]>,
     joined: Linear,
     norm2: RmsNorm,
     gate: Linear,
@@ -370,11 +255,14 @@ impl Block {
         let split = |part: &Linear, heads: usize| {
             y.apply(part)
                 .reshape([-1, length as i64, heads as i64, each as i64])
-                .transpose(1, 2)
         };
-        let q = split(&self.query, heads).rope(positions, &rope);
-        let k = split(&self.key, key_heads).rope(positions, &rope);
-        let [k, v] = all([k, split(&self.value, key_heads)]);
+        let (q, k) = (split(&self.query, heads), split(&self.key, key_heads));
+        let [q, k] = match &self.head_norms {
+            Some([of_queries, of_keys]) => [q.apply(of_queries), k.apply(of_keys)],
+            None => [q, k],
+        }
+        .map(|x| x.transpose(1, 2).rope(positions, &rope));
+        let [k, v] = all([k, split(&self.value, key_heads).transpose(1, 2)]);
         let attended = q
             .attention_with(k, v, options)
             .transpose(1, 2)
@@ -383,95 +271,5 @@ impl Block {
         let y = x.apply(&self.norm2);
         let inner = y.apply(&self.gate).silu() * y.apply(&self.up);
         x + inner.apply(&self.down)
-    }
-}
-
-/// The choice of a token by its logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    temperature: f32,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Sampling::new()
-    }
-}
-
-impl Sampling {
-    /// Any token, with the probability that the logits give it.
-    pub fn new() -> Self {
-        Sampling {
-            temperature: 1.0,
-            top_k: None,
-            top_p: None,
-        }
-    }
-
-    /// With logits divided by this: below 1 likely tokens become likelier. 0 chooses the likeliest.
-    pub fn temperature(mut self, temperature: f32) -> Self {
-        self.temperature = temperature;
-        self
-    }
-
-    /// Among the `k` likeliest tokens.
-    pub fn top_k(mut self, k: usize) -> Self {
-        self.top_k = Some(k);
-        self
-    }
-
-    /// Among the likeliest tokens that have this probability together (Holtzman et al. 2020), at
-    /// the temperature and among those of [`Sampling::top_k`].
-    pub fn top_p(mut self, p: f32) -> Self {
-        self.top_p = Some(p);
-        self
-    }
-
-    /// A token (i32) for each row of logits `[n, vocabulary]`. In a trace for
-    /// [sampling](slabwise::Trace::sampling) it is another one in each run.
-    #[track_caller]
-    pub fn of<'t>(self, logits: Tensor<'t>) -> Tensor<'t> {
-        match self.allowed(logits) {
-            Some(logits) => logits.trace().categorical(logits, 1),
-            None => logits.argmax(1),
-        }
-    }
-
-    /// [`Sampling::of`] by the numbers of a key.
-    #[track_caller]
-    pub fn by<'t>(self, key: Key<'t>, logits: Tensor<'t>) -> Tensor<'t> {
-        match self.allowed(logits) {
-            Some(logits) => key.categorical(logits, 1),
-            None => logits.argmax(1),
-        }
-    }
-
-    /// The logits at the temperature, −∞ where a token is excluded; none if the likeliest token is
-    /// chosen.
-    #[track_caller]
-    fn allowed<'t>(self, logits: Tensor<'t>) -> Option<Tensor<'t>> {
-        if self.temperature == 0.0 || self.top_k == Some(1) {
-            return None;
-        }
-        let logits = logits * (1.0 / self.temperature);
-        if self.top_k.is_none() && self.top_p.is_none() {
-            return Some(logits);
-        }
-        let all = logits.len(1);
-        let k = self.top_k.or(all).unwrap_or(1);
-        let k = k.clamp(1, all.unwrap_or(usize::MAX).max(1));
-        // The likeliest first; a token less likely than the last one allowed is excluded.
-        let (mut sorted, _) = logits.topk(k, 1);
-        if let Some(p) = self.top_p {
-            let shares = sorted.softmax(1);
-            // The first is always allowed.
-            let before = shares.cumsum(1) - shares;
-            let first = sorted.trace().arange(k).equal(0);
-            sorted = before.lt(p).or(first).select(sorted, f32::INFINITY);
-        }
-        let least = sorted.min_keep(1);
-        Some(logits.ge(least).select(logits, f32::NEG_INFINITY))
     }
 }
