@@ -435,6 +435,59 @@ fn different_programs_are_refused() {
     }
 }
 
+/// The errors of two ranks that compile a step with these seeds, initial values, learning rates and
+/// axes.
+fn compiled_with(
+    seeds: [u64; 2],
+    inits: [f32; 2],
+    rates: [f32; 2],
+    axes: [usize; 2],
+) -> Vec<Error> {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let at = world.rank();
+        let params = Params::seeded(seeds[at]);
+        let init = Init::Constant(inits[at]);
+        let weight = params.root().param("weight", [4, 4, 4], init);
+        let mut session = Session::new(Device::Cpu, params)?.on(world)?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (4, 4, 4));
+        let y = x * trace.param(&weight).transpose(axes[at], axes[at] + 1);
+        let loss = (y * x).square().mean();
+        trace.minimize(loss, Sgd::new(rates[at]));
+        session.compile(&trace, [loss]).map(drop)
+    });
+    let ran = ran.into_iter();
+    ran.map(|ran| ran.expect_err("they differ")).collect()
+}
+
+#[test]
+fn ranks_with_other_constants_or_seeds_are_refused() {
+    for (errors, parts) in [
+        (
+            compiled_with([3, 4], [1.0; 2], [0.1; 2], [0; 2]),
+            ["seed 4 on rank 1 and 3 on rank 0", "Params::seeded"],
+        ),
+        (
+            compiled_with([3; 2], [1.0, 1.5], [0.1; 2], [0; 2]),
+            ["Constant(1.0)", "Constant(1.5)"],
+        ),
+        (
+            compiled_with([3; 2], [1.0; 2], [0.003, 0.021], [0; 2]),
+            ["0.003", "0.021"],
+        ),
+        (
+            compiled_with([3; 2], [1.0; 2], [0.1; 2], [0, 1]),
+            ["Permute", "on rank 1"],
+        ),
+    ] {
+        for error in errors {
+            let error = error.to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}
+
 #[test]
 fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
     for mistaken in [true, false] {

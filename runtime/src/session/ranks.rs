@@ -19,8 +19,11 @@ use crate::error::{Error, Result};
 use crate::program::Compiled;
 use crate::world::World;
 
-/// The graph and the kernels of a program, as text.
+/// The graph and the kernels of a program, as text. That of the graph has all constants.
 type Views = [String; 2];
+
+/// The name of the seed of the parameters, which ranks compare beside views of the program.
+const SEED: &str = "seed";
 
 /// Whether the ranks have synchronized in a run, or in the compilation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +110,7 @@ impl Session {
     /// A compiled program as ranks show it to each other; `None` if there is one rank.
     pub(super) fn shown(&self, compiled: &CompiledPlan) -> Option<Views> {
         let program = compiled.program();
-        (self.world.ranks() > 1).then(|| [program.graph.to_string(), program.to_string()])
+        (self.world.ranks() > 1).then(|| [program.graph.in_full(), program.to_string()])
     }
 
     /// Compiles a program, which the other ranks compile too if it exchanges bytes: an error of one
@@ -174,6 +177,7 @@ impl Session {
     fn agree_on(&self, compiled: &Compiled, [graph, kernels]: Views) -> Result<u64> {
         let plan = compiled.plan.offsets();
         let views = [
+            (SEED, self.variables.params.seed().to_string()),
             ("graph", graph),
             ("kernels", kernels),
             ("plan", format!("{:?} {:?}", plan.order, plan.offsets)),
@@ -209,11 +213,18 @@ impl Session {
         let line = lines.get(at).map_or("nothing", |line| line.trim());
         let shown = self.world.gather(line.as_bytes())?;
         let line = |rank: usize| String::from_utf8_lossy(&shown[rank]).into_owned();
-        Ok(Error::Peer(format!(
-            "rank {rank} does not run the program of the others: the {view} of \"{name}\" differs, which has {:?} on rank {rank} and {:?} on rank {other}",
-            line(rank),
-            line(other)
-        )))
+        let (own, theirs) = (line(rank), line(other));
+        Ok(Error::Peer(if view == SEED {
+            format!(
+                "rank {rank} does not run the program of the others: the parameters of \"{name}\" have the seed {own} on rank {rank} and {theirs} on \
+                 rank {other}; pass the same seed to Params::seeded on all ranks"
+            )
+        } else {
+            format!(
+                "rank {rank} does not run the program of the others: the {view} of \"{name}\" differs, which has {own:?} on rank {rank} and {theirs:?} \
+                 on rank {other}; give all ranks the same options and constants, and pass values that differ between ranks as inputs"
+            )
+        }))
     }
 
     /// Makes a run of a program, which the other ranks make too: an error of one rank is reported
