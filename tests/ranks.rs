@@ -533,6 +533,32 @@ fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
 }
 
 #[test]
+fn unbounded_lengths_are_refused_on_all_ranks() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3);
+        let mut session = Session::new(Device::Cpu, params)?.on(world.clone())?;
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (Dim::unbounded("batch"), 4));
+        let alone = session.compile(&trace, [x.apply(&layer)])?;
+        // Without exchanges each rank plans its own lengths.
+        let rows = if world.rank() == 1 { 200 } else { 3 };
+        session.run(&alone, Array2::<f32>::ones((rows, 4)))?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (Dim::unbounded("batch"), 4));
+        let loss = x.apply(&layer).square().mean();
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss]);
+        Ok::<_, Error>(step.map(drop).expect_err("a mistake").to_string())
+    });
+    for ran in ran {
+        let error = ran.expect("other programs run");
+        assert!(error.contains("Dim::bounded(\"batch\", …)"), "{error}");
+    }
+}
+
+#[test]
 fn a_batch_with_fewer_rows_than_ranks_is_refused_on_all() {
     let worlds = World::local(4).expect("a world");
     let ran = on_each(worlds, |world| {
