@@ -533,6 +533,34 @@ fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
 }
 
 #[test]
+fn a_mistake_of_one_rank_in_an_inference_program_is_reported_on_all() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let world = world.with_patience(Duration::from_secs(60));
+        let is_last = world.rank() == 1;
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3);
+        let mut session = Session::new(Device::Cpu, params)?.on(world)?;
+        let mut compile = |inputs| {
+            let trace = Trace::inference();
+            let y = trace.input("x", F32, (2, inputs)).apply(&layer);
+            session.compile(&trace, [y.sum_over_ranks()])
+        };
+        let error = compile(if is_last { 5 } else { 4 }).map(drop);
+        let error = error.expect_err("a mistake of rank 1").to_string();
+        let program = compile(4)?;
+        session.run(&program, Array2::<f32>::ones((2, 4)))?;
+        Ok::<_, Error>(error)
+    });
+    for (rank, ran) in ran.into_iter().enumerate() {
+        let error = ran.expect("the next program runs");
+        let shared = "rank 1 of 2 has failed to compile \"infer\"";
+        assert_eq!(error.contains(shared), rank == 0, "{error}");
+        assert!(error.contains("[2, 5]"), "{error}");
+    }
+}
+
+#[test]
 fn unbounded_lengths_are_refused_on_all_ranks() {
     let worlds = World::local(2).expect("a world");
     let ran = on_each(worlds, |world| {

@@ -113,8 +113,8 @@ impl Session {
         (self.world.ranks() > 1).then(|| [program.graph.in_full(), program.to_string()])
     }
 
-    /// Compiles a program, which the other ranks compile too if it exchanges bytes: an error of one
-    /// rank is reported on all.
+    /// Compiles a program, which the other ranks compile too if it may exchange bytes: an error of
+    /// one rank is reported on all.
     pub(super) fn compile_with_ranks<R>(
         &mut self,
         name: &str,
