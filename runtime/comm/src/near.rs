@@ -369,7 +369,7 @@ impl<S: Sight> Near<S> {
     }
 
     /// Whether a collective was started and has not ended.
-    fn has_open(&self) -> bool {
+    pub fn has_open(&self) -> bool {
         self.own().has_open()
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::engine::Shared;
+use super::engine::{FAILED, Shared};
 use crate::{Error, Result};
 
 /// The time between two messages of a rank.
@@ -53,6 +53,7 @@ enum Loss {
     Silent,
     Late,
     Left,
+    Failed,
 }
 
 impl Loss {
@@ -66,6 +67,7 @@ impl Loss {
                 millis as f64 / 1000.0
             ),
             Loss::Left => "has left the world".into(),
+            Loss::Failed => FAILED.into(),
         }
     }
 }
@@ -103,7 +105,13 @@ impl Message {
     fn from_bytes(bytes: &[u8; MESSAGE]) -> Option<Message> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let rank = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
-        let losses = [Loss::Ended, Loss::Silent, Loss::Late, Loss::Left];
+        let losses = [
+            Loss::Ended,
+            Loss::Silent,
+            Loss::Late,
+            Loss::Left,
+            Loss::Failed,
+        ];
         Some(match bytes[0] {
             1 => Message::Hello {
                 rank,
@@ -292,10 +300,10 @@ impl Lifeline {
     /// Tells all others that a rank is lost, in words as near to `why` as messages can be.
     pub fn tell_lost(&self, rank: usize, why: &str) {
         let step = self.line.positions()[rank].map_or(0, |at| at.step);
-        let loss = if why.contains("not arrived") {
-            Loss::Late
-        } else {
-            Loss::Left
+        let loss = match why {
+            FAILED => Loss::Failed,
+            why if why.contains("not arrived") => Loss::Late,
+            _ => Loss::Left,
         };
         let after = why
             .split("after ")
@@ -524,7 +532,7 @@ mod tests {
             for second in 0..=u8::MAX {
                 let mut bytes = [0xff; MESSAGE];
                 (bytes[0], bytes[1]) = (first, second);
-                let known = matches!(first, 1 | 2 | 4) || (first == 3 && second < 4);
+                let known = matches!(first, 1 | 2 | 4) || (first == 3 && second < 5);
                 assert_eq!(
                     Message::from_bytes(&bytes).is_some(),
                     known,
