@@ -132,7 +132,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
         &mut address,
         until,
     )?;
-    let shared = Arc::clone(&mpi.shared);
+    let shared = (Arc::clone(&mpi.shared), patience);
     let line = match listener {
         Some((listener, token)) => Lifeline::accept(&listener, token, mpi.size, shared, until)?,
         None => {

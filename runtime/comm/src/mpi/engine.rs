@@ -88,7 +88,7 @@ pub(super) struct State {
 }
 
 impl Shared {
-    fn new() -> Shared {
+    pub fn new() -> Shared {
         let state = State {
             queue: VecDeque::with_capacity(2 * IN_FLIGHT_MAX),
             pending: [0; IN_FLIGHT_MAX],
