@@ -246,7 +246,10 @@ fn guard() {
         return;
     };
     assert!(!role.is_empty());
-    let program = rank_command();
+    let program = match &*role {
+        "missing" => vec!["/nowhere/program".into()],
+        _ => rank_command(),
+    };
     process::exit(launch::guard(&program).map_or(9, i32::from));
 }
 
@@ -670,6 +673,18 @@ fn a_rank_that_fails_in_a_collective_ends_it_for_all() {
     assert_eq!(count(&told, "sent 8 bytes instead of 16"), 1, "{told}");
     let failed = "told: rank 1 of 3 has failed in a collective while \"epoch\"";
     assert_eq!(count(&told, failed), 2, "{told}");
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_reported_to_the_launcher() {
+    let Some(library) = library() else { return };
+    let output = launched(&library, 2, "missing", "20", 0);
+    let told = text(&output);
+    assert!(!output.status.success(), "{told}");
+    for rank in 0..2 {
+        let says = format!("slabwise launch: rank {rank} cannot be started: /nowhere/program: ");
+        assert!(told.contains(&says), "{told}");
+    }
 }
 
 #[test]
