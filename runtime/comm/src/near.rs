@@ -21,6 +21,7 @@ use crate::engine::{Collective, IN_FLIGHT_MAX, Job, Stop, copy_chunk};
 use area::{Area, Place, collective};
 pub(crate) use local::Local;
 pub(crate) use processes::{Introduction, Processes, SharedArena};
+pub(crate) use segment::{BOOT, boot};
 
 /// The time for which a rank looks without sleeping.
 const SPIN: Duration = Duration::from_micros(20);
