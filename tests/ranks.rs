@@ -13,6 +13,7 @@ use ndarray::{Array1, Array2, s};
 use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::{AdamW, Sgd};
 use slabwise::prelude::*;
+use slabwise::settings::NanCheck;
 use slabwise::{Error, Strategy, World};
 use slabwise_models::noise;
 
@@ -329,6 +330,43 @@ fn a_fault_on_one_rank_fails_the_step_on_all_and_changes_nothing() {
             "{}",
             faults[0]
         );
+    }
+}
+
+#[test]
+fn a_nan_of_one_rank_ends_the_run_on_all_and_changes_nothing() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::without_bias(&params.root() / "layer", 4, 3);
+        let session = Session::new(Device::Cpu, params)?.with_nan_check(NanCheck::Nan);
+        let mut session = session.on(world.clone())?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (2, 4));
+        let y = x.apply(&layer);
+        // The ranks have exchanged values before the gradient of the root is computed.
+        let all = x.sum().sum_over_ranks();
+        let loss = (y.square().sum() * all).sqrt();
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss])?;
+        let start = bits(&session);
+        // On rank 1 the gradient of the root of 0 is infinite, and 0 times that is NaN.
+        let rank = world.rank() as f32;
+        let x = Array2::<f32>::from_elem((2, 4), 1.0 - rank);
+        let error = session.run(&step, &x).map(drop).expect_err("NaN");
+        assert!(bits(&session) == start, "a weight changed");
+        session.run(&step, Array2::<f32>::ones((2, 4)))?;
+        assert!(bits(&session) != start, "no weight changed");
+        Ok::<_, Error>(error.to_string())
+    });
+    for (rank, error) in ran.into_iter().enumerate() {
+        let error = error.expect("the next step is made");
+        assert!(
+            error.contains("is NaN, the first of"),
+            "rank {rank}: {error}"
+        );
+        let shared = "rank 1 of 2 has failed in this run";
+        assert_eq!(error.contains(shared), rank == 0, "rank {rank}: {error}");
     }
 }
 

@@ -251,30 +251,31 @@ impl World {
         }
     }
 
-    /// Synchronizes with the other ranks in a run, and returns the first rank that has failed in
-    /// it.
+    /// Synchronizes with the other ranks in a run, and returns the rank that has failed in it, of
+    /// several the one with the lowest `fault`, which is 0 on ranks that have not.
     ///
     /// # Errors
     /// If a rank is lost, or ranks run different programs.
-    pub(crate) fn synchronize(&self, program: u64, has_failed: bool) -> Result<Option<usize>> {
+    pub(crate) fn synchronize(&self, program: u64, fault: u32) -> Result<Option<usize>> {
         let Some(ranks) = &self.transport else {
             return Ok(None);
         };
         let own = Header {
             program,
             step: ranks.runs.load(Ordering::Relaxed),
-            health: u32::from(has_failed),
+            health: fault,
             ..Header::default()
         };
-        let (mut failed, mut rank) = (None, 0);
+        let (mut first, mut rank) = (None::<(u32, usize)>, 0);
         let note = |header: Header| {
             if header.health != 0 {
-                failed.get_or_insert(rank);
+                let this = (header.health, rank);
+                first = Some(first.map_or(this, |other| other.min(this)));
             }
             rank += 1;
         };
         ranks.world.header(&own, note).map_err(lost)?;
-        Ok(failed)
+        Ok(first.map(|(_, rank)| rank))
     }
 
     /// Compares named facts with those of the other ranks, and returns the first rank that differs
