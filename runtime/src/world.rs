@@ -295,14 +295,25 @@ impl World {
         }
     }
 
-    /// The bytes of every rank that shares a batch with this one.
+    /// The bytes, of one length on all ranks, of those that share a batch with rank 0, joined on
+    /// that rank; nothing on others. They are exchanged in pieces, so that no other rank needs
+    /// memory for all of them.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub(crate) fn gather_parts(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut all = self.gather(own)?;
-        let members = self.data().members(self.rank());
-        Ok(members.map(|rank| std::mem::take(&mut all[rank])).collect())
+    pub(crate) fn join_parts(&self, own: &[u8], piece: usize) -> Result<Vec<u8>> {
+        let is_first = self.rank() == 0;
+        let parts = if is_first { self.data().size() } else { 0 };
+        let mut whole = vec![0; parts * own.len()];
+        for (at, piece_of_own) in own.chunks(piece).enumerate() {
+            let all = self.gather(piece_of_own)?;
+            let members = self.data().members(self.rank()).filter(|_| is_first);
+            for (place, rank) in members.enumerate() {
+                let start = place * own.len() + at * piece;
+                whole[start..start + piece_of_own.len()].copy_from_slice(&all[rank]);
+            }
+        }
+        Ok(whole)
     }
 
     /// The bytes of every rank, which may be of different lengths.
@@ -411,4 +422,30 @@ pub(crate) fn share_of(grains: &OwnGrains, rows: usize) -> Range<usize> {
     let (each, more) = (rows / grains.all, rows % grains.all);
     let start = |grain: usize| grain * each + grain.min(more);
     start(grains.first)..start(grains.first + grains.own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_joined_on_rank_0_in_pieces() {
+        let worlds = World::local(3).expect("a world");
+        let joined = std::thread::scope(|threads| {
+            let join = |world: World| {
+                let own: Vec<u8> = (0..7).map(|i| 10 * world.rank() as u8 + i).collect();
+                world.join_parts(&own, 3).expect("no loss")
+            };
+            let ranks = worlds.into_iter().map(|w| threads.spawn(move || join(w)));
+            let ranks: Vec<_> = ranks.collect();
+            let ranks = ranks.into_iter();
+            ranks
+                .map(|rank| rank.join().expect("no panic"))
+                .collect::<Vec<_>>()
+        });
+        let whole: Vec<u8> = (0..3)
+            .flat_map(|rank| (0..7).map(move |i| 10 * rank + i))
+            .collect();
+        assert_eq!(joined, [whole, Vec::new(), Vec::new()]);
+    }
 }
