@@ -13,6 +13,7 @@ use ndarray::{Array1, Array2, s};
 use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::{AdamW, Sgd};
 use slabwise::prelude::*;
+use slabwise::settings::NanCheck;
 use slabwise::{Error, Strategy, World};
 use slabwise_models::noise;
 
@@ -332,6 +333,43 @@ fn a_fault_on_one_rank_fails_the_step_on_all_and_changes_nothing() {
     }
 }
 
+#[test]
+fn a_nan_of_one_rank_ends_the_run_on_all_and_changes_nothing() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::without_bias(&params.root() / "layer", 4, 3);
+        let session = Session::new(Device::Cpu, params)?.with_nan_check(NanCheck::Nan);
+        let mut session = session.on(world.clone())?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (2, 4));
+        let y = x.apply(&layer);
+        // The ranks have exchanged values before the gradient of the root is computed.
+        let all = x.sum().sum_over_ranks();
+        let loss = (y.square().sum() * all).sqrt();
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss])?;
+        let start = bits(&session);
+        // On rank 1 the gradient of the root of 0 is infinite, and 0 times that is NaN.
+        let rank = world.rank() as f32;
+        let x = Array2::<f32>::from_elem((2, 4), 1.0 - rank);
+        let error = session.run(&step, &x).map(drop).expect_err("NaN");
+        assert!(bits(&session) == start, "a weight changed");
+        session.run(&step, Array2::<f32>::ones((2, 4)))?;
+        assert!(bits(&session) != start, "no weight changed");
+        Ok::<_, Error>(error.to_string())
+    });
+    for (rank, error) in ran.into_iter().enumerate() {
+        let error = error.expect("the next step is made");
+        assert!(
+            error.contains("is NaN, the first of"),
+            "rank {rank}: {error}"
+        );
+        let shared = "rank 1 of 2 has failed in this run";
+        assert_eq!(error.contains(shared), rank == 0, "rank {rank}: {error}");
+    }
+}
+
 /// Trains on one world, saves, and goes on with the file on another; the file at the end.
 fn resumed(first: (usize, Strategy), second: (usize, Strategy)) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -435,6 +473,59 @@ fn different_programs_are_refused() {
     }
 }
 
+/// The errors of two ranks that compile a step with these seeds, initial values, learning rates and
+/// axes.
+fn compiled_with(
+    seeds: [u64; 2],
+    inits: [f32; 2],
+    rates: [f32; 2],
+    axes: [usize; 2],
+) -> Vec<Error> {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let at = world.rank();
+        let params = Params::seeded(seeds[at]);
+        let init = Init::Constant(inits[at]);
+        let weight = params.root().param("weight", [4, 4, 4], init);
+        let mut session = Session::new(Device::Cpu, params)?.on(world)?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (4, 4, 4));
+        let y = x * trace.param(&weight).transpose(axes[at], axes[at] + 1);
+        let loss = (y * x).square().mean();
+        trace.minimize(loss, Sgd::new(rates[at]));
+        session.compile(&trace, [loss]).map(drop)
+    });
+    let ran = ran.into_iter();
+    ran.map(|ran| ran.expect_err("they differ")).collect()
+}
+
+#[test]
+fn ranks_with_other_constants_or_seeds_are_refused() {
+    for (errors, parts) in [
+        (
+            compiled_with([3, 4], [1.0; 2], [0.1; 2], [0; 2]),
+            ["seed 4 on rank 1 and 3 on rank 0", "Params::seeded"],
+        ),
+        (
+            compiled_with([3; 2], [1.0, 1.5], [0.1; 2], [0; 2]),
+            ["Constant(1.0)", "Constant(1.5)"],
+        ),
+        (
+            compiled_with([3; 2], [1.0; 2], [0.003, 0.021], [0; 2]),
+            ["0.003", "0.021"],
+        ),
+        (
+            compiled_with([3; 2], [1.0; 2], [0.1; 2], [0, 1]),
+            ["Permute", "on rank 1"],
+        ),
+    ] {
+        for error in errors {
+            let error = error.to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}
+
 #[test]
 fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
     for mistaken in [true, false] {
@@ -476,6 +567,60 @@ fn an_error_of_one_rank_in_a_compilation_is_reported_on_all() {
                 "{error}"
             );
         }
+    }
+}
+
+#[test]
+fn a_mistake_of_one_rank_in_an_inference_program_is_reported_on_all() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let world = world.with_patience(Duration::from_secs(60));
+        let is_last = world.rank() == 1;
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3);
+        let mut session = Session::new(Device::Cpu, params)?.on(world)?;
+        let mut compile = |inputs| {
+            let trace = Trace::inference();
+            let y = trace.input("x", F32, (2, inputs)).apply(&layer);
+            session.compile(&trace, [y.sum_over_ranks()])
+        };
+        let error = compile(if is_last { 5 } else { 4 }).map(drop);
+        let error = error.expect_err("a mistake of rank 1").to_string();
+        let program = compile(4)?;
+        session.run(&program, Array2::<f32>::ones((2, 4)))?;
+        Ok::<_, Error>(error)
+    });
+    for (rank, ran) in ran.into_iter().enumerate() {
+        let error = ran.expect("the next program runs");
+        let shared = "rank 1 of 2 has failed to compile \"infer\"";
+        assert_eq!(error.contains(shared), rank == 0, "{error}");
+        assert!(error.contains("[2, 5]"), "{error}");
+    }
+}
+
+#[test]
+fn unbounded_lengths_are_refused_on_all_ranks() {
+    let worlds = World::local(2).expect("a world");
+    let ran = on_each(worlds, |world| {
+        let params = Params::seeded(3);
+        let layer = Linear::new(&params.root() / "layer", 4, 3);
+        let mut session = Session::new(Device::Cpu, params)?.on(world.clone())?;
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (Dim::unbounded("batch"), 4));
+        let alone = session.compile(&trace, [x.apply(&layer)])?;
+        // Without exchanges each rank plans its own lengths.
+        let rows = if world.rank() == 1 { 200 } else { 3 };
+        session.run(&alone, Array2::<f32>::ones((rows, 4)))?;
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (Dim::unbounded("batch"), 4));
+        let loss = x.apply(&layer).square().mean();
+        trace.minimize(loss, Sgd::new(0.1));
+        let step = session.compile(&trace, [loss]);
+        Ok::<_, Error>(step.map(drop).expect_err("a mistake").to_string())
+    });
+    for ran in ran {
+        let error = ran.expect("other programs run");
+        assert!(error.contains("Dim::bounded(\"batch\", …)"), "{error}");
     }
 }
 

@@ -19,6 +19,9 @@ use targets::{Target, Values, floats, targets};
 /// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
 
+/// The most bytes of a rank's part of a variable that ranks exchange at a time.
+const PIECE: usize = 64 << 20;
+
 impl Session {
     /// Writes all weights and state to a safetensors file, with a checksum of each. The file is
     /// replaced as a whole: an earlier one of the same name stays intact if writing is interrupted.
@@ -58,10 +61,8 @@ impl Session {
                 bytes(at, v).get(..own)
             };
             let whole = v.info.whole.as_ref().and_then(|_| part());
-            let whole = whole.map(|part| self.world.gather_parts(part));
-            let whole = whole.transpose()?;
-            wholes.push(whole.map(|parts| {
-                let mut whole = parts.concat();
+            let whole = whole.map(|part| self.world.join_parts(part, PIECE));
+            wholes.push(whole.transpose()?.map(|mut whole| {
                 // The rest is padding.
                 whole.truncate(bytes_of(&whole_dims(v), v));
                 whole

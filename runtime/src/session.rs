@@ -212,11 +212,7 @@ impl Session {
     ) -> Result<Program<N>> {
         // Outside of the closure, whose line mistakes would name.
         let graph = self.finished(trace, outputs);
-        // After a mistake the exchanges of a training step may not have been recorded.
-        let exchanges = match &graph {
-            Ok(graph) => graph.has_collectives(),
-            Err(_) => trace.is_training(),
-        };
+        let exchanges = trace.may_exchange(graph.is_err());
         let mut program = self.compile_with_ranks(trace.name(), exchanges, |session| {
             session.compile_outputs(trace.name(), &graph?)
         })?;

@@ -251,30 +251,31 @@ impl World {
         }
     }
 
-    /// Synchronizes with the other ranks in a run, and returns the first rank that has failed in
-    /// it.
+    /// Synchronizes with the other ranks in a run, and returns the rank that has failed in it, of
+    /// several the one with the lowest `fault`, which is 0 on ranks that have not.
     ///
     /// # Errors
     /// If a rank is lost, or ranks run different programs.
-    pub(crate) fn synchronize(&self, program: u64, has_failed: bool) -> Result<Option<usize>> {
+    pub(crate) fn synchronize(&self, program: u64, fault: u32) -> Result<Option<usize>> {
         let Some(ranks) = &self.transport else {
             return Ok(None);
         };
         let own = Header {
             program,
             step: ranks.runs.load(Ordering::Relaxed),
-            health: u32::from(has_failed),
+            health: fault,
             ..Header::default()
         };
-        let (mut failed, mut rank) = (None, 0);
+        let (mut first, mut rank) = (None::<(u32, usize)>, 0);
         let note = |header: Header| {
             if header.health != 0 {
-                failed.get_or_insert(rank);
+                let this = (header.health, rank);
+                first = Some(first.map_or(this, |other| other.min(this)));
             }
             rank += 1;
         };
         ranks.world.header(&own, note).map_err(lost)?;
-        Ok(failed)
+        Ok(first.map(|(_, rank)| rank))
     }
 
     /// Compares named facts with those of the other ranks, and returns the first rank that differs
@@ -294,14 +295,25 @@ impl World {
         }
     }
 
-    /// The bytes of every rank that shares a batch with this one.
+    /// The bytes, of one length on all ranks, of those that share a batch with rank 0, joined on
+    /// that rank; nothing on others. They are exchanged in pieces, so that no other rank needs
+    /// memory for all of them.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub(crate) fn gather_parts(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut all = self.gather(own)?;
-        let members = self.data().members(self.rank());
-        Ok(members.map(|rank| std::mem::take(&mut all[rank])).collect())
+    pub(crate) fn join_parts(&self, own: &[u8], piece: usize) -> Result<Vec<u8>> {
+        let is_first = self.rank() == 0;
+        let parts = if is_first { self.data().size() } else { 0 };
+        let mut whole = vec![0; parts * own.len()];
+        for (at, piece_of_own) in own.chunks(piece).enumerate() {
+            let all = self.gather(piece_of_own)?;
+            let members = self.data().members(self.rank()).filter(|_| is_first);
+            for (place, rank) in members.enumerate() {
+                let start = place * own.len() + at * piece;
+                whole[start..start + piece_of_own.len()].copy_from_slice(&all[rank]);
+            }
+        }
+        Ok(whole)
     }
 
     /// The bytes of every rank, which may be of different lengths.
@@ -410,4 +422,30 @@ pub(crate) fn share_of(grains: &OwnGrains, rows: usize) -> Range<usize> {
     let (each, more) = (rows / grains.all, rows % grains.all);
     let start = |grain: usize| grain * each + grain.min(more);
     start(grains.first)..start(grains.first + grains.own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_joined_on_rank_0_in_pieces() {
+        let worlds = World::local(3).expect("a world");
+        let joined = std::thread::scope(|threads| {
+            let join = |world: World| {
+                let own: Vec<u8> = (0..7).map(|i| 10 * world.rank() as u8 + i).collect();
+                world.join_parts(&own, 3).expect("no loss")
+            };
+            let ranks = worlds.into_iter().map(|w| threads.spawn(move || join(w)));
+            let ranks: Vec<_> = ranks.collect();
+            let ranks = ranks.into_iter();
+            ranks
+                .map(|rank| rank.join().expect("no panic"))
+                .collect::<Vec<_>>()
+        });
+        let whole: Vec<u8> = (0..3)
+            .flat_map(|rank| (0..7).map(move |i| 10 * rank + i))
+            .collect();
+        assert_eq!(joined, [whole, Vec::new(), Vec::new()]);
+    }
 }

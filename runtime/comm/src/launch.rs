@@ -201,7 +201,11 @@ pub fn guard(program: &[OsString]) -> Result<u8> {
         .stderr(Stdio::piped());
     die_with_parent(&mut command);
     let failed = |e: std::io::Error| Error::Join(format!("{}: {e}", name.to_string_lossy()));
-    let mut child: Child = command.spawn().map_err(failed)?;
+    let mut child: Child = command.spawn().map_err(|e| {
+        let name = name.to_string_lossy();
+        say(&format!("{ENDED}{rank} cannot be started: {name}: {e}\n"));
+        failed(e)
+    })?;
     let out = child
         .stdout
         .take()

@@ -17,7 +17,7 @@ use slabwise_kernels::collective::Group;
 use crate::engine::{Collective, Engine, Stop, with_copies};
 use crate::launcher::{Family, Place};
 use crate::library::{self, Surroundings};
-use crate::near::Introduction;
+use crate::near::{BOOT, Introduction, boot};
 use crate::{Error, Result};
 use calls::Calls;
 use cores::Cores;
@@ -28,6 +28,9 @@ use lifeline::{Lifeline, Token};
 const ADDRESS: usize = 16 + 2 + 4 + 64;
 /// The most bytes of a host's name.
 const HOST: usize = 64;
+/// The bytes by which a rank says which machine it is on: its name, which another may have too, and
+/// the identity of the running system.
+const HOME: usize = HOST + BOOT;
 /// The collectives of joining a world.
 pub(crate) const JOINING: u64 = 4;
 
@@ -85,20 +88,20 @@ pub(crate) fn join(
 /// Connects the lifeline. Rank 0 says through MPI where it listens.
 fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
     let until = Instant::now() + patience.min(Duration::from_secs(86_400));
-    let own = host();
+    let own = home();
     let mut near = Introduction::new(mpi.rank, near);
     let card = [&own[..], &Cores::own().to_bytes(), &near.to_bytes()].concat();
     let mut cards = vec![0; card.len() * mpi.size];
     run(mpi, 0, Collective::AllGather, &card, &mut cards, until)?;
     let cards = cards.chunks_exact(card.len());
-    let is_one_machine = cards.clone().all(|card| card[..HOST] == own);
+    let is_one_machine = are_one_machine(cards.clone().map(|card| &card[..HOME]));
     let cores: Vec<_> = cards
         .clone()
-        .map(|card| (&card[..HOST], Cores::of(&card[HOST..HOST + Cores::BYTES])))
+        .map(|card| (&card[..HOME], Cores::of(&card[HOME..HOME + Cores::BYTES])))
         .collect();
     mpi.set_threads(cores::threads(&cores));
     let others: Vec<u8> = cards
-        .flat_map(|card| &card[HOST + Cores::BYTES..])
+        .flat_map(|card| &card[HOME + Cores::BYTES..])
         .copied()
         .collect();
     let failed = |e: std::io::Error| Error::Join(format!("rank 0 cannot listen: {e}"));
@@ -121,7 +124,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
             own_address()
         };
         address[18..22].copy_from_slice(&ip.octets());
-        address[22..].copy_from_slice(&own);
+        address[22..].copy_from_slice(&own[..HOST]);
         listener = Some((listening, token));
     }
     run(
@@ -132,7 +135,7 @@ fn connect(mpi: &Mpi, patience: Duration, near: bool) -> Result<()> {
         &mut address,
         until,
     )?;
-    let shared = Arc::clone(&mpi.shared);
+    let shared = (Arc::clone(&mpi.shared), patience);
     let line = match listener {
         Some((listener, token)) => Lifeline::accept(&listener, token, mpi.size, shared, until)?,
         None => {
@@ -194,9 +197,19 @@ fn run(
     })
 }
 
-/// The name of this machine, padded with zeros.
-fn host() -> [u8; HOST] {
-    let mut name = [0_u8; HOST];
+/// Whether ranks of these homes are on one machine.
+fn are_one_machine<'a>(mut homes: impl Iterator<Item = &'a [u8]>) -> bool {
+    let first = homes.next();
+    homes.all(|home| Some(home) == first)
+}
+
+/// The name of this machine, padded with zeros, and the identity of the running system, zeros where
+/// the system does not tell.
+fn home() -> [u8; HOME] {
+    let mut name = [0_u8; HOME];
+    if let Some(boot) = boot() {
+        name[HOST..].copy_from_slice(&boot);
+    }
     // SAFETY: the buffer is valid for its length; the last byte stays 0.
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), HOST - 1) };
     name
@@ -232,4 +245,19 @@ pub(crate) fn launcher_of_library(named: Option<&Path>) -> Result<(PathBuf, Path
         Family::Mpich
     };
     Ok((library::mpiexec(&file, family), file, family))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_with_equal_names_are_told_apart() {
+        let own = home();
+        let mut other = own;
+        assert!(are_one_machine([&own[..], &other[..]].into_iter()));
+        other[HOME - 1] ^= 1;
+        assert_eq!(own[..HOST], other[..HOST]);
+        assert!(!are_one_machine([&own[..], &other[..]].into_iter()));
+    }
 }

@@ -21,6 +21,7 @@ use crate::engine::{Collective, IN_FLIGHT_MAX, Job, Stop, copy_chunk};
 use area::{Area, Place, collective};
 pub(crate) use local::Local;
 pub(crate) use processes::{Introduction, Processes, SharedArena};
+pub(crate) use segment::{BOOT, boot};
 
 /// The time for which a rank looks without sleeping.
 const SPIN: Duration = Duration::from_micros(20);
@@ -369,7 +370,7 @@ impl<S: Sight> Near<S> {
     }
 
     /// Whether a collective was started and has not ended.
-    fn has_open(&self) -> bool {
+    pub fn has_open(&self) -> bool {
         self.own().has_open()
     }
 }

@@ -108,6 +108,33 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
             }
             world.barrier("epoch")?;
         }
+        // Rank `first` starts a collective, and leaves instead of waiting for it.
+        "abandon" => {
+            world.barrier("ready")?;
+            let own = vec![1_u8; 8 * world.size()].leak();
+            let all = own.to_vec().leak();
+            // SAFETY: the regions are never freed, and not accessed again.
+            let ticket = unsafe { world.start("epoch", Collective::AllToAll, &*own, &mut *all) }?;
+            if world.rank() as u64 != number(first) {
+                world.finish(ticket, "epoch")?;
+            }
+        }
+        // Rank 1 expects too many bytes of rank 2, while others wait for its own.
+        "short" => {
+            let none: &[u8] = &[];
+            let first = vec![2_u8; if world.rank() == 1 { 16 } else { 8 }].leak();
+            let own = vec![1_u8; 3_000_000 * world.size()].leak();
+            let all = own.to_vec().leak();
+            let root = Collective::Broadcast { root: 2 };
+            // SAFETY: the regions are never freed, and not accessed again.
+            let weights = unsafe { world.start("weights", root, none, &mut *first) }?;
+            // In this time rank 1 fails, so that it sends nothing for the next collective.
+            thread::sleep(Duration::from_millis(500));
+            // SAFETY: as above.
+            let epoch = unsafe { world.start("epoch", Collective::AllToAll, &*own, &mut *all) }?;
+            world.finish(weights, "weights")?;
+            world.finish(epoch, "epoch")?;
+        }
         "differ" => {
             let graph = if world.rank() == 1 {
                 "5 blocks"
@@ -219,7 +246,10 @@ fn guard() {
         return;
     };
     assert!(!role.is_empty());
-    let program = rank_command();
+    let program = match &*role {
+        "missing" => vec!["/nowhere/program".into()],
+        _ => rank_command(),
+    };
     process::exit(launch::guard(&program).map_or(9, i32::from));
 }
 
@@ -305,7 +335,7 @@ fn run(command: &mut Command, role: &str) -> Output {
 fn launched(library: &Path, ranks: usize, role: &str, patience: &str, restarts: usize) -> Output {
     let mut command = Command::new(&command("launches")[0]);
     command.args(&self::command("launches")[1..]);
-    let near = if role.starts_with("die") && role.ends_with(" 0") {
+    let near = if role.starts_with("die") && role.ends_with(" 0") || role == "short" {
         "0"
     } else {
         "1"
@@ -629,6 +659,31 @@ fn a_rank_that_others_still_need_does_not_end_with_success() {
         let left = format!("told: rank {rank} of 2 has left the world");
         assert_eq!(count(&told, &left), 1, "{told}");
         assert!(!output.status.success(), "{told}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_in_a_collective_ends_it_for_all() {
+    let Some(library) = library() else { return };
+    let told = text(&launched(&library, 3, "abandon 1", "20", 0));
+    let left = "told: rank 1 of 3 has left the world while \"epoch\"";
+    assert_eq!(count(&told, left), 2, "{told}");
+    assert!(told.contains("rank 1 ended with exit code 1"), "{told}");
+    let told = text(&launched(&library, 3, "short", "20", 0));
+    assert_eq!(count(&told, "sent 8 bytes instead of 16"), 1, "{told}");
+    let failed = "told: rank 1 of 3 has failed in a collective while \"epoch\"";
+    assert_eq!(count(&told, failed), 2, "{told}");
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_reported_to_the_launcher() {
+    let Some(library) = library() else { return };
+    let output = launched(&library, 2, "missing", "20", 0);
+    let told = text(&output);
+    assert!(!output.status.success(), "{told}");
+    for rank in 0..2 {
+        let says = format!("slabwise launch: rank {rank} cannot be started: /nowhere/program: ");
+        assert!(told.contains(&says), "{told}");
     }
 }
 

@@ -12,7 +12,7 @@ use super::{Run, Session, fixed};
 use crate::backend::Kernel;
 use crate::error::{Error, Mistake, Result};
 use crate::feed::Lengths;
-use crate::program::{Place, Step, lengths};
+use crate::program::{Compiled, Place, Step, lengths};
 use crate::settings::NanCheck;
 
 /// The state of the search in a run.
@@ -20,6 +20,9 @@ pub(super) struct Search {
     check: NanCheck,
     /// The variables that the run has written, by index, with their bytes before it.
     before: Vec<(usize, Vec<u8>)>,
+    /// The step and the error of a run that goes on to its end, because other ranks wait for its
+    /// exchanges.
+    found: Option<(usize, Error)>,
 }
 
 /// The elements of an argument that are not finite.
@@ -77,6 +80,7 @@ impl Session {
         (self.execution.nan_check != NanCheck::Off).then(|| Search {
             check: self.execution.nan_check,
             before: Vec::new(),
+            found: None,
         })
     }
 
@@ -117,9 +121,10 @@ impl Search {
         Ok(())
     }
 
-    /// After a step: looks at its results. An error restores weights and state.
+    /// After a step: looks at its results. An error restores weights and state; it waits for the end
+    /// of the run if the ranks have synchronized in it.
     pub fn after(
-        &self,
+        &mut self,
         session: &mut Session,
         run: &Run<'_>,
         at: usize,
@@ -128,7 +133,7 @@ impl Search {
     ) -> Result<()> {
         let inner = run.inner;
         let step = &inner.steps[at];
-        let Some(kernel) = step.kernel() else {
+        let Some(kernel) = step.kernel().filter(|_| self.found.is_none()) else {
             return Ok(());
         };
         let described = kernel.spec().arguments();
@@ -151,10 +156,23 @@ impl Search {
                 env,
                 (element, value, found),
             );
+            if session.synchronized_as(inner).is_some() {
+                self.found = Some((at, error?));
+                return Ok(());
+            }
             session.restore(self)?;
             return Err(error?);
         }
         Ok(())
+    }
+
+    /// At the end of a run: an error of one rank restores weights and state on all.
+    pub fn end(mut self, session: &mut Session, inner: &Compiled) -> Result<()> {
+        let ended = session.end_with_ranks(inner, self.found.take());
+        if ended.is_err() {
+            session.restore(&self)?;
+        }
+        ended
     }
 
     /// The error of an element in the result that is the argument `k` of a step.

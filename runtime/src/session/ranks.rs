@@ -6,7 +6,8 @@
 //!
 //! In a run they synchronize once, before its first collective. All checks of data come before
 //! that, and no weight is written before the sums of all ranks are there, so a fault on one rank
-//! ends the run on every rank and changes nothing on any.
+//! ends the run on every rank and changes nothing on any. The search for NaN finds faults after that
+//! too; then they synchronize once more, at the end.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -19,8 +20,11 @@ use crate::error::{Error, Result};
 use crate::program::Compiled;
 use crate::world::World;
 
-/// The graph and the kernels of a program, as text.
+/// The graph and the kernels of a program, as text. That of the graph has all constants.
 type Views = [String; 2];
+
+/// The name of the seed of the parameters, which ranks compare beside views of the program.
+const SEED: &str = "seed";
 
 /// Whether the ranks have synchronized in a run, or in the compilation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,11 +111,11 @@ impl Session {
     /// A compiled program as ranks show it to each other; `None` if there is one rank.
     pub(super) fn shown(&self, compiled: &CompiledPlan) -> Option<Views> {
         let program = compiled.program();
-        (self.world.ranks() > 1).then(|| [program.graph.to_string(), program.to_string()])
+        (self.world.ranks() > 1).then(|| [program.graph.in_full(), program.to_string()])
     }
 
-    /// Compiles a program, which the other ranks compile too if it exchanges bytes: an error of one
-    /// rank is reported on all.
+    /// Compiles a program, which the other ranks compile too if it may exchange bytes: an error of
+    /// one rank is reported on all.
     pub(super) fn compile_with_ranks<R>(
         &mut self,
         name: &str,
@@ -174,6 +178,8 @@ impl Session {
     fn agree_on(&self, compiled: &Compiled, [graph, kernels]: Views) -> Result<u64> {
         let plan = compiled.plan.offsets();
         let views = [
+            (SEED, self.variables.params.seed().to_string()),
+            ("search for NaN", format!("{:?}", self.execution.nan_check)),
             ("graph", graph),
             ("kernels", kernels),
             ("plan", format!("{:?} {:?}", plan.order, plan.offsets)),
@@ -209,11 +215,18 @@ impl Session {
         let line = lines.get(at).map_or("nothing", |line| line.trim());
         let shown = self.world.gather(line.as_bytes())?;
         let line = |rank: usize| String::from_utf8_lossy(&shown[rank]).into_owned();
-        Ok(Error::Peer(format!(
-            "rank {rank} does not run the program of the others: the {view} of \"{name}\" differs, which has {:?} on rank {rank} and {:?} on rank {other}",
-            line(rank),
-            line(other)
-        )))
+        let (own, theirs) = (line(rank), line(other));
+        Ok(Error::Peer(if view == SEED {
+            format!(
+                "rank {rank} does not run the program of the others: the parameters of \"{name}\" have the seed {own} on rank {rank} and {theirs} on \
+                 rank {other}; pass the same seed to Params::seeded on all ranks"
+            )
+        } else {
+            format!(
+                "rank {rank} does not run the program of the others: the {view} of \"{name}\" differs, which has {own:?} on rank {rank} and {theirs:?} \
+                 on rank {other}; give all ranks the same options and constants, and pass values that differ between ranks as inputs"
+            )
+        }))
     }
 
     /// Makes a run of a program, which the other ranks make too: an error of one rank is reported
@@ -231,7 +244,7 @@ impl Session {
         match (&result, inner.fingerprint) {
             (Err(error), Some(program)) if self.execution.rank_sync == RankSync::Pending => {
                 // The other ranks end this run with an error that has this one in it.
-                let _ = self.exchange_headers(program, Some(error));
+                let _ = self.exchange_headers(program, Some((1, error)));
             }
             _ => {}
         }
@@ -243,7 +256,9 @@ impl Session {
         match (self.execution.rank_sync, inner.fingerprint) {
             (RankSync::Pending, Some(program)) => {
                 self.execution.rank_sync = RankSync::Failed;
-                self.exchange_headers(program, None)?;
+                if let Some((_, error)) = self.exchange_headers(program, None)? {
+                    return Err(error);
+                }
                 self.execution.rank_sync = RankSync::Done;
                 Ok(())
             }
@@ -251,19 +266,58 @@ impl Session {
         }
     }
 
-    /// Shows the other ranks this one's program and error; the error that ends the run on all of
-    /// them, if there is one.
-    fn exchange_headers(&self, program: u64, error: Option<&Error>) -> Result<()> {
-        let Some(rank) = self.world.synchronize(program, error.is_some())? else {
+    /// Synchronizes with the other ranks once more, at the end of a run in which they have: this
+    /// rank may have found an error, in a step, since then. The error of the rank that has found one
+    /// in the earliest step.
+    pub(super) fn end_with_ranks(
+        &self,
+        inner: &Compiled,
+        found: Option<(usize, Error)>,
+    ) -> Result<()> {
+        let Some(program) = self.synchronized_as(inner) else {
             return Ok(());
         };
-        let own = error.map_or(String::new(), Error::to_string);
+        let own = found
+            .as_ref()
+            .map(|(step, error)| (*step as u32 + 1, error));
+        match (self.exchange_headers(program, own), found) {
+            (Ok(None), _) => Ok(()),
+            (Ok(Some((rank, error))), Some((_, own))) => Err(if rank == self.world.rank() {
+                own
+            } else {
+                error
+            }),
+            (Ok(Some((_, error))), None) => Err(error),
+            // The search has more to say than that a rank is lost.
+            (Err(lost), found) => Err(found.map_or(lost, |(_, own)| own)),
+        }
+    }
+
+    /// The number of a program in whose run the ranks have synchronized.
+    pub(super) fn synchronized_as(&self, inner: &Compiled) -> Option<u64> {
+        let is_done = self.execution.rank_sync == RankSync::Done;
+        inner.fingerprint.filter(|_| is_done)
+    }
+
+    /// Shows the other ranks this one's program and error, with a number by which errors are ordered:
+    /// the rank of the first error, and the error that ends the run on the others.
+    fn exchange_headers(
+        &self,
+        program: u64,
+        own: Option<(u32, &Error)>,
+    ) -> Result<Option<(usize, Error)>> {
+        let fault = own.map_or(0, |(fault, _)| fault);
+        let Some(rank) = self.world.synchronize(program, fault)? else {
+            return Ok(None);
+        };
+        let own = own.map_or(String::new(), |(_, error)| error.to_string());
         let messages = self.world.gather(own.as_bytes())?;
-        Err(Error::Peer(format!(
+        let error = Error::Peer(format!(
             "rank {rank} of {} has failed in this run, which changed nothing on any rank: {}",
             self.world.ranks(),
             String::from_utf8_lossy(&messages[rank])
-        )))
+        ));
+        Ok(Some((rank, error)))
     }
 }
 

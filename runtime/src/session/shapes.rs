@@ -57,6 +57,15 @@ impl Session {
                 "\"{name}\": no input has the unbounded dimension \"{free}\", so no run can say its length"
             )));
         }
+        if let Some(s) = graph.symbols.unbounded().next()
+            && graph.has_collectives()
+        {
+            let free = graph.symbols.name(s);
+            return Err(Error::Value(format!(
+                "\"{name}\": the dimension \"{free}\" is unbounded, and a program that exchanges values between ranks has one plan on all of them; \
+                 declare it as Dim::bounded(\"{free}\", …) with the largest length of a rank"
+            )));
+        }
         let started = Instant::now();
         if graph.symbols.unbounded().next().is_none() {
             let compiled = self.planned(name, graph, started)?;
@@ -97,9 +106,8 @@ impl Session {
         }
         possible(&shaped.graph, &lengths)?;
         let name = &program.inner.name;
-        self.compile_with_ranks(name, shaped.graph.has_collectives(), |session| {
-            shaped.plan(session, name, &lengths)
-        })
+        // It exchanges nothing: `compile_for_shapes` has refused a program that does.
+        self.compile_with_ranks(name, false, |session| shaped.plan(session, name, &lengths))
     }
 }
 

@@ -139,7 +139,7 @@ impl Session {
                     };
                     let done = self.memory.backend.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;
-                    if let Some(search) = &search {
+                    if let Some(search) = &mut search {
                         search.after(self, run, at, &arguments, env)?;
                     }
                     if !run.recorded {
@@ -165,7 +165,7 @@ impl Session {
         if let Some(clock) = clock {
             self.note_times(&clock, inner, env)?;
         }
-        Ok(())
+        search.map_or(Ok(()), |search| search.end(self, inner))
     }
 
     /// Makes room for the values that a step is the first to write; its workspace.

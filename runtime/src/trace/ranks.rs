@@ -59,6 +59,14 @@ impl Trace {
             .all(|d| *d == distribution)
     }
 
+    /// Whether the trace may exchange bytes with other ranks. This follows from its calls, which are
+    /// the same on all ranks, because a mistake of one rank may keep exchanges from being recorded;
+    /// those of a training step may then not even have been called.
+    pub(crate) fn may_exchange(&self, is_mistaken: bool) -> bool {
+        let is_called = !self.building.borrow().distributions.is_empty();
+        is_called || is_mistaken && self.is_training()
+    }
+
     /// The weight in the whole batch's mean of each of `parts` equal parts of this rank: by the
     /// number of examples on every rank, if that can differ from run to run.
     pub(crate) fn share(&self, at: Line, distribution: Distribution, parts: usize) -> Tensor<'_> {

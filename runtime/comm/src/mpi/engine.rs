@@ -31,6 +31,8 @@ const SPIN: Duration = Duration::from_micros(20);
 /// The shortest and the longest sleep between two looks. Longer spinning takes cores from ranks
 /// that share them.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
+/// The words for a rank that ends a collective for all others, because it cannot go on with it.
+pub(super) const FAILED: &str = "has failed in a collective";
 /// The time that the lifeline gets to explain a failure of the library.
 const VERDICT: Duration = Duration::from_secs(1);
 
@@ -86,7 +88,7 @@ pub(super) struct State {
 }
 
 impl Shared {
-    fn new() -> Shared {
+    pub fn new() -> Shared {
         let state = State {
             queue: VecDeque::with_capacity(2 * IN_FLIGHT_MAX),
             pending: [0; IN_FLIGHT_MAX],
@@ -313,6 +315,43 @@ impl Mpi {
         Err(self.explain(seq))
     }
 
+    /// Waits until a collective has ended.
+    fn wait_for_bytes(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
+        let Some(near) = self.near() else {
+            return self.wait_for_messages(seq, until);
+        };
+        near.arrive(seq, until, self)?;
+        let hidden = near.hidden(seq);
+        let Some(job) = hidden.filter(|job| job.collective == Collective::ReduceScatter) else {
+            if let Some(job) = hidden {
+                self.receive_hidden(seq, job);
+            }
+            self.receive(near, seq, &[])?;
+            self.wait_for_messages(seq, until)?;
+            return near.finish(seq, until, self);
+        };
+        // The rare case that a rank sends from memory that cannot be shared: its addends come to
+        // memory beside the plan.
+        let mut messages = vec![0; job.source_len];
+        self.receive_hidden(
+            seq,
+            Job {
+                collective: Collective::AllToAll,
+                destination: messages.as_mut_ptr(),
+                destination_len: messages.len(),
+                ..job
+            },
+        );
+        let received = self.wait_for_messages(seq, until);
+        if received.is_err() {
+            // The library may still write to it.
+            std::mem::forget(messages);
+            return received;
+        }
+        self.receive(near, seq, &messages)?;
+        near.finish(seq, until, self)
+    }
+
     /// The reason why a collective cannot end, after a rank was lost or has left, or the library
     /// has failed.
     fn explain(&self, seq: u64) -> Stop {
@@ -416,39 +455,12 @@ impl Engine for Mpi {
     }
 
     fn wait(&self, seq: u64, until: Instant) -> std::result::Result<(), Stop> {
-        let Some(near) = self.near() else {
-            return self.wait_for_messages(seq, until);
-        };
-        near.arrive(seq, until, self)?;
-        let hidden = near.hidden(seq);
-        let Some(job) = hidden.filter(|job| job.collective == Collective::ReduceScatter) else {
-            if let Some(job) = hidden {
-                self.receive_hidden(seq, job);
-            }
-            self.receive(near, seq, &[])?;
-            self.wait_for_messages(seq, until)?;
-            return near.finish(seq, until, self);
-        };
-        // The rare case that a rank sends from memory that cannot be shared: its addends come to
-        // memory beside the plan.
-        let mut messages = vec![0; job.source_len];
-        self.receive_hidden(
-            seq,
-            Job {
-                collective: Collective::AllToAll,
-                destination: messages.as_mut_ptr(),
-                destination_len: messages.len(),
-                ..job
-            },
-        );
-        let received = self.wait_for_messages(seq, until);
-        if received.is_err() {
-            // The library may still write to it.
-            std::mem::forget(messages);
-            return received;
+        let ended = self.wait_for_bytes(seq, until);
+        if let Err(Stop::Failed(_)) = ended {
+            // This rank has started the collective, in which others would wait for it.
+            self.lost(self.rank, FAILED.into());
         }
-        self.receive(near, seq, &messages)?;
-        near.finish(seq, until, self)
+        ended
     }
 
     fn threads(&self) -> usize {
@@ -480,7 +492,12 @@ impl Engine for Mpi {
     }
 
     fn close(&self, is_lost: bool) {
-        if let Some(line) = self.lifeline.get() {
+        let is_known = self.shared.state().lost.is_some();
+        if !is_known && is_lost {
+            self.lost(self.rank, FAILED.into());
+        } else if !is_known && self.near().is_some_and(|near| near.has_open()) {
+            self.lost(self.rank, "has left the world".into());
+        } else if let Some(line) = self.lifeline.get() {
             line.leave();
         }
         let until = Instant::now() + self.patience.min(Duration::from_secs(86_400));

@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::engine::Shared;
+use super::engine::{FAILED, Shared};
 use crate::{Error, Result};
 
 /// The time between two messages of a rank.
 const BEAT: Duration = Duration::from_millis(250);
-/// The silence after which a rank counts as gone.
+/// The time in which a connection must be made, and the least silence after which a rank counts as
+/// gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The bytes of a message.
 const MESSAGE: usize = 32;
@@ -53,6 +54,7 @@ enum Loss {
     Silent,
     Late,
     Left,
+    Failed,
 }
 
 impl Loss {
@@ -60,12 +62,13 @@ impl Loss {
     fn why(self, millis: u64, step: u64) -> String {
         match self {
             Loss::Ended => "is gone (its connection ended)".into(),
-            Loss::Silent => format!("is gone (silent for {} s)", SILENCE.as_secs()),
+            Loss::Silent => format!("is gone (silent for {:.1} s)", millis as f64 / 1000.0),
             Loss::Late => format!(
                 "has not arrived after {:.1} s (it is at step {step})",
                 millis as f64 / 1000.0
             ),
             Loss::Left => "has left the world".into(),
+            Loss::Failed => FAILED.into(),
         }
     }
 }
@@ -103,7 +106,13 @@ impl Message {
     fn from_bytes(bytes: &[u8; MESSAGE]) -> Option<Message> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let rank = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
-        let losses = [Loss::Ended, Loss::Silent, Loss::Late, Loss::Left];
+        let losses = [
+            Loss::Ended,
+            Loss::Silent,
+            Loss::Late,
+            Loss::Left,
+            Loss::Failed,
+        ];
         Some(match bytes[0] {
             1 => Message::Hello {
                 rank,
@@ -152,6 +161,8 @@ struct Line {
     /// On rank 0 the positions of all ranks; on others the slowest one's is kept at its place, with
     /// all others ahead.
     positions: Mutex<Vec<Option<Position>>>,
+    /// The silence after which a rank counts as gone: a rank that is stopped may go on.
+    silence: Duration,
     is_over: AtomicBool,
 }
 
@@ -174,7 +185,7 @@ impl Lifeline {
         listener: &TcpListener,
         token: Token,
         size: usize,
-        shared: Arc<Shared>,
+        (shared, patience): (Arc<Shared>, Duration),
         until: Instant,
     ) -> Result<Lifeline> {
         let failed = |e: std::io::Error| Error::Join(format!("the lifeline failed: {e}"));
@@ -205,7 +216,7 @@ impl Lifeline {
         let links = links
             .filter_map(|(peer, stream)| Some((peer, stream?)))
             .collect();
-        Lifeline::over(0, size, links, shared)
+        Lifeline::over(0, size, links, (shared, patience))
     }
 
     /// Connects to rank 0 at the first of its addresses that answers.
@@ -216,7 +227,7 @@ impl Lifeline {
         addresses: &[SocketAddr],
         token: Token,
         (rank, size): (usize, usize),
-        shared: Arc<Shared>,
+        (shared, patience): (Arc<Shared>, Duration),
     ) -> Result<Lifeline> {
         let mut why = String::from("no address");
         for address in addresses {
@@ -228,7 +239,9 @@ impl Lifeline {
                 stream.write_all(&hello.to_bytes()).map(|()| stream)
             });
             match connected {
-                Ok(stream) => return Lifeline::over(rank, size, vec![(0, stream)], shared),
+                Ok(stream) => {
+                    return Lifeline::over(rank, size, vec![(0, stream)], (shared, patience));
+                }
                 Err(e) => why = format!("{address}: {e}"),
             }
         }
@@ -241,7 +254,7 @@ impl Lifeline {
         rank: usize,
         size: usize,
         streams: Vec<(usize, TcpStream)>,
-        shared: Arc<Shared>,
+        (shared, patience): (Arc<Shared>, Duration),
     ) -> Result<Lifeline> {
         let failed = |e: std::io::Error| Error::Join(format!("the lifeline failed: {e}"));
         let mut writers = Vec::with_capacity(streams.len());
@@ -267,6 +280,7 @@ impl Lifeline {
             shared,
             writers: Mutex::new(writers),
             positions: Mutex::new(vec![None; size]),
+            silence: patience.max(SILENCE),
             is_over: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&line);
@@ -292,10 +306,10 @@ impl Lifeline {
     /// Tells all others that a rank is lost, in words as near to `why` as messages can be.
     pub fn tell_lost(&self, rank: usize, why: &str) {
         let step = self.line.positions()[rank].map_or(0, |at| at.step);
-        let loss = if why.contains("not arrived") {
-            Loss::Late
-        } else {
-            Loss::Left
+        let loss = match why {
+            FAILED => Loss::Failed,
+            why if why.contains("not arrived") => Loss::Late,
+            _ => Loss::Left,
         };
         let after = why
             .split("after ")
@@ -374,14 +388,20 @@ impl Line {
                 libc::poll(polled.as_mut_ptr(), count, left.as_millis() as i32 + 1);
             }
             links.retain_mut(|link| self.read(link));
-            if Instant::now() >= beat {
-                beat = Instant::now() + BEAT;
-                self.beat(&links);
+            let now = Instant::now();
+            if let Some(late) = now.checked_duration_since(beat) {
+                beat = now + BEAT;
+                self.beat(&mut links, late);
             }
         }
     }
 
-    fn beat(&self, links: &[Link]) {
+    /// Sends this rank's position, and looks for silent ranks. The time by which it is `late`, when
+    /// this rank itself was stopped, is no silence of others.
+    fn beat(&self, links: &mut [Link], late: Duration) {
+        for link in &mut *links {
+            link.heard += late.min(link.heard.elapsed());
+        }
         let (rank, step) = (self.rank, self.shared.step.load(Ordering::Relaxed));
         let own = Position {
             step,
@@ -409,9 +429,10 @@ impl Line {
         });
         let silent = links
             .iter()
-            .find(|link| !link.has_left && link.heard.elapsed() > SILENCE);
+            .find(|link| !link.has_left && link.heard.elapsed() > self.silence);
         if let Some(link) = silent {
-            self.lost(link.peer as u32, Loss::Silent, 0, 0);
+            let millis = link.heard.elapsed().as_millis() as u64;
+            self.lost(link.peer as u32, Loss::Silent, millis, 0);
         }
     }
 
@@ -524,7 +545,7 @@ mod tests {
             for second in 0..=u8::MAX {
                 let mut bytes = [0xff; MESSAGE];
                 (bytes[0], bytes[1]) = (first, second);
-                let known = matches!(first, 1 | 2 | 4) || (first == 3 && second < 4);
+                let known = matches!(first, 1 | 2 | 4) || (first == 3 && second < 5);
                 assert_eq!(
                     Message::from_bytes(&bytes).is_some(),
                     known,
@@ -532,6 +553,40 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_silent_rank_is_lost_after_the_patience() {
+        let silence = Duration::from_secs(300);
+        // Whether a rank is lost that was heard so long ago, by a beat that comes late by so much.
+        let is_lost = |seconds: u64, late: u64| {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("an address");
+            let line = Line {
+                rank: 1,
+                shared: Arc::new(Shared::new()),
+                writers: Mutex::default(),
+                positions: Mutex::new(vec![None; 2]),
+                silence,
+                is_over: AtomicBool::new(false),
+            };
+            let mut link = Link {
+                peer: 0,
+                stream: TcpStream::connect(address).expect("connected"),
+                bytes: [0; MESSAGE],
+                filled: 0,
+                heard: Instant::now() - Duration::from_secs(seconds),
+                has_left: false,
+            };
+            line.beat(std::slice::from_mut(&mut link), Duration::from_secs(late));
+            line.shared.state().lost.clone().map(|(rank, why)| {
+                assert!(why.starts_with("is gone (silent for "), "{why}");
+                rank
+            })
+        };
+        assert_eq!(is_lost(299, 0), None);
+        assert_eq!(is_lost(301, 0), Some(0));
+        assert_eq!(is_lost(900, 800), None);
     }
 
     #[test]

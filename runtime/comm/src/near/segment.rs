@@ -167,16 +167,24 @@ fn installed() -> u64 {
 /// The identity of the running system and of its numbering of processes; ranks with equal ones may
 /// open each other's segments. `None` where the system does not tell.
 pub(super) fn machine() -> Option<[u8; MACHINE]> {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
     let numbering = std::fs::metadata("/proc/self/ns/pid").ok()?.ino();
     let mut bytes = [0; MACHINE];
-    bytes[..36].copy_from_slice(boot.get(..36)?);
-    bytes[36..].copy_from_slice(&numbering.to_le_bytes());
+    bytes[..BOOT].copy_from_slice(&boot()?);
+    bytes[BOOT..].copy_from_slice(&numbering.to_le_bytes());
     Some(bytes)
 }
 
 /// The bytes of [`machine`].
-pub(super) const MACHINE: usize = 44;
+pub(super) const MACHINE: usize = BOOT + 8;
+
+/// The identity of the running system, which it draws when it starts. `None` where it does not tell.
+pub(crate) fn boot() -> Option<[u8; BOOT]> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    boot.get(..BOOT)?.try_into().ok()
+}
+
+/// The bytes of [`boot`].
+pub(crate) const BOOT: usize = 36;
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,9 @@
 //! The text of a graph, human-readable and for Graphviz.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::Graph;
+use super::{Graph, VariableInfo};
 use crate::ops::Op;
 
 impl Graph {
@@ -36,6 +37,58 @@ impl Graph {
                 &|_, (_, n)| format!("label = {n:?} shape = box")
             )
         )
+    }
+
+    /// The graph with all that its results depend on: dimensions, variables with their initial
+    /// values, the bodies of scans, and each operation with its constants, axes and the like. Equal
+    /// programs of two processes have the same text.
+    pub fn in_full(&self) -> String {
+        let mut lines: Vec<String> = self
+            .symbols
+            .iter()
+            .map(|(_, name, extent)| format!("dimension {name} {extent:?}"))
+            .collect();
+        lines.extend(self.variables.iter().map(|v| self.variable_in_full(v)));
+        for id in self.ids() {
+            let node = self.node(id);
+            lines.push(format!(
+                "%{} = {:?} of {:?} : {} {}  # {}",
+                id.0,
+                node.op,
+                node.inputs.iter().map(|i| i.0).collect::<Vec<_>>(),
+                node.dtype,
+                self.symbols.show(&node.dims),
+                self.name(id)
+            ));
+        }
+        for (at, body) in self.bodies.iter().enumerate() {
+            let (steps, reverse, feeds) = (body.steps, body.reverse, &body.feeds);
+            lines.push(format!(
+                "body {at}: {steps} steps, reverse: {reverse}, {feeds:?}"
+            ));
+            lines.push(body.graph.in_full());
+        }
+        lines.push(format!("return {:?}", self.outputs));
+        lines.join("\n")
+    }
+
+    fn variable_in_full(&self, v: &VariableInfo) -> String {
+        let mut line = format!(
+            "variable {} : {} {}, {:?}",
+            v.name,
+            v.dtype,
+            self.symbols.show(&v.dims),
+            v.init
+        );
+        if let Some(part) = &v.part {
+            line += &format!(", {part:?}");
+        }
+        if let Some(data) = &v.data {
+            let mut hasher = DefaultHasher::new();
+            data.hash(&mut hasher);
+            line += &format!(", values with hash {:016x}", hasher.finish());
+        }
+        line
     }
 }
 
