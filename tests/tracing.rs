@@ -1,11 +1,15 @@
 //! Models as users write them, in a crate of their own: the nodes of their traces, and the lines
 //! that mistakes name.
 
-use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
+use slabwise::nn::{
+    Conv2d, Dropout, Flatten, Linear, Lstm, MaxPool2d, Relu,
+    Sequential,
+};
 use slabwise::optim::{Adam, Schedule, Sgd, Weight};
 use slabwise::prelude::*;
 use slabwise_compiler::graph::{Graph, Phase};
 use slabwise_compiler::ops::Op;
+use slabwise_models::MobileNetV2;
 
 struct Mlp {
     hidden: Linear,
@@ -263,4 +267,58 @@ fn rules_of_freeze_may_use_the_trace() {
                 || mistake.to_string().contains("\"b\"")),
         "{said:?}"
     );
+}
+
+/// A model is declared once for each program; options that change a layer's parameters change what
+/// its constructor declared.
+#[test]
+fn layers_with_options_are_declared_again() {
+    let params = Params::seeded(0);
+    let declare = |scope: &Scope| {
+        Conv2d::new(scope / "conv", 8, 16, 3).groups(2);
+        Conv2d::new(scope / "bare", 8, 16, 3)
+            .groups(2)
+            .without_bias();
+        Lstm::new(scope / "projected", 4, 8).projection(3);
+        Lstm::new(scope / "stacked", 4, 8).layers(2).both_ways();
+    };
+    for scope in [params.root(), params.root(), params.root().shared()] {
+        declare(&scope);
+        let _ = MobileNetV2::standard().layers(&(&scope / "net"));
+    }
+    assert_eq!(params.mistakes(), []);
+    let declared = params.declared();
+    let shape = |name: &str| {
+        let found = declared.iter().find(|p| p.name() == name);
+        found.map(|p| p.dims())
+    };
+    assert_eq!(shape("conv.weight"), Some(vec![16, 4, 3, 3]));
+    assert_eq!(shape("bare.bias"), None);
+    assert_eq!(shape("projected.weight_hr_l0"), Some(vec![3, 8]));
+    assert_eq!(shape("stacked.weight_ih_l1_reverse"), Some(vec![32, 16]));
+    let names = params.declared().len();
+    declare(&params.root());
+    assert_eq!(params.declared().len(), names);
+}
+
+/// An option takes nothing from another layer of the name, and a shape that differs in the end is a
+/// mistake at the option's line.
+#[test]
+fn options_leave_the_declarations_of_other_layers() {
+    let params = Params::seeded(0);
+    let first = Conv2d::new(&params.root() / "conv", 8, 16, 3);
+    let line = line!() + 1;
+    let grouped = Conv2d::new((&params.root() / "conv").shared(), 8, 16, 3).groups(2);
+    let bare = Conv2d::new((&params.root() / "conv").shared(), 8, 16, 3).without_bias();
+    let names: Vec<String> = params.declared().iter().map(|p| format!("{p:?}")).collect();
+    assert_eq!(names, ["conv.weight [16, 8, 3, 3]", "conv.bias [16]"]);
+    let said: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
+    let expected = format!(
+        "{0}:{line}: \"conv.weight\" is declared as [16, 4, 3, 3], and as [16, 8, 3, 3] at {0}:{1} (in \"conv\")",
+        file!(),
+        line - 2
+    );
+    assert_eq!(said, [expected]);
+    let widths = [first.weight(), bare.weight(), grouped.weight()].map(|w| w.dims()[1]);
+    assert_eq!(widths, [8, 8, 4]);
 }
