@@ -311,10 +311,10 @@ impl Session {
 
     /// Compiles a graph whose first `N` outputs are those of its user.
     fn compile_outputs<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
-        let counters = self.variables.new_counters(name, graph)?;
+        let shared = self.variables.sharing(name, graph)?;
         let mut program = self.compile_for_shapes(name, graph)?;
         program.layers = layer_outputs(graph);
-        self.variables.keep_counters(counters);
+        self.variables.shared = shared;
         Ok(program)
     }
 

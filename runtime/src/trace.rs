@@ -55,8 +55,8 @@ pub use precision::Precision;
 pub use random::Key;
 pub(crate) use ranks::{exchanged, gathered_rows, scattered_sum, sum_over};
 pub use scan::Scan;
-pub(crate) use state::RANDOM;
 pub use state::State;
+pub(crate) use state::{OWN_NAME, RANDOM, RATE, two_starts};
 
 /// The user's line.
 pub(crate) type Line = &'static Location<'static>;

@@ -25,6 +25,8 @@ pub(crate) const RANDOM: &str = "random";
 const SAMPLING: &str = "sampling";
 /// The name of the counter of completed training steps.
 const STEPS: &str = "optim.step";
+/// The name of a learning rate that is set or lowered between steps.
+pub(crate) const RATE: &str = "optim.lr";
 
 /// A named variable that accompanies weights: it lives in the session, is saved with the weights,
 /// and a step may replace it. A step reads the value from before the step; a value that is
@@ -510,7 +512,8 @@ impl Trace {
         self.owned_state_of(name, dtype, (), init)
     }
 
-    /// A state of the current optimizer.
+    /// A state of the current optimizer. Another initial value than that of an earlier declaration
+    /// is a mistake: two rules would share one state, and the value of the second would be ignored.
     #[track_caller]
     pub(crate) fn owned_state_of(
         &self,
@@ -520,6 +523,31 @@ impl Trace {
         init: Init,
     ) -> State<'_> {
         let name = self.building.borrow().owned(name);
-        self.state(&name, dtype, shape, init)
+        let state = self.state(&name, dtype, shape, init);
+        let known = state.variable.map(|v| self.info(v).init);
+        match known.filter(|&known| known != init) {
+            None => state,
+            Some(known) => State::mistaken(self.fail(
+                Location::caller(),
+                "",
+                format!(
+                    "{} in one program; {OWN_NAME}",
+                    two_starts(&name, known, init)
+                ),
+            )),
+        }
     }
+}
+
+/// The advice to optimizers that would share a state.
+pub(crate) const OWN_NAME: &str = "an optimizer has one such state: set one rate by hand, and give an \
+     optimizer that needs another a name of its own, as in Adam::new(rate).named(\"head\")";
+
+/// The mistake of a state with two initial values.
+pub(crate) fn two_starts(name: &str, one: Init, other: Init) -> String {
+    let show = |init| match init {
+        Init::Constant(value) => value.to_string(),
+        other => format!("{other:?}"),
+    };
+    format!("\"{name}\" starts as {} and as {}", show(one), show(other))
 }
