@@ -62,7 +62,7 @@ pub(crate) use memory::Memory;
 pub use profile::{KernelFamily, KernelTime, Loss, Profile};
 pub(crate) use steps::{Buffers, Run};
 pub use summary::{LayerSummary, Summary};
-pub(crate) use variables::{Variable, Variables, fixed};
+pub(crate) use variables::{BestEpoch, Variable, Variables, fixed};
 
 /// The memory that a run used, measured from the addresses that its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -77,6 +77,28 @@ impl Variable {
     }
 }
 
+/// The epoch with the best validation of a [`Fit`](crate::Fit), which is saved with the weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BestEpoch {
+    pub number: u32,
+    pub validation: f64,
+}
+
+impl BestEpoch {
+    /// The number and the validation, as a file has them.
+    pub fn to_text(self) -> String {
+        format!("{} {}", self.number, self.validation)
+    }
+
+    pub fn of_text(text: &str) -> Option<Self> {
+        let (number, validation) = text.split_once(' ')?;
+        Some(BestEpoch {
+            number: number.parse().ok()?,
+            validation: validation.parse().ok()?,
+        })
+    }
+}
+
 /// The variables of a session: the weights that its models declare and the state of its programs.
 pub(crate) struct Variables {
     /// The declarations of the session's models.
@@ -86,6 +108,8 @@ pub(crate) struct Variables {
     pub by_name: HashMap<Arc<str>, usize>,
     /// The state beside weights that its programs share.
     pub(super) shared: Shared,
+    /// The best epoch of its training.
+    pub best_epoch: Option<BestEpoch>,
 }
 
 impl Variables {
@@ -95,6 +119,7 @@ impl Variables {
             list: Vec::new(),
             by_name: HashMap::new(),
             shared: Shared::default(),
+            best_epoch: None,
         }
     }
 
