@@ -89,12 +89,13 @@ struct Building {
     streams: u32,
     /// The update that is being recorded.
     updating: Option<learn::Updating>,
+    /// For each update that may be skipped, the truth value of whether it is made.
+    is_made: Vec<NodeId>,
     /// The parameters that training does not change.
     frozen: Vec<learn::Frozen>,
     /// The prefix of the names of the states that the current optimizer declares.
     owner: Option<Arc<str>>,
-    /// How many segments the backward pass recomputes, and whether nodes belong to the last of
-    /// them.
+    /// How many segments the backward pass recomputes, and whether nodes belong to the last one.
     segments: u32,
     in_segment: bool,
     /// The functions that gradients of nodes pass through, and whether one is being called.
@@ -109,8 +110,7 @@ struct Building {
     /// The layer of operations without a parameter.
     layer: Option<Arc<str>>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
-    /// inside of a
-    /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
+    /// inside of a [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
     /// The last line outside of this library for which an operation was recorded.
     last_line: Option<Line>,

@@ -24,7 +24,7 @@ pub(crate) const RANDOM: &str = "random";
 /// The name of the random state of traces for sampling.
 const SAMPLING: &str = "sampling";
 /// The name of the counter of completed training steps.
-const STEPS: &str = "optim.step";
+pub(super) const STEPS: &str = "optim.step";
 /// The name of a learning rate that is set or lowered between steps.
 pub(crate) const RATE: &str = "optim.lr";
 
@@ -486,7 +486,17 @@ impl Trace {
             return state.value();
         };
         if !self.is_assigned(state) {
-            state.set(state.value() + 1);
+            let is_made = {
+                let building = self.building.borrow();
+                let outside = building.updating.is_none();
+                let updates = building.is_made.iter().filter(|_| outside);
+                updates.copied().collect::<Vec<_>>()
+            };
+            // The step of an update that is skipped does not count.
+            let next = is_made.into_iter().fold(state.value() + 1, |next, id| {
+                Tensor { trace: self, id }.select(next, state.value())
+            });
+            state.set(next);
         }
         let building = &mut *self.building.borrow_mut();
         let counters = &mut building.graph.counters;
