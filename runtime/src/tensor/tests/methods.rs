@@ -453,6 +453,18 @@ fn mistakes_name_the_tensor_and_the_number() {
 }
 
 #[test]
+fn ranges_have_the_lengths_of_pytorch() {
+    let trace = Trace::inference();
+    let length = |start, end, step| trace.range_f32(start, end, step).len(0);
+    assert_eq!(length(0.0, 0.3, 0.1), Some(3));
+    assert_eq!(length(0.0, 0.6, 0.2), Some(3));
+    assert_eq!(length(1.0, 1.3, 0.1), Some(4));
+    assert_eq!(length(0.0, 2.1, 0.7), Some(4));
+    assert_eq!(length(1.0, 0.0, -0.25), Some(4));
+    assert_eq!(length(1.0, 0.0, 0.25), Some(0));
+}
+
+#[test]
 fn ctc_of_certain_and_of_no_steps() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (5, 1, 4));
