@@ -2,7 +2,7 @@
 //! that mistakes name.
 
 use slabwise::nn::{
-    Conv2d, Dropout, Flatten, Linear, Lstm, MaxPool2d, Relu,
+    Conv2d, Dropout, Flatten, GroupNorm, LearnedPositions, Linear, Lstm, MaxPool2d, Relu,
     Sequential,
 };
 use slabwise::optim::{Adam, Schedule, Sgd, Weight};
@@ -321,4 +321,70 @@ fn options_leave_the_declarations_of_other_layers() {
     assert_eq!(said, [expected]);
     let widths = [first.weight(), bare.weight(), grouped.weight()].map(|w| w.dims()[1]);
     assert_eq!(widths, [8, 8, 4]);
+}
+
+#[test]
+fn learned_positions_fit_every_length_up_to_the_longest() {
+    let params = Params::seeded(0);
+    let places = LearnedPositions::new(&params.root() / "places", 6, 3);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    for length in [Dim::bounded("length", 10), Dim::unbounded("length")] {
+        let trace = Trace::inference();
+        let y = trace.input("x", F32, (2, length, 3)).apply(&places);
+        let program = session.compile(&trace, [y]).expect("it compiles");
+        let weight = session.value("places.weight").expect("a weight");
+        for n in [1, 4, 6] {
+            let x = ndarray::Array3::<f32>::ones((2, n, 3));
+            let [y] = session.run(&program, &x).expect("it runs");
+            let y = y.array::<f32>().expect("f32");
+            let expected = |at: [usize; 3]| 1.0 + weight[[at[1], at[2]]];
+            assert!(
+                y.indexed_iter()
+                    .all(|(at, y)| *y == expected([at[0], at[1], at[2]]))
+            );
+        }
+        let x = ndarray::Array3::<f32>::ones((2, 7, 3));
+        let error = session.run(&program, &x).map(drop).expect_err("too long");
+        let error = error.to_string();
+        assert!(
+            error.contains("index 6 at position 6 is outside 0..6"),
+            "{error}"
+        );
+        assert!(error.contains("tracing.rs:"), "{error}");
+    }
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (3,)).apply(&places);
+    let error = session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("no sequence");
+    assert!(
+        error.to_string().contains("learned positions of [3]"),
+        "{error}"
+    );
+}
+
+#[test]
+fn group_norm_of_vectors_normalizes_groups_of_channels() {
+    let params = Params::seeded(0);
+    let norm = GroupNorm::new(&params.root() / "norm", 2, 4);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 4)).apply(&norm);
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let [y] = session
+        .run(&program, &[1.0f32, 3.0, -5.0, 5.0])
+        .expect("it runs");
+    let y = y.array::<f32>().expect("f32");
+    for (y, expected) in y.iter().zip([-1.0, 1.0, -1.0, 1.0]) {
+        assert!((y - expected).abs() < 1e-4, "{y} instead of {expected}");
+    }
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 4, 2)).group_normalize(3, 1e-5);
+    let error = session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("3 groups of 4");
+    let expected = "group_normalize of [1, 4, 2]: 4 channels do not divide into 3 groups";
+    assert!(error.to_string().contains(expected), "{error}");
 }
