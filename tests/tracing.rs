@@ -9,7 +9,7 @@ use slabwise::optim::{Adam, Schedule, Sgd, Weight};
 use slabwise::prelude::*;
 use slabwise_compiler::graph::{Graph, Phase};
 use slabwise_compiler::ops::Op;
-use slabwise_models::MobileNetV2;
+use slabwise_models::{MobileNetV2, UNet};
 
 struct Mlp {
     hidden: Linear,
@@ -387,4 +387,23 @@ fn group_norm_of_vectors_normalizes_groups_of_channels() {
         .expect_err("3 groups of 4");
     let expected = "group_normalize of [1, 4, 2]: 4 channels do not divide into 3 groups";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Sizes beyond any memory are errors.
+#[test]
+fn a_model_of_too_many_levels_is_refused() {
+    let params = Params::seeded(0);
+    let levels = 70;
+    let model = UNet {
+        levels,
+        ..UNet::standard()
+    }
+    .layers(&params.root());
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 3, 8, 8)).apply(&model);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("too wide");
 }

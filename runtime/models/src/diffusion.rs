@@ -9,7 +9,7 @@ use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
 use super::Learner;
-use super::blocks::{Larger, Norms, Places, Residual, conv3};
+use super::blocks::{Larger, Norms, Places, Residual, conv3, doubled};
 
 /// The sizes of a diffusion model. Its parameters have the names of `UNet2DModel` of the `diffusers`
 /// library: `conv_in.weight`, `time_embedding.linear_1.weight`,
@@ -62,7 +62,7 @@ impl Diffusion {
             eps: 1e-5,
         };
         let time = 4 * self.width;
-        let channels = |level: usize| self.width << level;
+        let channels = |level: usize| doubled(self.width, level);
         let numbered = |name: &str, i: usize| at / name / &i.to_string();
         let attends = |level: usize| level + self.attention >= self.levels;
         let residual = |at: &Scope, i: usize, from: usize, to: usize| {

@@ -5,8 +5,8 @@ use super::*;
 use crate::ops::ConvGeometry;
 use crate::shape::Dim;
 use crate::tensor::{
-    Beyond, Coordinates, CrossEntropy, Ctc, Interpolate, Interpolation, PadMode,
-    Reduction, Resize, ResizeAxis, Rounding, Sampling,
+    Beyond, Coordinates, CrossEntropy, Ctc, Interpolate, Interpolation, PadMode, PoolOptions,
+    Reduction, Resize, ResizeAxis, RopeLayout, Rounding, Sampling,
 };
 use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 
@@ -572,4 +572,16 @@ fn divergence_is_0_where_the_target_is() {
     ];
     let got = run(&trace, &[loss], 0, &arrays);
     assert_close(&got[0].values, &[0.0, 2f64.ln()], 1e-6);
+}
+
+#[test]
+fn windows_and_widths_beyond_any_memory_are_mistakes() {
+    let huge = PoolOptions::new(1usize << 40);
+    let said = only_mistake(|t| ignore(t.zeros((1, 1, 4, 4)).lp_pool2d(2.0, huge)));
+    assert!(said.contains("pool"), "{said}");
+    let said = only_mistake(|t| ignore(t.arange(4).sinusoids(1 << 50, 1e4, RopeLayout::Halves)));
+    assert_eq!(
+        said,
+        "sinusoids: a width of 1125899906842624 is more than 16777216"
+    );
 }
