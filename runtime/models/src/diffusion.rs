@@ -19,9 +19,9 @@ use super::blocks::{Larger, Norms, Places, Residual, conv3, doubled};
 pub struct Diffusion {
     /// Channels of an image.
     pub inputs: usize,
-    /// Channels at full size; level l has the l-th part of `factors` times as many.
+    /// Channels at full size; level l, from 0, has 2ˡ times as many.
     pub width: usize,
-    /// Levels, the full size included. Each halves the image and doubles the channels.
+    /// Levels, the full size included. Each after it halves the image and doubles the channels.
     pub levels: usize,
     /// Residual blocks of a level on the way down; one more on the way up.
     pub blocks: usize,
@@ -40,7 +40,7 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Images of 32 × 32 as in CIFAR-10: four levels of 128 to 1024 channels.
+    /// Images of 32 × 32 as in CIFAR-10: three levels of 64 to 256 channels.
     pub const CIFAR: Diffusion = Diffusion {
         inputs: 3,
         width: 64,
