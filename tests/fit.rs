@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use ndarray::{Array1, Array2, arr0};
 use slabwise::fit::{Better, End, Fit};
-use slabwise::optim::{Schedule, Sgd};
+use slabwise::optim::{Plateau, Schedule, Sgd};
 use slabwise::prelude::*;
 
 /// One weight w; the loss of a batch x is the mean of (w − x)², whose gradient is 2·(w − mean x).
@@ -186,6 +186,77 @@ fn patience_ends_and_the_best_is_kept() {
             assert_eq!(weight(&session), weights[at]);
         }
     }
+}
+
+/// A training that is resumed from its latest checkpoint decides as one that was not interrupted.
+#[test]
+fn a_resumed_training_goes_on_as_an_uninterrupted_one() {
+    let plateau = || Plateau::new(0.25).patience(0).factor(0.5);
+    let new = || {
+        let params = Params::seeded(1);
+        let w = params.root().param("w", (), Init::Constant(0.0));
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (Dim::bounded("batch", 8),));
+        let error = (x - trace.param(&w)).square().mean();
+        trace.minimize(error, Sgd::new(plateau()));
+        let train = session.compile(&trace, [error]).expect("it compiles");
+        (session, train)
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(format!("{name}.safetensors"));
+    // The third is the best; two epochs after it are worse.
+    let values = [4.0, 3.0, 1.0, 2.0, 1.5, 1.25, 0.5];
+    let run = |session: &mut Session, train: &Program<1>, first: u32, last: u32, name: &str| {
+        Fit::new(train)
+            .from_epoch(first)
+            .epochs(last)
+            .on_epoch(|session, epoch| {
+                let measure = values[epoch.number as usize - 1];
+                session.observe(&plateau(), measure as f32).map(drop)
+            })
+            .checkpoint(path(name))
+            .run(session, |_| batches(&[4], 1.0))
+    };
+    // What callbacks set is in the checkpoint of their epoch.
+    let (mut whole, train) = new();
+    run(&mut whole, &train, 1, 6, "whole").expect("it learns");
+    let (mut part, train) = new();
+    run(&mut part, &train, 1, 4, "part").expect("it learns");
+    let (mut rest, train) = new();
+    rest.load(path("part")).expect("it loads");
+    run(&mut rest, &train, 5, 6, "rest").expect("it learns");
+    for name in ["w", "optim.lr", "optim.plateau"] {
+        let [a, b] = [&whole, &rest].map(|session| session.value(name).expect("it is there"));
+        assert_eq!(a, b, "{name}");
+    }
+
+    // The best epoch and the patience are, too.
+    let judged = |session: &mut Session, train: &Program<1>, first: u32, last: u32, name: &str| {
+        let mut number = first as usize - 1;
+        let fit = Fit::new(train).from_epoch(first).epochs(last).patience(3);
+        fit.validate_by(Better::Lower, |_| {
+            number += 1;
+            Ok(values[number - 1])
+        })
+        .checkpoint(path(name))
+        .checkpoint_best(path("best"))
+        .run(session, |_| batches(&[4], 1.0))
+        .expect("it learns")
+    };
+    let (mut part, train) = new();
+    let fitted = judged(&mut part, &train, 1, 4, "part");
+    assert_eq!(fitted.best().map(|e| e.number), Some(3));
+    let best = std::fs::read(path("best")).expect("it is there");
+    let (mut rest, train) = new();
+    rest.load(path("part")).expect("it loads");
+    let fitted = judged(&mut rest, &train, 5, 7, "part");
+    assert_eq!((fitted.end, fitted.epochs.len()), (End::Patience, 2));
+    assert!(fitted.best().is_none(), "the third stays the best");
+    assert_eq!(std::fs::read(path("best")).expect("it is there"), best);
+    // A training from the beginning forgets it.
+    let fitted = judged(&mut rest, &train, 1, 1, "part");
+    assert!(fitted.best().is_some());
 }
 
 #[test]

@@ -487,6 +487,69 @@ fn averaged_weights_are_read_by_an_inference_program() {
     assert_eq!(logits(&mut session, &averaged), by_average);
 }
 
+/// Averages that no program keeps are refused where their weights change, and otherwise the weights.
+#[test]
+fn averages_without_a_keeper() {
+    let averaged = |session: &mut Session, net: &Net| {
+        let trace = Trace::inference().averaged();
+        let logits = trace.input("x", F32, (8, INPUTS)).apply(net);
+        session.compile(&trace, [logits])
+    };
+    let says = "\"infer\" reads the average of \"head.bias\", which \"train\" changes, and no program keeps this average: \
+                add ema(decay) to the optimizer of that weight";
+    let (params, head) = (
+        Params::seeded(3),
+        |w: &slabwise_compiler::graph::VariableInfo| w.name.starts_with("head."),
+    );
+    let net = Net::new(&params, 16);
+    let train = |session: &mut Session, optimizer: &dyn Fn(&Trace, Tensor<'_>)| {
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (8, INPUTS)).apply(&net);
+        let loss = x.cross_entropy(trace.input("labels", I32, (8,)));
+        optimizer(&trace, loss);
+        session.compile(&trace, [loss])
+    };
+    let new = || {
+        Session::new(Device::Cpu, params.clone())
+            .expect("a session")
+            .with_threads(1)
+    };
+    let partly = |trace: &Trace, loss: Tensor<'_>| {
+        trace.minimize(loss, Sgd::new(0.1).ema(0.9).using(head, Sgd::new(0.1)))
+    };
+    // Whichever of both is compiled first.
+    let mut session = new();
+    train(&mut session, &partly).expect("it compiles");
+    let error = text(averaged(&mut session, &net));
+    assert!(error.contains(says), "{error}");
+    let mut session = new();
+    averaged(&mut session, &net).expect("nothing changes");
+    let error = text(train(&mut session, &partly));
+    assert!(error.contains(says), "{error}");
+
+    // Frozen weights are read as they are, also after they are set.
+    let mut session = new();
+    let kept = train(&mut session, &|trace, loss| {
+        trace.freeze(|w| !w.name.starts_with("head."));
+        trace.minimize(loss, Sgd::new(0.1).ema(0.9));
+    });
+    let kept = kept.expect("it compiles");
+    let judge = averaged(&mut session, &net).expect("frozen weights do not change");
+    let value = |session: &Session, name: &str| session.value(name).expect("it is there");
+    let bias = value(&session, "stem.bias") + 1.0;
+    session.set_value("stem.bias", &bias).expect("it fits");
+    assert_eq!(value(&session, "ema.stem.bias"), bias);
+    let (x, labels) = batch(8, 1);
+    session.run(&kept, (&x, &labels)).expect("a step");
+    session.run(&judge, &x).expect("a run");
+    // The average of a weight that learns stays.
+    let average = value(&session, "ema.head.bias");
+    assert_ne!(average, value(&session, "head.bias"));
+    let bias = value(&session, "head.bias") + 1.0;
+    session.set_value("head.bias", &bias).expect("it fits");
+    assert_eq!(value(&session, "ema.head.bias"), average);
+}
+
 /// Two programs of one session, each with its own set of trained weights.
 fn two(
     first: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,

@@ -147,6 +147,33 @@ fn steps_that_overflow_are_skipped() {
     }
 }
 
+/// A skipped step is not counted, whoever reads the count and before or after the update.
+#[test]
+fn skipped_steps_are_not_counted() {
+    for read_first in [true, false] {
+        let params = Params::seeded(5);
+        let w = params.root().param("w", (), Init::Constant(1.0));
+        let trace = Trace::training().with_loss_scale(LossScale::dynamic());
+        let boost = trace.input("boost", F32, ());
+        let loss = trace.param(&w) * boost;
+        let before = read_first.then(|| trace.completed_steps());
+        trace.minimize(loss, Sgd::new(0.1));
+        let count = before.unwrap_or_else(|| trace.completed_steps());
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let step = session.compile(&trace, [count]).expect("it compiles");
+        for (boost, expected) in [
+            (1.0, 1.0),
+            (f32::INFINITY, 1.0),
+            (1.0, 2.0),
+            (f32::NAN, 2.0),
+        ] {
+            session.run(&step, &ndarray::arr0(boost)).expect("a step");
+            let count = session.value("optim.step").expect("a counter")[[]];
+            assert_eq!(count, expected, "after a step of {boost}, {read_first}");
+        }
+    }
+}
+
 /// Skipped steps leave a resumed session on the way of an uninterrupted one.
 #[test]
 fn a_resumed_session_goes_on_with_the_same_bits() {

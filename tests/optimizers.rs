@@ -3,7 +3,7 @@
 
 use ndarray::{Array2, arr0};
 use slabwise::nn::Linear;
-use slabwise::optim::{Adam, AdamW, Group, Schedule, Sgd};
+use slabwise::optim::{Adam, AdamW, Group, Plateau, Schedule, Sgd};
 use slabwise::prelude::*;
 
 const STEPS: usize = 30;
@@ -344,4 +344,101 @@ fn the_rate_is_set_by_hand_between_steps() {
     let (x, y) = data(0);
     session.run(&program, (&x, &y)).expect("a step");
     assert_eq!(parameters(&session), before);
+}
+
+/// Rates that are set by hand and differ are not one state: neither in one program nor in two of one
+/// session.
+#[test]
+fn rates_set_by_hand_are_named() {
+    let compile =
+        |session: &mut Session, params: &Params, optimizer: &dyn Fn(&Trace, Tensor<'_>)| {
+            let layer = Linear::new(&params.root() / "a", INPUTS, OUTPUTS);
+            let trace = Trace::training();
+            let loss = trace
+                .input("x", F32, (ROWS, INPUTS))
+                .apply(&layer)
+                .square()
+                .sum();
+            optimizer(&trace, loss);
+            let program = session.compile(&trace, [loss]);
+            program.map_err(|error| error.to_string())
+        };
+    let new = || {
+        let params = Params::seeded(11);
+        (
+            Session::new(Device::Cpu, params.clone()).expect("a session"),
+            params,
+        )
+    };
+    let bias = |w: &slabwise_compiler::graph::VariableInfo| w.name.ends_with("bias");
+    let starts = |one: f32, other: f32| format!("\"optim.lr\" starts as {one} and as {other} in");
+    let help = "as in Adam::new(rate).named(\"head\")";
+
+    let (mut session, params) = new();
+    let line = line!() + 3;
+    let error = compile(&mut session, &params, &|trace, loss| {
+        let head = Adam::new(Schedule::manual(1e-3));
+        trace.minimize(loss, Sgd::new(Schedule::manual(0.1)).using(bias, head));
+    });
+    let error = error.map(drop).expect_err("two rates");
+    assert!(
+        error.contains(&starts(1e-3, 0.1)) && error.contains(help),
+        "{error}"
+    );
+    assert!(error.contains(&format!("optimizers.rs:{line}")), "{error}");
+
+    for schedule in [
+        Schedule::manual(0.1).then(100, Schedule::manual(0.01)),
+        Schedule::manual(0.1).times(Schedule::manual(0.01)),
+        Schedule::from(Plateau::new(0.1)).then(100, Plateau::new(0.01)),
+    ] {
+        let error = compile(&mut session, &params, &|trace, loss| {
+            trace.minimize(loss, Sgd::new(schedule.clone()))
+        });
+        let error = error.map(drop).expect_err("two rates");
+        assert!(
+            error.contains("\"optim.lr\" starts as 0.1 and as 0.01 in"),
+            "{error}"
+        );
+    }
+
+    // With names each has its own; one rate may be shared.
+    compile(&mut session, &params, &|trace, loss| {
+        let head = Adam::new(Schedule::manual(1e-3)).named("head");
+        trace.minimize(loss, Sgd::new(Schedule::manual(0.1)).using(bias, head));
+    })
+    .expect("two names");
+    let rate = |session: &Session, name: &str| session.value(name).expect("a rate").sum();
+    assert_eq!(rate(&session, "optim.lr"), 0.1);
+    assert_eq!(rate(&session, "head.optim.lr"), 1e-3);
+    let (mut session, params) = new();
+    let shared = Schedule::manual(0.1);
+    let program = compile(&mut session, &params, &|trace, loss| {
+        let head = Sgd::new(shared.clone()).momentum(0.9);
+        trace.minimize(loss, Sgd::new(shared.clone()).using(bias, head));
+    });
+    program.expect("one rate");
+    session
+        .set_value("optim.lr", &arr0(0.05))
+        .expect("a scalar");
+
+    // Programs of a session.
+    let of = |rate: f64| {
+        move |trace: &Trace, loss: Tensor<'_>| trace.minimize(loss, Sgd::new(Plateau::new(rate)))
+    };
+    compile(&mut session, &params, &of(0.1)).expect("the same rate");
+    let error = compile(&mut session, &params, &of(0.2)).map(drop);
+    let error = error.expect_err("another rate");
+    assert!(
+        error.contains(&starts(0.1, 0.2)) && error.contains(help),
+        "{error}"
+    );
+    assert!(
+        error.contains("the second of which is \"train\""),
+        "{error}"
+    );
+    compile(&mut session, &params, &|trace, loss| {
+        trace.minimize(loss, Sgd::new(Schedule::manual(0.2)).named("second"))
+    })
+    .expect("a name of its own");
 }

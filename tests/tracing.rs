@@ -1,11 +1,15 @@
 //! Models as users write them, in a crate of their own: the nodes of their traces, and the lines
 //! that mistakes name.
 
-use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
+use slabwise::nn::{
+    Conv2d, Dropout, Flatten, GroupNorm, LearnedPositions, Linear, Lstm, MaxPool2d, Relu,
+    Sequential,
+};
 use slabwise::optim::{Adam, Schedule, Sgd, Weight};
 use slabwise::prelude::*;
 use slabwise_compiler::graph::{Graph, Phase};
 use slabwise_compiler::ops::Op;
+use slabwise_models::{MobileNetV2, UNet};
 
 struct Mlp {
     hidden: Linear,
@@ -263,4 +267,143 @@ fn rules_of_freeze_may_use_the_trace() {
                 || mistake.to_string().contains("\"b\"")),
         "{said:?}"
     );
+}
+
+/// A model is declared once for each program; options that change a layer's parameters change what
+/// its constructor declared.
+#[test]
+fn layers_with_options_are_declared_again() {
+    let params = Params::seeded(0);
+    let declare = |scope: &Scope| {
+        Conv2d::new(scope / "conv", 8, 16, 3).groups(2);
+        Conv2d::new(scope / "bare", 8, 16, 3)
+            .groups(2)
+            .without_bias();
+        Lstm::new(scope / "projected", 4, 8).projection(3);
+        Lstm::new(scope / "stacked", 4, 8).layers(2).both_ways();
+    };
+    for scope in [params.root(), params.root(), params.root().shared()] {
+        declare(&scope);
+        let _ = MobileNetV2::standard().layers(&(&scope / "net"));
+    }
+    assert_eq!(params.mistakes(), []);
+    let declared = params.declared();
+    let shape = |name: &str| {
+        let found = declared.iter().find(|p| p.name() == name);
+        found.map(|p| p.dims())
+    };
+    assert_eq!(shape("conv.weight"), Some(vec![16, 4, 3, 3]));
+    assert_eq!(shape("bare.bias"), None);
+    assert_eq!(shape("projected.weight_hr_l0"), Some(vec![3, 8]));
+    assert_eq!(shape("stacked.weight_ih_l1_reverse"), Some(vec![32, 16]));
+    let names = params.declared().len();
+    declare(&params.root());
+    assert_eq!(params.declared().len(), names);
+}
+
+/// An option takes nothing from another layer of the name, and a shape that differs in the end is a
+/// mistake at the option's line.
+#[test]
+fn options_leave_the_declarations_of_other_layers() {
+    let params = Params::seeded(0);
+    let first = Conv2d::new(&params.root() / "conv", 8, 16, 3);
+    let line = line!() + 1;
+    let grouped = Conv2d::new((&params.root() / "conv").shared(), 8, 16, 3).groups(2);
+    let bare = Conv2d::new((&params.root() / "conv").shared(), 8, 16, 3).without_bias();
+    let names: Vec<String> = params.declared().iter().map(|p| format!("{p:?}")).collect();
+    assert_eq!(names, ["conv.weight [16, 8, 3, 3]", "conv.bias [16]"]);
+    let said: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
+    let expected = format!(
+        "{0}:{line}: \"conv.weight\" is declared as [16, 4, 3, 3], and as [16, 8, 3, 3] at {0}:{1} (in \"conv\")",
+        file!(),
+        line - 2
+    );
+    assert_eq!(said, [expected]);
+    let widths = [first.weight(), bare.weight(), grouped.weight()].map(|w| w.dims()[1]);
+    assert_eq!(widths, [8, 8, 4]);
+}
+
+#[test]
+fn learned_positions_fit_every_length_up_to_the_longest() {
+    let params = Params::seeded(0);
+    let places = LearnedPositions::new(&params.root() / "places", 6, 3);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    for length in [Dim::bounded("length", 10), Dim::unbounded("length")] {
+        let trace = Trace::inference();
+        let y = trace.input("x", F32, (2, length, 3)).apply(&places);
+        let program = session.compile(&trace, [y]).expect("it compiles");
+        let weight = session.value("places.weight").expect("a weight");
+        for n in [1, 4, 6] {
+            let x = ndarray::Array3::<f32>::ones((2, n, 3));
+            let [y] = session.run(&program, &x).expect("it runs");
+            let y = y.array::<f32>().expect("f32");
+            let expected = |at: [usize; 3]| 1.0 + weight[[at[1], at[2]]];
+            assert!(
+                y.indexed_iter()
+                    .all(|(at, y)| *y == expected([at[0], at[1], at[2]]))
+            );
+        }
+        let x = ndarray::Array3::<f32>::ones((2, 7, 3));
+        let error = session.run(&program, &x).map(drop).expect_err("too long");
+        let error = error.to_string();
+        assert!(
+            error.contains("index 6 at position 6 is outside 0..6"),
+            "{error}"
+        );
+        assert!(error.contains("tracing.rs:"), "{error}");
+    }
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (3,)).apply(&places);
+    let error = session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("no sequence");
+    assert!(
+        error.to_string().contains("learned positions of [3]"),
+        "{error}"
+    );
+}
+
+#[test]
+fn group_norm_of_vectors_normalizes_groups_of_channels() {
+    let params = Params::seeded(0);
+    let norm = GroupNorm::new(&params.root() / "norm", 2, 4);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 4)).apply(&norm);
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let [y] = session
+        .run(&program, &[1.0f32, 3.0, -5.0, 5.0])
+        .expect("it runs");
+    let y = y.array::<f32>().expect("f32");
+    for (y, expected) in y.iter().zip([-1.0, 1.0, -1.0, 1.0]) {
+        assert!((y - expected).abs() < 1e-4, "{y} instead of {expected}");
+    }
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 4, 2)).group_normalize(3, 1e-5);
+    let error = session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("3 groups of 4");
+    let expected = "group_normalize of [1, 4, 2]: 4 channels do not divide into 3 groups";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Sizes beyond any memory are errors.
+#[test]
+fn a_model_of_too_many_levels_is_refused() {
+    let params = Params::seeded(0);
+    let levels = 70;
+    let model = UNet {
+        levels,
+        ..UNet::standard()
+    }
+    .layers(&params.root());
+    let trace = Trace::inference();
+    let y = trace.input("x", F32, (1, 3, 8, 8)).apply(&model);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    session
+        .compile(&trace, [y])
+        .map(drop)
+        .expect_err("too wide");
 }

@@ -1,6 +1,6 @@
 //! Saving and resuming: weights and state of a session as one safetensors file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use slabwise_kernels::dtype::DType;
@@ -8,7 +8,7 @@ use slabwise_kernels::dtype::DType;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::session::{Session, Variable, fixed};
+use crate::session::{BestEpoch, Session, Variable, fixed};
 use crate::weights::{self, Entry, File, LoadOptions, Loaded, WeightsError};
 
 mod foreign;
@@ -18,6 +18,8 @@ use targets::{Target, Values, floats, targets};
 
 /// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
+/// The metadata key of the [best epoch](BestEpoch) of the training so far.
+const BEST_EPOCH: &str = "slabwise.best_epoch";
 
 /// The most bytes of a rank's part of a variable that ranks exchange at a time.
 const PIECE: usize = 64 << 20;
@@ -84,7 +86,11 @@ impl Session {
         let state = variables()
             .filter(|v| !v.info.is_param)
             .map(|v| &*v.info.name);
-        let metadata = BTreeMap::from([(STATE.to_string(), note(state)?)]);
+        let best = self.variables.best_epoch.map(BestEpoch::to_text);
+        let metadata = [(STATE, Some(note(state)?)), (BEST_EPOCH, best)]
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.to_string(), value?)))
+            .collect();
         weights::save(path.as_ref(), &entries, &metadata)?;
         self.memory.backend.saved(path.as_ref());
         Ok(())
@@ -203,6 +209,9 @@ impl Session {
         if options.is_weights {
             self.variables
                 .restart_averages(0, &mut *self.memory.backend)?;
+        } else {
+            let best = file.metadata().get(BEST_EPOCH);
+            self.variables.best_epoch = best.and_then(|text| BestEpoch::of_text(text));
         }
         Ok(loaded)
     }

@@ -50,7 +50,7 @@ use crate::data::{Dataset, Loader};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::program::Program;
-use crate::session::Session;
+use crate::session::{BestEpoch, Session};
 
 /// A step that has ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Ends training now: this epoch is cut short, but validated and saved as any other.
+    /// Ends training now: this epoch is cut short, but validated and saved as any other. In a
+    /// [world](Session::on), all ranks are to do so after the same step.
     pub fn stop(&mut self) {
         self.stop = true;
     }
@@ -82,7 +83,8 @@ pub struct Epoch {
     pub steps: u64,
     /// The mean of the steps' losses, weighted by their examples.
     pub loss: f64,
-    /// The result of the validation, if there is one.
+    /// The result of the validation, if there is one: in a [world](Session::on), its mean over all
+    /// ranks.
     pub validation: Option<f64>,
     /// Whether no epoch before was validated as well.
     pub is_best: bool,
@@ -92,7 +94,7 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Ends training after this epoch.
+    /// Ends training after this epoch. In a [world](Session::on), all ranks are to do so.
     pub fn stop(&mut self) {
         self.stop = true;
     }
@@ -185,7 +187,9 @@ impl<'a, const N: usize> Fit<'a, N> {
     }
 
     /// Begins with the epoch of this number, to go on after [loading](Session::load) a checkpoint
-    /// of the epoch before.
+    /// of the epoch before. The best validation and its epoch are part of a checkpoint, so that a
+    /// resumed training decides which epoch is the best, and when its patience ends, as one that was
+    /// not interrupted.
     pub fn from_epoch(mut self, first: u32) -> Self {
         self.first = first.max(1);
         self
@@ -197,7 +201,8 @@ impl<'a, const N: usize> Fit<'a, N> {
         self
     }
 
-    /// Calls this after every epoch, when it was validated and saved.
+    /// Calls this after every epoch, when it was validated and before it is saved, so that a
+    /// checkpoint has what the call sets, such as the rate of a [plateau](crate::optim::Plateau).
     pub fn on_epoch(
         mut self,
         call: impl FnMut(&mut Session, &mut Epoch) -> Result<()> + 'a,
@@ -221,7 +226,9 @@ impl<'a, const N: usize> Fit<'a, N> {
         self.validate_by(better, move |session| session.mean(program, batches()))
     }
 
-    /// Validates every epoch by this function's result.
+    /// Validates every epoch by this function's result. In a [world](Session::on) every rank
+    /// validates, on rows of its own or on the same ones, and the mean of the ranks' results counts,
+    /// so that all of them decide alike.
     pub fn validate_by(
         mut self,
         better: Better,
@@ -310,31 +317,32 @@ impl<'a, const N: usize> Fit<'a, N> {
             epochs: Vec::new(),
             end: End::Epochs,
         };
-        let mut best: Option<(u32, f64)> = None;
+        let first = self.first;
+        let mut best = session.variables.best_epoch.filter(|b| b.number < first);
         for number in self.first..=self.epochs {
             let started = Instant::now();
             let mut epoch = self.train(session, number, data(number))?;
             if let Some((better, judge)) = &mut self.validation {
-                let value = judge(session)?;
-                epoch.validation = Some(value);
-                epoch.is_best = best.is_none_or(|(_, old)| better.holds(value, old));
-                best = if epoch.is_best {
-                    Some((number, value))
-                } else {
-                    best
-                };
+                let validation = judge(session)?;
+                let validation = session.world.mean(validation)?;
+                epoch.validation = Some(validation);
+                epoch.is_best = best.is_none_or(|best| better.holds(validation, best.validation));
+                if epoch.is_best {
+                    best = Some(BestEpoch { number, validation });
+                }
+            }
+            session.variables.best_epoch = best;
+            epoch.seconds = started.elapsed().as_secs_f64();
+            for call in &mut self.on_epoch {
+                call(session, &mut epoch)?;
             }
             let best_path = self.best.as_ref().filter(|_| epoch.is_best);
             for path in self.latest.iter().chain(best_path) {
                 session.save(path)?;
             }
-            epoch.seconds = started.elapsed().as_secs_f64();
-            for call in &mut self.on_epoch {
-                call(session, &mut epoch)?;
-            }
             let stopped = epoch.stop;
             fitted.epochs.push(epoch);
-            let waited = best.map_or(0, |(at, _)| number - at);
+            let waited = best.map_or(0, |best| number - best.number);
             if stopped
                 || self
                     .patience

@@ -37,7 +37,8 @@ struct Registry {
     places: HashMap<Arc<str>, usize>,
     /// The number of declarations, including repeated ones of a name.
     declarations: u64,
-    mistakes: Vec<Mistake>,
+    /// Each with the number of its declaration; 0 if it is not one of a declaration.
+    mistakes: Vec<(u64, Mistake)>,
     /// How the steps of their session are distributed over ranks.
     distribution: Option<Distribution>,
 }
@@ -120,7 +121,8 @@ impl Params {
 
     /// The mistakes of declarations so far.
     pub fn mistakes(&self) -> Vec<Mistake> {
-        self.registry().mistakes.clone()
+        let registry = self.registry();
+        registry.mistakes.iter().map(|(_, it)| it.clone()).collect()
     }
 
     /// How the steps of their session are distributed over ranks, if they are.
@@ -300,10 +302,11 @@ impl Scope {
                     false => (format!("{} ", kind(&known)), format!("{} ", kind(&new))),
                 };
                 let (at, before, after) = (known.place(), known.show(), new.show());
-                self.mistake(format!(
+                let message = format!(
                     "\"{}\" is declared as {again}{after}, and as {of}{before} at {at}",
                     new.name
-                ));
+                );
+                self.mistake_of(new.number, message);
                 new.faulty = true;
             }
         }
@@ -313,34 +316,35 @@ impl Scope {
         }
     }
 
-    /// Replaces the declaration of this name: for layers whose options change their weights.
-    #[track_caller]
-    pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
-        let it = Arc::new(self.describe(name, shape.into(), init, true));
-        let mut registry = self.params.registry();
-        if let Some(&place) = registry.places.get(&it.name) {
-            registry.declared[place] = Arc::clone(&it);
-        }
-        Param {
-            it,
-            params: self.params.clone(),
-        }
-    }
-
-    /// Removes a declaration.
+    /// Withdraws a declaration, for layers whose options change their parameters: its mistakes, and
+    /// the name, unless that is known from another declaration.
     pub(crate) fn retract(&self, param: &Param) {
-        self.params.registry().remove(param.name());
+        let mut registry = self.params.registry();
+        let number = param.it.number;
+        registry.mistakes.retain(|(of, _)| *of != number);
+        if registry
+            .find(param.name())
+            .is_some_and(|it| it.number == number)
+        {
+            registry.remove(param.name());
+        }
     }
 
-    /// Records a mistake in a declaration.
+    /// Records a mistake in the options of a layer.
     #[track_caller]
     pub(crate) fn mistake(&self, message: String) {
+        self.mistake_of(0, message);
+    }
+
+    /// Records a mistake in the declaration of this number.
+    #[track_caller]
+    fn mistake_of(&self, number: u64, message: String) {
         let mistake = Mistake {
             location: Location::caller(),
             layer: self.path.to_string(),
             message,
         };
-        self.params.registry().mistakes.push(mistake);
+        self.params.registry().mistakes.push((number, mistake));
     }
 
     #[track_caller]
@@ -391,15 +395,15 @@ impl Scope {
         let quantization = self.quantization.filter(|format| {
             trained && format.is_valid() && dims.len() == 2 && format.blocks(dims[1]).is_some()
         });
-        let faulty = !faults.is_empty();
-        for fault in faults {
-            self.mistake(fault);
-        }
         let number = {
             let mut registry = self.params.registry();
             registry.declarations += 1;
             registry.declarations
         };
+        let faulty = !faults.is_empty();
+        for fault in faults {
+            self.mistake_of(number, fault);
+        }
         let (layer, shared, location) = (self.path.clone(), self.shared, Location::caller());
         Declaration {
             name: path,

@@ -62,7 +62,7 @@ pub(crate) use memory::Memory;
 pub use profile::{KernelFamily, KernelTime, Loss, Profile};
 pub(crate) use steps::{Buffers, Run};
 pub use summary::{LayerSummary, Summary};
-pub(crate) use variables::{Variable, Variables, fixed};
+pub(crate) use variables::{BestEpoch, Variable, Variables, fixed};
 
 /// The memory that a run used, measured from the addresses that its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -307,10 +307,10 @@ impl Session {
 
     /// Compiles a graph whose first `N` outputs are those of its user.
     fn compile_outputs<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
-        let counters = self.variables.new_counters(name, graph)?;
+        let shared = self.variables.sharing(name, graph)?;
         let mut program = self.compile_for_shapes(name, graph)?;
         program.layers = layer_outputs(graph);
-        self.variables.keep_counters(counters);
+        self.variables.shared = shared;
         Ok(program)
     }
 

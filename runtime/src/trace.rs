@@ -56,8 +56,8 @@ pub use precision::Precision;
 pub use random::Key;
 pub(crate) use ranks::{exchanged, gathered_rows, scattered_sum, sum_over};
 pub use scan::Scan;
-pub(crate) use state::RANDOM;
 pub use state::State;
+pub(crate) use state::{OWN_NAME, RANDOM, RATE, two_starts};
 
 /// The user's line.
 pub(crate) type Line = &'static Location<'static>;
@@ -90,12 +90,13 @@ struct Building {
     streams: u32,
     /// The update that is being recorded.
     updating: Option<learn::Updating>,
+    /// For each update that may be skipped, the truth value of whether it is made.
+    is_made: Vec<NodeId>,
     /// The parameters that training does not change.
     frozen: Vec<learn::Frozen>,
     /// The prefix of the names of the states that the current optimizer declares.
     owner: Option<Arc<str>>,
-    /// How many segments the backward pass recomputes, and whether nodes belong to the last of
-    /// them.
+    /// How many segments the backward pass recomputes, and whether nodes belong to the last one.
     segments: u32,
     in_segment: bool,
     /// The functions that gradients of nodes pass through.
@@ -109,8 +110,7 @@ struct Building {
     /// The layer of operations without a parameter.
     layer: Option<Arc<str>>,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
-    /// inside of a
-    /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
+    /// inside of a [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
     /// The last line outside of this library for which an operation was recorded.
     last_line: Option<Line>,

@@ -316,6 +316,20 @@ impl World {
         Ok(whole)
     }
 
+    /// The mean of a number of every rank, which is the number itself if all are equal.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn mean(&self, own: f64) -> Result<f64> {
+        let all = self.gather(&own.to_le_bytes())?;
+        if all.iter().all(|other| *other == own.to_le_bytes()) {
+            return Ok(own);
+        }
+        let numbers = all.iter().filter_map(|rank| rank.first_chunk::<8>());
+        let sum: f64 = numbers.map(|&bytes| f64::from_le_bytes(bytes)).sum();
+        Ok(sum / all.len() as f64)
+    }
+
     /// The bytes of every rank, which may be of different lengths.
     ///
     /// # Errors

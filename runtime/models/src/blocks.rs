@@ -18,6 +18,13 @@ pub(super) struct Residual {
     outputs: usize,
 }
 
+/// A number of channels doubled so many times, or 2⁴⁰ if that is more: a size beyond any memory,
+/// which is refused where it is used.
+pub(super) fn doubled(channels: usize, times: usize) -> usize {
+    let times = u32::try_from(times).unwrap_or(u32::MAX).min(40);
+    channels.saturating_mul(1 << times).min(1 << 40)
+}
+
 /// The numbers that the norms of a model have in common.
 #[derive(Clone, Copy)]
 pub(super) struct Norms {

@@ -9,7 +9,7 @@ use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
 use super::Learner;
-use super::blocks::{Larger, Norms, Places, Residual, conv3};
+use super::blocks::{Larger, Norms, Places, Residual, conv3, doubled};
 
 /// The sizes of a diffusion model. Its parameters have the names of `UNet2DModel` of the `diffusers`
 /// library: `conv_in.weight`, `time_embedding.linear_1.weight`,
@@ -19,9 +19,9 @@ use super::blocks::{Larger, Norms, Places, Residual, conv3};
 pub struct Diffusion {
     /// Channels of an image.
     pub inputs: usize,
-    /// Channels at full size; level l has the l-th part of `factors` times as many.
+    /// Channels at full size; level l, from 0, has 2ˡ times as many.
     pub width: usize,
-    /// Levels, the full size included. Each halves the image and doubles the channels.
+    /// Levels, the full size included. Each after it halves the image and doubles the channels.
     pub levels: usize,
     /// Residual blocks of a level on the way down; one more on the way up.
     pub blocks: usize,
@@ -40,7 +40,7 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Images of 32 × 32 as in CIFAR-10: four levels of 128 to 1024 channels.
+    /// Images of 32 × 32 as in CIFAR-10: three levels of 64 to 256 channels.
     pub const CIFAR: Diffusion = Diffusion {
         inputs: 3,
         width: 64,
@@ -62,7 +62,7 @@ impl Diffusion {
             eps: 1e-5,
         };
         let time = 4 * self.width;
-        let channels = |level: usize| self.width << level;
+        let channels = |level: usize| doubled(self.width, level);
         let numbered = |name: &str, i: usize| at / name / &i.to_string();
         let attends = |level: usize| level + self.attention >= self.levels;
         let residual = |at: &Scope, i: usize, from: usize, to: usize| {

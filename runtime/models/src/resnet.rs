@@ -4,6 +4,8 @@ use slabwise::nn::{BatchNorm2d, Conv2d, Linear, Module, Sequential};
 use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
+use super::blocks::doubled;
+
 /// The layers of a residual network. Its parameters are named as torchvision names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResNet {
@@ -73,7 +75,7 @@ impl ResNet {
         let mut channels = self.width;
         let mut blocks = Vec::new();
         for (stage, &depth) in self.depths.iter().enumerate() {
-            let width = self.width << stage;
+            let width = doubled(self.width, stage);
             for block in 0..depth {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
                 let at = at / &format!("layer{}", stage + 1) / &block.to_string();

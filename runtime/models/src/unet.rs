@@ -4,6 +4,8 @@ use slabwise::nn::{BatchNorm2d, Conv2d, ConvTranspose2d, MaxPool2d, Module, Relu
 use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
+use super::blocks::doubled;
+
 /// The layers of a U-Net. Its parameters are named as in the usual PyTorch implementations:
 /// `inc.double_conv.0.weight`, `down1.maxpool_conv.1.double_conv.0.weight`, `up1.up.weight`,
 /// `up1.conv.double_conv.0.weight`, `outc.conv.weight`.
@@ -34,7 +36,7 @@ impl UNet {
     /// multiples of 2 to the levels.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> impl Module + use<> {
-        let width = |level: usize| self.width << level;
+        let width = |level: usize| doubled(self.width, level);
         let numbered = |name: &str, i: usize| at / &format!("{name}{i}");
         let down = |i: usize| {
             double(

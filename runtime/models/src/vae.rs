@@ -6,7 +6,7 @@ use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
 use super::Learner;
-use super::blocks::{Larger, Norms, Places, Residual, conv3};
+use super::blocks::{Larger, Norms, Places, Residual, conv3, doubled};
 
 /// The sizes of an autoencoder. Its parameters have the names of `AutoencoderKL` of the `diffusers`
 /// library: `encoder.conv_in.weight`, `encoder.down_blocks.0.resnets.0.norm1.weight`,
@@ -49,7 +49,7 @@ impl Vae {
             groups: self.groups,
             eps: 1e-6,
         };
-        let channels = |level: usize| self.width << level;
+        let channels = |level: usize| doubled(self.width, level);
         let lowest = channels(self.levels.max(1) - 1);
         let residual = |at: &Scope, i: usize, from: usize, to: usize| {
             Residual::new(&(at / "resnets" / &i.to_string()), norms, from, to, None)

@@ -219,11 +219,8 @@ impl Batches {
         self
     }
 
-    /// Assembles batches on a background thread, at most `depth` ahead (0 counts as 1).
-    ///
-    /// # Panics
-    ///
-    /// If the system cannot start a thread.
+    /// Assembles batches on a background thread, at most `depth` ahead (0 counts as 1); on the
+    /// caller's, one by one, if the system cannot start a thread.
     pub fn prefetch(self, depth: usize) -> Prefetched<Batch> {
         Prefetched::new(self, depth)
     }
@@ -286,10 +283,6 @@ pub struct FlatBatches(Batches);
 
 impl FlatBatches {
     /// Like [`Batches::prefetch`].
-    ///
-    /// # Panics
-    ///
-    /// If the system cannot start a thread.
     pub fn prefetch(self, depth: usize) -> Prefetched<FlatBatch> {
         Prefetched::new(self, depth)
     }

@@ -61,9 +61,15 @@ impl<const N: usize> Kernel<N> {
         self.options.groups = groups;
         let (fan_in, dims) = weight(self.transposed, self.inputs, self.outputs, groups, self.k);
         let init = Init::kaiming_uniform(fan_in);
-        self.weight = self.at.redeclare("weight", dims.as_slice(), init);
-        if self.bias.is_some() {
-            self.bias = Some(self.at.redeclare("bias", (self.outputs,), init));
+        let bias = self.bias.take();
+        [Some(&self.weight), bias.as_ref()]
+            .into_iter()
+            .flatten()
+            .for_each(|declared| self.at.retract(declared));
+        self.weight = self.at.param("weight", dims.as_slice(), init);
+        // Not in a closure, whose line a mistake would name.
+        if bias.is_some() {
+            self.bias = Some(self.at.param("bias", (self.outputs,), init));
         }
     }
 

@@ -157,7 +157,8 @@ impl Module for EmbeddingBag {
 }
 
 /// A learned vector added at each position of a sequence: `[…, length, width] → […, length,
-/// width]`, for lengths up to `longest`. Weight `[longest, width]`.
+/// width]`, for lengths up to `longest`. Weight `[longest, width]`. A longer sequence fails: where
+/// the length is fixed, when the program is compiled, else when it runs.
 #[derive(Clone, Debug)]
 pub struct LearnedPositions {
     weight: Param,
@@ -187,11 +188,16 @@ impl Module for LearnedPositions {
             x.rank().saturating_sub(1),
             self.weight.dims()[1],
         );
-        let weight = x.trace().param(&self.weight);
-        match x.rank().checked_sub(2).and_then(|axis| x.len(axis)) {
-            Some(length) => x + weight.slice(0, ..length),
-            // A bounded sequence does not fit, unless it is the whole.
-            None => x + weight,
+        let x = x.require_sequence("learned positions");
+        let Some(axis) = x.rank().checked_sub(2) else {
+            return x;
+        };
+        match x.len(axis) {
+            Some(length) => x + x.trace().param(&self.weight).slice(0, ..length),
+            None => {
+                let positions = x.trace().arange(x.dim(axis));
+                x + x.trace().param_rows(&self.weight, positions)
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ pub use plateau::Plateau;
 use super::at_least_zero;
 use crate::params::Init;
 use crate::tensor::Tensor;
-use crate::trace::Trace;
+use crate::trace::{RATE, Trace};
 
 /// A rule for the learning rate of each step. Any such rule is a [`Schedule`] by `into()`, as the
 /// constructors of optimizers take it.
@@ -150,7 +150,9 @@ impl Schedule {
     }
 
     /// The rate is the state "optim.lr" (f32, a scalar), which the session can set between steps;
-    /// `rate` is its first value.
+    /// `rate` is its first value. An optimizer has one such state, and a
+    /// [named](crate::optim::Optimizer::named) one has its own; others share it, in all programs of
+    /// a session, and to give it two first values is a mistake.
     pub fn manual(rate: f64) -> Self {
         Schedule::new(rate, Course::Manual)
     }
@@ -329,7 +331,7 @@ impl Schedule {
         };
         let base = match self.course {
             Course::Manual => trace
-                .owned_state("optim.lr", DType::F32, Init::Constant(self.rate as f32))
+                .owned_state(RATE, DType::F32, Init::Constant(self.rate as f32))
                 .value(),
             _ => number(self.rate),
         };

@@ -123,7 +123,7 @@ impl Session {
         compile: impl FnOnce(&mut Session) -> Result<R>,
     ) -> Result<R> {
         self.execution.rank_sync = RankSync::Pending;
-        let first = self.variables.list.len();
+        let (first, shared) = (self.variables.list.len(), self.variables.shared.clone());
         let compiled = compile(self);
         let told = match self.execution.rank_sync {
             RankSync::Pending if !exchanges => Ok(()),
@@ -135,6 +135,7 @@ impl Session {
         let compiled = compiled.and_then(|compiled| told.map(|()| compiled));
         if compiled.is_err() {
             self.variables.forget(first, &mut *self.memory.backend);
+            self.variables.shared = shared;
         }
         compiled
     }

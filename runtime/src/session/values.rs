@@ -100,7 +100,8 @@ impl Session {
     /// Copies the weights and statistics under one path to those of the same names under another,
     /// on the device: all of `online.…` to `target.…`, to update a target network for instance. A
     /// path is that of a [scope](crate::Scope), or the full name of one weight. Both models are
-    /// declared in this session's parameters. Gives the number of tensors copied.
+    /// declared in this session's parameters. Gives the number of tensors copied. Averages stay, as
+    /// [`Session::set_value`] leaves them.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -182,6 +183,9 @@ impl Session {
         for (from, to) in &pairs {
             self.memory.backend.copy(from, to)?;
         }
+        let backend = &mut *self.memory.backend;
+        self.variables
+            .restart_idle_averages(|weight| below(to, weight), backend)?;
         Ok(pairs.len())
     }
 
@@ -252,10 +256,30 @@ impl Session {
     /// shape, and its type, or that of a wider number; f32 is rounded to f16 and bf16, and truth
     /// values may be `u8`.
     ///
+    /// The average that an optimizer keeps of a weight stays, so that a weight can be replaced for a
+    /// while; set the state `ema.<name>` too to begin it anew. The average of a weight that no
+    /// program trains becomes the new value.
+    ///
     /// # Errors
     /// If nothing has the name, the array has another shape or type, or the variable's type cannot
     /// hold an element. The variable keeps its value then.
     pub fn set_value<T: ToBytes, S, D>(
+        &mut self,
+        name: &str,
+        array: &ndarray::ArrayBase<S, D, T>,
+    ) -> Result<()>
+    where
+        S: ndarray::Data<Elem = T>,
+        D: ndarray::Dimension,
+    {
+        self.write_value(name, array)?;
+        let backend = &mut *self.memory.backend;
+        self.variables
+            .restart_idle_averages(|weight| weight == name, backend)
+    }
+
+    /// Writes the elements of a weight or state.
+    fn write_value<T: ToBytes, S, D>(
         &mut self,
         name: &str,
         array: &ndarray::ArrayBase<S, D, T>,

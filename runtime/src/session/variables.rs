@@ -11,7 +11,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_planner::{ALIGN, Bytes};
 
 use super::memory::Memory;
-use super::shared::SharedCounter;
+use super::shared::Shared;
 use crate::backend::Backend;
 use crate::compile::variable_bytes;
 use crate::error::{Error, Result};
@@ -77,6 +77,28 @@ impl Variable {
     }
 }
 
+/// The epoch with the best validation of a [`Fit`](crate::Fit), which is saved with the weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BestEpoch {
+    pub number: u32,
+    pub validation: f64,
+}
+
+impl BestEpoch {
+    /// The number and the validation, as a file has them.
+    pub fn to_text(self) -> String {
+        format!("{} {}", self.number, self.validation)
+    }
+
+    pub fn of_text(text: &str) -> Option<Self> {
+        let (number, validation) = text.split_once(' ')?;
+        Some(BestEpoch {
+            number: number.parse().ok()?,
+            validation: validation.parse().ok()?,
+        })
+    }
+}
+
 /// The variables of a session: the weights that its models declare and the state of its programs.
 pub(crate) struct Variables {
     /// The declarations of the session's models.
@@ -84,8 +106,10 @@ pub(crate) struct Variables {
     /// Those that have memory, in the order in which they got it.
     pub list: Vec<Variable>,
     pub by_name: HashMap<Arc<str>, usize>,
-    /// The step counters that its programs share.
-    pub(super) counters: Vec<SharedCounter>,
+    /// The state beside weights that its programs share.
+    pub(super) shared: Shared,
+    /// The best epoch of its training.
+    pub best_epoch: Option<BestEpoch>,
 }
 
 impl Variables {
@@ -94,7 +118,8 @@ impl Variables {
             params,
             list: Vec::new(),
             by_name: HashMap::new(),
-            counters: Vec::new(),
+            shared: Shared::default(),
+            best_epoch: None,
         }
     }
 
@@ -237,8 +262,7 @@ impl Variables {
         done
     }
 
-    /// Removes the variables from `first` on, and the step counters among them, and releases their
-    /// memory.
+    /// Removes the variables from `first` on, and releases their memory.
     pub fn forget(&mut self, first: usize, backend: &mut dyn Backend) {
         let mut arenas: Vec<u32> = self.list.drain(first..).map(|v| v.region.arena).collect();
         arenas.dedup();
@@ -246,8 +270,6 @@ impl Variables {
             backend.release(arena);
         }
         self.by_name.retain(|_, at| *at < first);
-        self.counters
-            .retain(|known| self.by_name.contains_key(&known.counter));
     }
 
     /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.
@@ -277,7 +299,28 @@ impl Variables {
 
     /// Sets the averages among the variables from `first` on to their weights' values.
     pub fn restart_averages(&self, first: usize, backend: &mut dyn Backend) -> Result<()> {
-        for at in first..self.list.len() {
+        self.restart(first..self.list.len(), backend)
+    }
+
+    /// Sets the averages of some weights that no program keeps to the weights' values.
+    pub fn restart_idle_averages(
+        &self,
+        of: impl Fn(&str) -> bool,
+        backend: &mut dyn Backend,
+    ) -> Result<()> {
+        let is_idle = |&at: &usize| {
+            let weight = self.list[at].info.average_of.as_ref();
+            weight.is_some_and(|weight| of(weight) && !self.shared.keeps_average(weight))
+        };
+        self.restart((0..self.list.len()).filter(is_idle), backend)
+    }
+
+    fn restart(
+        &self,
+        averages: impl Iterator<Item = usize>,
+        backend: &mut dyn Backend,
+    ) -> Result<()> {
+        for at in averages {
             let Some(of) = &self.list[at].info.average_of else {
                 continue;
             };

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use slabwise_kernels::dtype::DType::{Bool, F32};
+use slabwise_kernels::dtype::DType::{Bool, F32, I32};
 
 use super::Tensor;
 use crate::ops::GraphBuilder;
@@ -27,8 +27,9 @@ impl<'t> Tensor<'t> {
         }
     }
 
-    /// The share of rows in which fewer than `k` scores are above that of the label, as of
-    /// [`Tensor::accuracy`]. A label outside of the classes is never among them.
+    /// The share of rows whose label is among the positions of the `k` largest scores, as
+    /// [`Tensor::topk`] orders them: of equal scores the first, and NaN as the largest. Scores and
+    /// labels are those of [`Tensor::accuracy`]. A label outside of the classes is never among them.
     #[track_caller]
     pub fn topk_accuracy(self, labels: Tensor<'t>, k: usize) -> Tensor<'t> {
         let at = Location::caller();
@@ -42,8 +43,14 @@ impl<'t> Tensor<'t> {
         });
         self.trace.on_behalf(at, || {
             let of_label = hit.select(scores, 0.0).sum_keep(classes);
-            let above = scores.gt(of_label).cast(F32).sum_over(classes);
-            let found = above.lt(k as f32).and(hit.any_over(classes));
+            let place = self.trace.arange(scores.dim(classes));
+            let label = labels.cast(I32).unsqueeze(classes);
+            let [is_nan, of_nan] = [scores.is_nan(), of_label.is_nan()];
+            let above = scores.gt(of_label).or(is_nan.and(!of_nan));
+            let equal = scores.equal(of_label).or(is_nan.and(of_nan));
+            let before = above.or(equal.and(place.lt(label)));
+            let before = before.cast(F32).sum_over(classes);
+            let found = before.lt(k as f32).and(hit.any_over(classes));
             found.mean()
         })
     }

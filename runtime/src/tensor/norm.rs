@@ -159,16 +159,24 @@ impl<'t> Tensor<'t> {
         x * scale
     }
 
-    /// Group normalization: [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over
-    /// the positions and channels of each of `groups` groups of neighbouring channels.
+    /// Group normalization: [`Tensor::normalize`] of `[n, channels, …]` over the positions, if there
+    /// are any, and channels of each of `groups` groups of neighbouring channels.
     #[track_caller]
     pub fn group_normalize(self, groups: usize, eps: f32) -> Tensor<'t> {
-        let Some(channels) = self.len(1).filter(|_| self.rank() > 2) else {
-            return self.require(Location::caller(), |g, x| {
-                Err(format!("group_normalize of {}: [n, channels, …] with a fixed number of channels is needed", g.symbols.show(g.dims(x))))
-            });
+        let x = self.require(Location::caller(), |g, x| {
+            let shown = g.symbols.show(g.dims(x));
+            match g.dims(x).get(1).and_then(|channels| channels.as_fixed()) {
+                None => Err(format!("group_normalize of {shown}: [n, channels, …] with a fixed number of channels is needed")),
+                Some(channels) if groups == 0 || channels % (groups as i64) != 0 => Err(format!(
+                    "group_normalize of {shown}: {channels} channels do not divide into {groups} groups"
+                )),
+                Some(_) => Ok(()),
+            }
+        });
+        let Some(channels) = x.len(1) else {
+            return x;
         };
-        let grouped = self.unflatten(1, (groups, channels.checked_div(groups).unwrap_or(0)));
+        let grouped = x.unflatten(1, (groups, channels / groups));
         let axes: Vec<usize> = (2..grouped.rank()).collect();
         let y = grouped.normalize(axes.as_slice(), eps);
         self.trace.record(Location::caller(), &[y, self], |g, ids| {

@@ -271,6 +271,10 @@ impl<'t> Tensor<'t> {
         let x = self.require(at, |g, x| match width {
             0 => Err("sinusoids: a width of 0 has none".into()),
             width if width % 2 == 1 => Err(format!("sinusoids: a width of {width} has no pairs")),
+            width if width > 1 << 24 => Err(format!(
+                "sinusoids: a width of {width} is more than {}",
+                1 << 24
+            )),
             _ if !(base > 0.0 && base.is_finite()) => Err(format!("sinusoids: {base} is no base")),
             _ if matches!(g.dtype(x), DType::I32 | DType::F32) => Ok(()),
             _ => Err(format!(

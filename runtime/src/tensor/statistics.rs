@@ -30,8 +30,8 @@ macro_rules! along {
 
 along! {
     /// The variance Σ(x − mean)²/(n − correction), f32: with correction 1 it is the unbiased
-    /// estimate from a sample (Bessel), with 0 the variance of the population. NaN where n is at
-    /// most the correction.
+    /// estimate from a sample (Bessel), with 0 the variance of the population. Where n is at most
+    /// the correction it is ∞, or NaN if all elements are equal.
     var_over var_keep(correction: usize);
     /// The standard deviation: the root of [`Tensor::var_over`]. Its slope is 0 where it is 0.
     std_over std_keep(correction: usize);

@@ -100,7 +100,7 @@ impl<'t> Tensor<'t> {
             _ => Ok(()),
         });
         options.count_padding = true;
-        let count = (options.window[0] * options.window[1]) as f32;
+        let count = options.window[0] as f32 * options.window[1] as f32;
         let sums = x.power_or_flat(p).avg_pool2d_with(options) * count;
         sums.power_or_flat(1.0 / p)
     }

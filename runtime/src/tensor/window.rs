@@ -230,7 +230,8 @@ pub struct PoolOptions<const N: usize> {
     pub window: [usize; N],
     /// Distance between neighbouring windows.
     pub stride: [usize; N],
-    /// Elements around the image, at most half a window on each side.
+    /// Elements around the image: at most half a window on each side; less than a window if the
+    /// sides differ, elements of a window have a distance, or an incomplete last window counts.
     pub padding: Padding<N>,
     /// Distance between the elements of a window.
     pub dilation: [usize; N],

@@ -10,6 +10,7 @@ use slabwise_kernels::size::Size;
 
 use super::handle::Tensor;
 use super::ranks::Summed;
+use super::state::STEPS;
 use super::{Building, Line, Trace};
 use crate::graph::{Graph, Phase, QuantizedRole, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
@@ -374,6 +375,11 @@ impl Trace {
             let statistics = infos.filter(|(_, info)| info.is_param && !info.trained);
             let mut all = [&updated[..], &updating.counters].concat();
             all.extend(statistics.map(|(variable, _)| variable));
+            // The count of the trace, if no optimizer counts by it.
+            let counts = building.graph.counters.iter();
+            let counts = counts.filter(|c| c.counts.is_empty()).map(|c| c.variable);
+            let of_trace = |&v: &u32| &*building.graph.variables[v as usize].name == STEPS;
+            all.extend(counts.filter(of_trace));
             all.sort_unstable();
             all.dedup();
             let next = |variable: u32| {
@@ -389,7 +395,9 @@ impl Trace {
             let kept = condition.select(after, before).cast(after.dtype());
             self.reassign(at, variable, kept);
         }
-        if let Some(updating) = &mut self.building.borrow_mut().updating {
+        let building = &mut *self.building.borrow_mut();
+        building.is_made.push(condition.id);
+        if let Some(updating) = &mut building.updating {
             updating.assigned = updated;
         }
     }

@@ -30,7 +30,9 @@ impl Trace {
 
     /// The same on averaged weights: parameters are read as the averages that
     /// [`Optimizer::ema`](crate::optim::Optimizer::ema) keeps of them, statistics as they are. An
-    /// average before the first step is the weight's initial value.
+    /// average before the first step is the weight's value, and so is that of a weight that no
+    /// program of the session changes, such as a frozen one. Where programs of the session change a
+    /// weight and none of them keeps its average, compiling the program is an error.
     pub fn averaged(mut self) -> Self {
         self.averaged = true;
         self

@@ -40,17 +40,17 @@ impl Trace {
         })
     }
 
-    /// `start, start + step, …` before `end`: f32, as many as PyTorch's `arange` gives.
+    /// `start, start + step, …` before `end`: f32, as many as PyTorch's `arange` gives for these
+    /// numbers, ⌈(`end` − `start`)/`step`⌉ in f64.
     #[track_caller]
-    pub fn range_f32(&self, start: f32, end: f32, step: f32) -> Tensor<'_> {
+    pub fn range_f32(&self, start: f64, end: f64, step: f64) -> Tensor<'_> {
         self.record(Location::caller(), &[], |g, _| {
-            let [from, to, by] = [start, end, step].map(f64::from);
-            let count = ((to - from) / by).ceil();
+            let count = ((end - start) / step).ceil();
             if step == 0.0 || !count.is_finite() {
                 return Err(format!("range from {start} to {end} by {step} has no end"));
             }
             let places = places(g, count.max(0.0) as i64)?;
-            line(g, places, start, step)
+            line(g, places, start as f32, step as f32)
         })
     }
 

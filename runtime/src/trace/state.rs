@@ -24,7 +24,9 @@ pub(crate) const RANDOM: &str = "random";
 /// The name of the random state of traces for sampling.
 const SAMPLING: &str = "sampling";
 /// The name of the counter of completed training steps.
-const STEPS: &str = "optim.step";
+pub(super) const STEPS: &str = "optim.step";
+/// The name of a learning rate that is set or lowered between steps.
+pub(crate) const RATE: &str = "optim.lr";
 
 /// A named variable that accompanies weights: it lives in the session, is saved with the weights,
 /// and a step may replace it. A step reads the value from before the step; a value that is
@@ -484,7 +486,17 @@ impl Trace {
             return state.value();
         };
         if !self.is_assigned(state) {
-            state.set(state.value() + 1);
+            let is_made = {
+                let building = self.building.borrow();
+                let outside = building.updating.is_none();
+                let updates = building.is_made.iter().filter(|_| outside);
+                updates.copied().collect::<Vec<_>>()
+            };
+            // The step of an update that is skipped does not count.
+            let next = is_made.into_iter().fold(state.value() + 1, |next, id| {
+                Tensor { trace: self, id }.select(next, state.value())
+            });
+            state.set(next);
         }
         let building = &mut *self.building.borrow_mut();
         let counters = &mut building.graph.counters;
@@ -510,7 +522,8 @@ impl Trace {
         self.owned_state_of(name, dtype, (), init)
     }
 
-    /// A state of the current optimizer.
+    /// A state of the current optimizer. Another initial value than that of an earlier declaration
+    /// is a mistake: two rules would share one state, and the value of the second would be ignored.
     #[track_caller]
     pub(crate) fn owned_state_of(
         &self,
@@ -520,6 +533,31 @@ impl Trace {
         init: Init,
     ) -> State<'_> {
         let name = self.building.borrow().owned(name);
-        self.state(&name, dtype, shape, init)
+        let state = self.state(&name, dtype, shape, init);
+        let known = state.variable.map(|v| self.info(v).init);
+        match known.filter(|&known| known != init) {
+            None => state,
+            Some(known) => State::mistaken(self.fail(
+                Location::caller(),
+                "",
+                format!(
+                    "{} in one program; {OWN_NAME}",
+                    two_starts(&name, known, init)
+                ),
+            )),
+        }
     }
+}
+
+/// The advice to optimizers that would share a state.
+pub(crate) const OWN_NAME: &str = "an optimizer has one such state: set one rate by hand, and give an \
+     optimizer that needs another a name of its own, as in Adam::new(rate).named(\"head\")";
+
+/// The mistake of a state with two initial values.
+pub(crate) fn two_starts(name: &str, one: Init, other: Init) -> String {
+    let show = |init| match init {
+        Init::Constant(value) => value.to_string(),
+        other => format!("{other:?}"),
+    };
+    format!("\"{name}\" starts as {} and as {}", show(one), show(other))
 }

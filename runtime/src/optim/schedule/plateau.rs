@@ -5,12 +5,15 @@ use slabwise_kernels::dtype::DType;
 use super::{Clock, Rate, at_least_zero};
 use crate::params::Init;
 use crate::tensor::Tensor;
+use crate::trace::RATE;
 
 /// A rate that is multiplied by a factor when a measure, such as the loss on validation data, has
 /// stopped improving; as PyTorch's `ReduceLROnPlateau`. The measure is
-/// [observed](crate::Session::observe) between steps. The rate is the state "optim.lr" and the memory of the rule the state
-/// "optim.plateau", so that both are saved with the weights and a resumed run continues
-/// identically.
+/// [observed](crate::Session::observe) between steps. The rate is the state "optim.lr", as that of
+/// [`Schedule::manual`](super::Schedule::manual), and the memory of the rule the state
+/// "optim.plateau", so that both are saved with the weights and a resumed run continues identically.
+/// Optimizers that share a plateau share both; for a plateau of its own an optimizer has a
+/// [name](Plateau::of_optimizer).
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -40,7 +43,6 @@ pub struct Plateau {
     optimizer: String,
 }
 
-const RATE: &str = "optim.lr";
 /// The best measure, whether there is one, the observations without improvement, and those before
 /// the rule counts again.
 const MEMORY: &str = "optim.plateau";

@@ -35,14 +35,15 @@ impl<'t> Tensor<'t> {
     }
 
     /// The divergence target·(ln target − x) of Kullback and Leibler, of logarithms of
-    /// probabilities x and probabilities; 0 where the target is 0. [`Reduction::BatchMean`] gives
-    /// the divergence of distributions.
+    /// probabilities x and probabilities; 0 where the target is 0, whatever x is there.
+    /// [`Reduction::BatchMean`] gives the divergence of distributions.
     #[track_caller]
     pub fn kl_divergence(self, target: impl Operand<'t>, reduction: Reduction) -> Tensor<'t> {
         let (x, t) = self.beside_target("kl_divergence", target, Location::caller());
         let zero = t.equal(0.0);
         let log = zero.select(1.0, t).ln();
-        (t * log - t * x).reduced("kl_divergence", reduction)
+        let losses = t * log - t * zero.and(!x.is_finite()).select(0.0, x);
+        losses.reduced("kl_divergence", reduction)
     }
 
     /// [`Tensor::kl_divergence`] from a target of logarithms of probabilities: e^target·(target −
@@ -67,7 +68,8 @@ impl<'t> Tensor<'t> {
 
     /// The negative logarithm of a normal distribution's density at the target: ½(ln(2π·v) + (x −
     /// target)²/v), with the mean x and the variance v, a tensor of the same shape of which at
-    /// least `eps` counts (PyTorch's default is 10⁻⁶). PyTorch omits the 2π by default.
+    /// least `eps` counts (PyTorch's default is 10⁻⁶); a smaller one has the gradient at `eps`, so
+    /// that it can recover. PyTorch omits the 2π by default.
     #[track_caller]
     pub fn gaussian_nll(
         self,
@@ -79,7 +81,8 @@ impl<'t> Tensor<'t> {
         let at = Location::caller();
         let (x, target) = self.beside_target("gaussian_nll", target, at);
         let (x, variance) = x.beside_target("gaussian_nll", variance, at);
-        let v = variance.maximum(eps);
+        let slope = self.trace.full(1.0, F32, ());
+        let v = variance.maximum(eps).detach().with_slope(variance, slope);
         let losses = ((v * TAU).ln() + (x - target).square() / v) * 0.5;
         losses.reduced("gaussian_nll", reduction)
     }

@@ -17,7 +17,8 @@ const IMPOSSIBLE: f32 = -1e30;
 pub struct Ctc<'t> {
     /// The class that stands for no label.
     pub blank: i32,
-    /// The steps of each example, i32 `[n]`; all if `None`. Later steps count for nothing.
+    /// The steps of each example, i32 `[n]`; all if `None`. Later steps count for nothing. No steps
+    /// fit no labels, with a loss of 0.
     pub input_lengths: Option<Tensor<'t>>,
     /// The labels of each example, i32 `[n]`; all if `None`. Later labels may be any number.
     pub target_lengths: Option<Tensor<'t>>,
@@ -102,12 +103,12 @@ impl<'t> Tensor<'t> {
         }
         self.trace.on_behalf(at, || {
             let losses = x.alignments(labels, sizes, &options);
-            let possible = losses.lt(-IMPOSSIBLE / 2.0);
+            let impossible = losses.ge(-IMPOSSIBLE / 2.0);
             let otherwise = match options.zero_infinity {
                 true => 0.0,
                 false => f32::INFINITY,
             };
-            let losses = possible.select(losses, otherwise);
+            let losses = impossible.select(otherwise, losses);
             match (options.reduction, options.target_lengths) {
                 (Reduction::Mean, Some(lengths)) => {
                     (losses / lengths.cast(DType::F32).maximum(1.0)).mean_loss("ctc")
@@ -163,15 +164,21 @@ impl<'t> Tensor<'t> {
         let mut sums: Option<Tensor<'t>> = None;
         for step in 0..time {
             let now = self.slice(0, step..step + 1).squeeze(0).along_path(path);
-            let Some(before) = sums else {
-                // It begins with a blank or the first label.
-                sums = Some(state.lt(2).select(now, IMPOSSIBLE));
-                continue;
+            // A probability of 0, whose logarithm is −∞, is that of an impossible state.
+            let now = now.maximum(IMPOSSIBLE);
+            let (before, next) = match sums {
+                // It begins with a blank or the first label; without a step, in the first state.
+                None => (
+                    state.equal(0).select(0.0, IMPOSSIBLE),
+                    state.lt(2).select(now, IMPOSSIBLE),
+                ),
+                Some(before) => {
+                    let mut ways = vec![before];
+                    ways.extend((states > 1).then(|| shifted(before, 1)));
+                    ways.extend(skips.map(|skips| skips.select(shifted(before, 2), IMPOSSIBLE)));
+                    (before, log_sum(&ways) + now)
+                }
             };
-            let mut ways = vec![before];
-            ways.extend((states > 1).then(|| shifted(before, 1)));
-            ways.extend(skips.map(|skips| skips.select(shifted(before, 2), IMPOSSIBLE)));
-            let next = log_sum(&ways) + now;
             sums = Some(match options.input_lengths {
                 Some(lengths) => lengths.gt(step as i32).unsqueeze(1).select(next, before),
                 None => next,

@@ -5,8 +5,8 @@ use super::*;
 use crate::ops::ConvGeometry;
 use crate::shape::Dim;
 use crate::tensor::{
-    Beyond, Coordinates, CrossEntropy, Interpolate, Interpolation, PadMode, Reduction, Resize,
-    ResizeAxis, Rounding, Sampling,
+    Beyond, Coordinates, CrossEntropy, Ctc, Interpolate, Interpolation, PadMode, PoolOptions,
+    Reduction, Resize, ResizeAxis, RopeLayout, Rounding, Sampling,
 };
 use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 
@@ -450,4 +450,138 @@ fn mistakes_name_the_tensor_and_the_number() {
     for (message, build) in cases {
         assert_eq!(only_mistake(build), message);
     }
+}
+
+#[test]
+fn ranges_have_the_lengths_of_pytorch() {
+    let trace = Trace::inference();
+    let length = |start, end, step| trace.range_f32(start, end, step).len(0);
+    assert_eq!(length(0.0, 0.3, 0.1), Some(3));
+    assert_eq!(length(0.0, 0.6, 0.2), Some(3));
+    assert_eq!(length(1.0, 1.3, 0.1), Some(4));
+    assert_eq!(length(0.0, 2.1, 0.7), Some(4));
+    assert_eq!(length(1.0, 0.0, -0.25), Some(4));
+    assert_eq!(length(1.0, 0.0, 0.25), Some(0));
+}
+
+#[test]
+fn ctc_of_certain_and_of_no_steps() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (5, 1, 4));
+    let labels = trace.input("labels", I32, (1, 3));
+    let lengths = ["steps", "count"].map(|name| trace.input(name, I32, (1,)));
+    let loss = |zero_infinity| {
+        let options = Ctc {
+            input_lengths: Some(lengths[0]),
+            target_lengths: Some(lengths[1]),
+            zero_infinity,
+            reduction: Reduction::Sum,
+            ..Ctc::default()
+        };
+        x.ctc(labels, options)
+    };
+    let losses = [loss(false), loss(true)];
+    // The logarithms of a one-hot path 1, 2, 3, 3, 3.
+    let path = [1, 2, 3, 3, 3]
+        .iter()
+        .flat_map(|&class| (0..4).map(move |c| if c == class { 0.0 } else { f64::NEG_INFINITY }));
+    let path: Vec<f64> = path.collect();
+    let of = |x: &[f64], steps: i32, labels: &[i32], count: i32| {
+        let inputs = [
+            array(&[5, 1, 4], x),
+            integers(&[1, 3], labels),
+            integers(&[1], &[steps]),
+            integers(&[1], &[count]),
+        ];
+        let got = run(&trace, &losses, 0, &inputs);
+        [got[0].values[0], got[1].values[0]]
+    };
+    assert_eq!(of(&path, 5, &[1, 2, 3], 3), [0.0, 0.0]);
+    assert_eq!(of(&path, 2, &[1, 2, 0], 2), [0.0, 0.0]);
+    assert_eq!(of(&path, 5, &[1, 3, 2], 3), [f64::INFINITY, 0.0]);
+    assert_eq!(of(&path, 0, &[1, 2, 3], 0), [0.0, 0.0]);
+    assert_eq!(of(&path, 0, &[1, 2, 3], 1), [f64::INFINITY, 0.0]);
+    let nan = of(&[NAN; 20], 5, &[1, 2, 3], 3);
+    assert!(nan.iter().all(|loss| loss.is_nan()), "{nan:?}");
+}
+
+#[test]
+fn gradients_of_ctc_are_finite_beside_impossible_steps() {
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (3, 1, 3));
+    let labels = trace.input("labels", I32, (1, 2));
+    let gradient = trace.gradients(x.ctc(labels, Ctc::default()), [x])[0];
+    let half = 0.5f64.ln();
+    let none = f64::NEG_INFINITY;
+    let values = [none, half, half, none, half, half, none, half, half];
+    let inputs = [array(&[3, 1, 3], &values), integers(&[1, 2], &[1, 2])];
+    let got = run(&trace, &[gradient], 0, &inputs);
+    // The paths 1, 1, 2 and 1, 2, 2 are equally likely; the mean is over two labels.
+    let expected = [0.0, -0.5, 0.0, 0.0, -0.25, -0.25, 0.0, 0.0, -0.5];
+    assert_close(&got[0].values, &expected, 1e-6);
+}
+
+#[test]
+fn equal_scores_and_nan_are_ordered_as_by_topk() {
+    let trace = Trace::inference();
+    let scores = trace.input("scores", F32, (4, 3));
+    let labels = trace.input("labels", I32, (4,));
+    let outputs = [1, 2, 3].map(|k| scores.topk_accuracy(labels, k));
+    let share = |scores: &[f64], labels: &[i32]| {
+        let inputs = [array(&[4, 3], scores), integers(&[4], labels)];
+        let got = run(&trace, &outputs, 4, &inputs);
+        [0, 1, 2].map(|i| got[i].values[0])
+    };
+    assert_eq!(share(&[7.0; 12], &[0, 1, 2, 2]), [0.25, 0.5, 1.0]);
+    assert_eq!(share(&[NAN; 12], &[0, 1, 2, 2]), [0.25, 0.5, 1.0]);
+    let mixed = [1.0, NAN, 2.0, 1.0, NAN, 2.0, 1.0, NAN, 2.0, NAN, 1.0, NAN];
+    assert_eq!(share(&mixed, &[0, 1, 2, 2]), [0.25, 0.75, 1.0]);
+}
+
+#[test]
+fn a_small_variance_has_the_gradient_at_the_smallest_that_counts() {
+    let trace = Trace::training();
+    let inputs = ["x", "target", "variance"].map(|name| trace.input(name, F32, (3,)));
+    let [x, target, variance] = inputs;
+    let loss = x.gaussian_nll(target, variance, 0.5, Reduction::None);
+    let gradient = trace.gradients(loss.sum(), [variance])[0];
+    let arrays = [
+        array(&[3], &[1.0, 1.0, 3.0]),
+        array(&[3], &[1.0, 2.0, 1.0]),
+        array(&[3], &[0.1, -4.0, 2.0]),
+    ];
+    let got = run(&trace, &[loss, gradient], 0, &arrays);
+    // ½·(1/v − d²/v²) at v = 0.5, 0.5 and 2.
+    assert_close(&got[1].values, &[1.0, -1.0, -0.25], 1e-6);
+    let of = |v: f64, d: f64| ((v * std::f64::consts::TAU).ln() + d * d / v) * 0.5;
+    assert_close(
+        &got[0].values,
+        &[of(0.5, 0.0), of(0.5, 1.0), of(2.0, 2.0)],
+        1e-6,
+    );
+}
+
+#[test]
+fn divergence_is_0_where_the_target_is() {
+    let trace = Trace::inference();
+    let [x, target] = ["x", "target"].map(|name| trace.input(name, F32, (2,)));
+    let loss = x.kl_divergence(target, Reduction::None);
+    let arrays = [
+        array(&[2], &[f64::NEG_INFINITY, 0.5f64.ln()]),
+        array(&[2], &[0.0, 1.0]),
+    ];
+    let got = run(&trace, &[loss], 0, &arrays);
+    assert_close(&got[0].values, &[0.0, 2f64.ln()], 1e-6);
+}
+
+#[test]
+fn windows_and_widths_beyond_any_memory_are_mistakes() {
+    let huge = PoolOptions::new(1usize << 40);
+    let said = only_mistake(|t| ignore(t.zeros((1, 1, 4, 4)).lp_pool2d(2.0, huge)));
+    assert!(said.contains("pool"), "{said}");
+    let said = only_mistake(|t| ignore(t.arange(4).sinusoids(1 << 50, 1e4, RopeLayout::Halves)));
+    assert_eq!(
+        said,
+        "sinusoids: a width of 1125899906842624 is more than 16777216"
+    );
 }
