@@ -373,7 +373,7 @@ fn group_norm_of_vectors_normalizes_groups_of_channels() {
     let y = trace.input("x", F32, (1, 4)).apply(&norm);
     let program = session.compile(&trace, [y]).expect("it compiles");
     let [y] = session
-        .run(&program, &[1.0f32, 3.0, -5.0, 5.0])
+        .run(&program, [1.0f32, 3.0, -5.0, 5.0])
         .expect("it runs");
     let y = y.array::<f32>().expect("f32");
     for (y, expected) in y.iter().zip([-1.0, 1.0, -1.0, 1.0]) {

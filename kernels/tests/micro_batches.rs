@@ -18,6 +18,12 @@ use slabwise_kernels::spec::{
 
 const BATCH: Symbol = Symbol(0);
 
+/// One thread without vectors.
+const PLAIN: Config = Config {
+    threads: 1,
+    isa: Isa::Portable,
+};
+
 /// Bytes of a guard zone, and its initial contents.
 const GUARD: u64 = 1024;
 const POISON: i32 = 0x7fde_adbe;
@@ -566,12 +572,8 @@ fn results_of_varying_sizes_have_no_sums_between_slices() {
         .into_iter()
         .collect();
     let spec = anchored(body, space, strided(&[3, 1]), strided(&[3, 1]));
-    let config = Config {
-        threads: 1,
-        isa: Isa::Portable,
-    };
     assert!(
-        Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &config, u64::MAX)
+        Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &PLAIN, u64::MAX)
             .expect("a valid spec")
             .is_none()
     );
@@ -584,13 +586,9 @@ fn sums_through_another_length_are_not_continued() {
     let length = Size::symbol(Symbol(1));
     let space = fixed(&[64]).chain([batch(1), length]).collect();
     let spec = summed(space, &[1, 64 * 64, 64], &[1, 0, 0], 2);
-    let config = Config {
-        threads: 1,
-        isa: Isa::Portable,
-    };
     let bound = Env([8, 64, 0, 0, 0, 0, 0, 0]);
     assert!(
-        Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX)
+        Kernel::sliced(spec, BATCH, 2, &bound, &PLAIN, u64::MAX)
             .expect("a valid spec")
             .is_none()
     );
@@ -606,12 +604,8 @@ fn slices_of_a_run_above_the_bound_are_refused() {
         &[1, 0],
         1,
     );
-    let config = Config {
-        threads: 1,
-        isa: Isa::Portable,
-    };
     let [bound, whole] = [20, 2000].map(|n| Env([n, 0, 0, 0, 0, 0, 0, 0]));
-    let kernel = Kernel::sliced(spec.clone(), BATCH, 20, &bound, &config, u64::MAX)
+    let kernel = Kernel::sliced(spec.clone(), BATCH, 20, &bound, &PLAIN, u64::MAX)
         .expect("a valid spec")
         .expect("slices");
     let mut memory = Memory::new();
@@ -785,13 +779,9 @@ fn kernels_that_mix_examples_have_no_slices() {
         &[0, 0],
         2,
     );
-    let config = Config {
-        threads: 1,
-        isa: Isa::Portable,
-    };
     let bound = Env([8; 8]);
     assert!(
-        Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX)
+        Kernel::sliced(spec, BATCH, 2, &bound, &PLAIN, u64::MAX)
             .expect("a valid spec")
             .is_none()
     );
