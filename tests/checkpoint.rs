@@ -327,7 +327,9 @@ fn hidden_keys_add_nothing() {
             true => Mask::Added(seen.select(0.0, f32::NEG_INFINITY)),
             false => Mask::Seen(seen),
         };
-        let options = AttentionOptions::new().mask(mask).tiles(tiles);
+        let options = slabwise::tensor::AttentionOptions::new()
+            .mask(mask)
+            .tiles(tiles);
         let y = q.attention_with(k, v, options);
         // Of the first query alone.
         let gradients = trace.gradients(y.slice(1, ..1).square().sum(), [q, k, v]);

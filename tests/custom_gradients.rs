@@ -1,10 +1,10 @@
 //! Custom gradients against those of composed operations.
 
 use ndarray::{ArrayD, IxDyn};
+use slabwise::Precision;
 use slabwise::nn::Linear;
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
-use slabwise::{Error, Scan};
 use slabwise_models::noise;
 
 fn random(shape: &[usize], seed: u64) -> ArrayD<f32> {
@@ -38,6 +38,11 @@ fn layer<'t>(x: Tensor<'t>, w: Tensor<'t>) -> Tensor<'t> {
     )
 }
 
+/// The same without a custom gradient.
+fn derived<'t>(x: Tensor<'t>, w: Tensor<'t>) -> Tensor<'t> {
+    x.matmul(w).tanh()
+}
+
 fn close(a: &[f32], b: &[f32]) {
     assert_eq!(a.len(), b.len());
     let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * (1.0 + b.abs());
@@ -49,10 +54,7 @@ fn the_function_takes_the_place_of_the_derivatives() {
     // Twice in a row, and once beside.
     let of = |by_hand: bool| {
         run(|x, w| {
-            let layer = |x: Tensor<'_>, w| match by_hand {
-                true => layer(x, w),
-                false => x.matmul(w).tanh(),
-            };
+            let layer = if by_hand { layer } else { derived };
             let h = layer(x, w);
             let loss = (layer(h, w.t()) * x).sum() + h.square().sum();
             let [dx, dw] = x.trace().gradients(loss, [x, w]);
@@ -88,9 +90,12 @@ fn another_gradient_than_the_derivative() {
 #[test]
 fn a_value_through_integers_has_a_gradient() {
     let [dx] = run(|x, _| {
-        let steps = |x: Tensor<'_>| (x * 4.0).cast(I32).cast(F32) / 4.0;
         let trace = x.trace();
-        let y = trace.custom_gradient([x], |[x]| steps(x), |_, _, dy| [Some(dy * 2.0)]);
+        let y = trace.custom_gradient(
+            [x],
+            |[x]| (x * 4.0).cast(I32).cast(F32) / 4.0,
+            |_, _, dy| [Some(dy * 2.0)],
+        );
         trace.gradients(y.sum(), [x])
     });
     assert_eq!(dx, [2.0; 12]);
@@ -161,8 +166,6 @@ fn values_of_scans() {
     let of = |scanned: bool, hook: bool| {
         run(|x, w| {
             let trace = x.trace();
-            let times_ten = |x: Tensor<'static>| x;
-            let _ = times_ten;
             let changed = |v| match hook {
                 true => mark(v),
                 false => trace.custom_gradient([v], |[v]| v * 1.0, |_, _, dy| [Some(dy * 10.0)]),
@@ -170,14 +173,16 @@ fn values_of_scans() {
             let first = changed(w.slice(1, 0..1).squeeze(1));
             let captured = changed(w.slice(1, 1..2).squeeze(1));
             let inputs = changed(x);
-            let step = |c: Tensor<'_>, x: Tensor<'_>| (c * captured + x).tanh();
             let last = match scanned {
                 true => {
-                    let step = |[c]: [Tensor<'_>; 1], [x]: [Tensor<'_>; 1]| ([step(c, x)], []);
-                    let ([last], []) = trace.scan_with(Scan::default(), [first], [inputs], step);
+                    let ([last], []) = trace.scan([first], [inputs], |[c], [x]| {
+                        ([(c * captured + x).tanh()], [])
+                    });
                     last
                 }
-                false => (0..4).fold(first, |c, at| step(c, inputs.slice(0, at..=at).squeeze(0))),
+                false => (0..4).fold(first, |c, at| {
+                    (c * captured + inputs.slice(0, at..=at).squeeze(0)).tanh()
+                }),
             };
             trace.gradients(last.sum(), [x, w])
         })
@@ -193,6 +198,21 @@ fn values_of_scans() {
     }
 }
 
+fn loss_of<'t>(x: Tensor<'t>, layers: &[Linear], custom: bool) -> Tensor<'t> {
+    let y = layers.iter().fold(x, |x, layer| {
+        let z = x.apply(layer);
+        match custom {
+            true => x.trace().custom_gradient(
+                [z],
+                |[z]| z.relu(),
+                |[z], _, dy| [Some(z.gt(0.0).select(dy, 0.0))],
+            ),
+            false => z.relu(),
+        }
+    });
+    y.square().mean()
+}
+
 /// Training by a budget, in parts of a batch and in halves: as without a custom gradient.
 #[test]
 fn training_of_layers() {
@@ -205,27 +225,17 @@ fn training_of_layers() {
             trace = trace.with_precision(Precision::Bf16);
         }
         let x = trace.input("x", F32, (32, 16));
-        let loss = |x: Tensor<'_>| {
-            let y = layers.iter().fold(x, |x, layer| {
-                let z = x.apply(layer);
-                match custom {
-                    true => x.trace().custom_gradient(
-                        [z],
-                        |[z]| z.relu(),
-                        |[z], _, dy| [Some(z.gt(0.0).select(dy, 0.0))],
-                    ),
-                    false => z.relu(),
-                }
-            });
-            y.square().mean()
-        };
         let total = match parts {
             1 => {
-                let loss = loss(x);
+                let loss = loss_of(x, &layers, custom);
                 trace.minimize(loss, Sgd::new(0.5));
                 loss
             }
-            parts => trace.minimize_in_parts(parts, [x], |[x]| loss(x), Sgd::new(0.5)),
+            parts => trace.minimize_in_parts(parts, Sgd::new(0.5), |part| {
+                let rows = 32 / parts;
+                let x = x.slice(0, part * rows..(part + 1) * rows);
+                loss_of(x, &layers, custom)
+            }),
         };
         let mut session = Session::new(Device::Cpu, params)
             .expect("a session")
@@ -259,8 +269,7 @@ fn mistakes_name_the_line() {
         let dx = trace.gradients_many(y.sum(), [x]);
         let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
         match session.compile_any(&trace, &dx) {
-            Err(Error::Trace(mistakes)) => mistakes.to_string(),
-            Err(other) => panic!("{other}"),
+            Err(error) => error.to_string(),
             Ok(_) => panic!("accepted"),
         }
     };
@@ -291,12 +300,11 @@ fn mistakes_name_the_line() {
         ),
         (
             message(&|t, x| {
-                let step = |[c]: [Tensor<'_>; 1], [x]: [Tensor<'_>; 1]| {
+                let first = x.slice(0, ..1).squeeze(0);
+                let ([last], []) = t.scan([first], [x], |[c], [x]| {
                     let y = t.custom_gradient([x], |[x]| x, |_, _, dy| [Some(dy)]);
                     ([c + y], [])
-                };
-                let first = x.slice(0, ..1).squeeze(0);
-                let ([last], []) = t.scan([first], [x], step);
+                });
                 last
             }),
             "a step has no custom gradients",

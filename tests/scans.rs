@@ -621,6 +621,16 @@ fn clamped_starts_need_a_part_that_fits() {
     }
 }
 
+/// Two carries, of which one sums the other.
+fn summed<'t>(
+    more: Tensor<'t>,
+) -> impl Fn(&[Tensor<'t>], Tensor<'t>) -> (Vec<Tensor<'t>>, Tensor<'t>) {
+    move |c, x| {
+        let next = (c[0] * 0.5 + x + more).tanh();
+        (vec![next, c[1] + next], next)
+    }
+}
+
 /// Slices, whose rows are apart in memory, as an initial carry and as an operand of every step; and
 /// the gradients of last carries that are joined, which are slices too.
 #[test]
@@ -636,11 +646,7 @@ fn operands_whose_rows_are_apart() {
                 ];
                 let same = w.slice(0, ..BATCH).slice(1, 1..=half);
                 let same = same.maximum(same);
-                let step = |c: &[Tensor<'_>], x: Tensor<'_>| {
-                    let next = (c[0] * 0.5 + x + same).tanh();
-                    (vec![next, c[1] + next], next)
-                };
-                let (last, all) = looped(form, &[a, b], x.slice(2, ..half), &step);
+                let (last, all) = looped(form, &[a, b], x.slice(2, ..half), &summed(same));
                 let loss = trace.concat(&last, 1).square().sum();
                 let gradients = trace.gradients(loss, [x, h, w]);
                 [&last[..], &[all], &gradients].concat()
