@@ -47,8 +47,8 @@ struct Progress {
 #[derive(Debug, Default)]
 struct Arena {
     mapped: u64,
-    /// The page size of an address range, and which pages have memory.
-    pages: Option<(u64, Vec<bool>)>,
+    /// Of an address range: the runs of bytes that have memory, from start to end, no two adjacent.
+    runs: Option<BTreeMap<u64, u64>>,
     bytes: Vec<u8>,
 }
 
@@ -169,14 +169,11 @@ impl Arena {
         let Some(end) = region.offset.checked_add(region.bytes) else {
             return false;
         };
-        match &self.pages {
+        match &self.runs {
             None => end <= self.mapped,
-            Some((page, has)) => {
-                let pages = (region.offset / page) as usize..end.div_ceil(*page) as usize;
-                region.bytes == 0
-                    || has
-                        .get(pages)
-                        .is_some_and(|pages| pages.iter().all(|has| *has))
+            Some(runs) => {
+                let run = runs.range(..=region.offset).next_back();
+                region.bytes == 0 || run.is_some_and(|(_, &last)| end <= last)
             }
         }
     }
@@ -226,20 +223,32 @@ impl Inner {
             .arenas
             .get_mut(&pages.arena)
             .expect("an arena there is");
-        let (_, has) = arena.pages.as_mut().expect("only ranges are mapped");
-        let (from, to) = (
-            (pages.offset / page) as usize,
-            ((pages.offset + pages.bytes) / page) as usize,
-        );
-        if has.len() < to {
-            has.resize(to, false);
-        }
+        let runs = arena.runs.as_mut().expect("only ranges are mapped");
+        let (mut from, mut to) = (pages.offset, pages.offset + pages.bytes);
+        // The last run that begins before the end of the pages.
+        let last = runs.range(..to).next_back().map(|(&from, &to)| (from, to));
+        let (start, end) = last.unwrap_or_default();
         assert!(
-            has[from..to].iter().all(|has| *has != mapped),
+            from == to
+                || if mapped {
+                    end <= from
+                } else {
+                    start <= from && to <= end
+                },
             "{pages:?} is in part {} already",
             if mapped { "mapped" } else { "bare" }
         );
-        has[from..to].fill(mapped);
+        if mapped {
+            if last.is_some() && end == from {
+                from = start;
+            }
+            to = runs.remove(&to).unwrap_or(to);
+            runs.insert(from, to);
+        } else if from < to {
+            runs.remove(&start);
+            let rest = [(start, from), (to, end)];
+            runs.extend(rest.into_iter().filter(|(from, to)| from < to));
+        }
         arena.mapped = if mapped {
             arena.mapped + pages.bytes
         } else {
@@ -272,7 +281,7 @@ impl Source for &FakeDevice {
         };
         Ok(inner.add(Arena {
             mapped: bytes,
-            pages: None,
+            runs: None,
             bytes: held,
         }))
     }
@@ -291,7 +300,7 @@ impl Source for &FakeDevice {
         let page = inner.page?;
         inner.calls += 1;
         let arena = inner.add(Arena {
-            pages: Some((page, Vec::new())),
+            runs: Some(BTreeMap::new()),
             ..Arena::default()
         });
         Some(Range {
