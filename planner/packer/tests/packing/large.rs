@@ -1,8 +1,10 @@
 //! Problems of tens of thousands of items, for which time quadratic in their number would be
 //! minutes in a debug build.
 
+use slabwise_packer::csv::{self, CsvError};
 use slabwise_packer::random::Random;
 use slabwise_packer::{Gap, Item, Lifetime, Limits, Placement, Problem, check};
+use std::fmt::Write;
 use std::time::Duration;
 
 fn item(start: u64, end: u64, size: u64) -> Item {
@@ -61,4 +63,21 @@ fn one_rule_costs_little_height_without_time() {
             packing.lower_bound
         );
     }
+}
+
+#[test]
+fn cycles_behind_long_chains_are_refused() {
+    const EACH: usize = 60_000;
+    let mut text = String::from("id,lower,upper,size,follows\nc0,0,1,1,\n");
+    for i in 1..EACH {
+        writeln!(text, "c{i},0,1,1,c{}", i - 1).unwrap();
+    }
+    for i in 0..EACH {
+        writeln!(text, "r{i},0,1,1,r{}", (i + 1) % EACH).unwrap();
+    }
+    let expected = CsvError::Follows {
+        line: EACH + 2,
+        id: "r1".into(),
+    };
+    assert_eq!(csv::read(&text), Err(expected));
 }
