@@ -189,6 +189,15 @@ impl Blocks {
         self.overlaps(problem)
     }
 
+    /// The blocks of each space.
+    pub(super) fn by_space(&self, problem: &Problem) -> Vec<Vec<&Block>> {
+        let mut spaces = vec![Vec::new(); problem.spaces.len().max(1)];
+        for block in &self.list {
+            spaces[block.space].push(block);
+        }
+        spaces
+    }
+
     /// Checks whether items at given distances need the same bytes at the same time.
     fn overlaps(&self, problem: &Problem) -> Result<(), ProblemError> {
         let mut alias = vec![usize::MAX; problem.items.len()];
@@ -204,20 +213,14 @@ impl Blocks {
                 });
             }
         }
-        for space in 0..problem.spaces.len().max(1) {
-            let placed = self
-                .list
+        let pairs = self.fixed_pairs(problem);
+        for blocks in self.by_space(problem) {
+            let placed = blocks
                 .iter()
-                .filter(|block| block.space == space)
                 .filter_map(|block| Some((block, block.fixed?)));
             let rects: Vec<Rect> = placed
                 .flat_map(|(block, base)| block.rects.iter().map(move |rect| rect.above(base)))
                 .collect();
-            let pairs = if rects.is_empty() {
-                Vec::new()
-            } else {
-                self.fixed_pairs(problem)
-            };
             let clash = if pairs.is_empty() {
                 overlap(&disjoint(rects, &alias))
             } else {

@@ -3,7 +3,7 @@
 
 use slabwise_packer::csv::{self, CsvError};
 use slabwise_packer::random::Random;
-use slabwise_packer::{Gap, Item, Lifetime, Limits, Placement, Problem, check};
+use slabwise_packer::{Gap, Item, Lifetime, Limits, Placement, Problem, Space, check};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -80,4 +80,21 @@ fn cycles_behind_long_chains_are_refused() {
         id: "r1".into(),
     };
     assert_eq!(csv::read(&text), Err(expected));
+}
+
+#[test]
+fn every_item_may_have_its_own_space() {
+    const COUNT: usize = 40_000;
+    let spaces = (0..COUNT).map(|item| Space {
+        capacity: None,
+        items: vec![item],
+    });
+    let problem = Problem {
+        spaces: spaces.collect(),
+        fixed: vec![Placement { item: 0, offset: 8 }],
+        ..Problem::new(vec![item(0, 2, 4); COUNT])
+    };
+    let packing = problem.pack().unwrap();
+    assert_eq!(check(&problem, &packing), Ok(()));
+    assert_eq!(packing.height, 4 * COUNT as u64 + 8);
 }
