@@ -111,12 +111,14 @@ impl<'a> General<'a> {
             }));
             first_rect.push(rects.len() as u32);
         }
+        let mut is_joined = vec![false; problem.in_place.len()];
+        joined.iter().for_each(|&pair| is_joined[pair] = true);
         let mut pairs = vec![Vec::new(); problem.items.len()];
         for (index, pair) in problem
             .in_place
             .iter()
             .enumerate()
-            .filter(|(index, _)| !joined.contains(index))
+            .filter(|(index, _)| !is_joined[*index])
         {
             pairs[pair.from].push(index);
             pairs[pair.to].push(index);

@@ -3,7 +3,9 @@
 
 use slabwise_packer::csv::{self, CsvError};
 use slabwise_packer::random::Random;
-use slabwise_packer::{Gap, Item, Lifetime, Limits, Placement, Problem, Space, check};
+use slabwise_packer::{
+    Gap, InPlace, Item, Lifetime, Limits, Placement, Problem, ProblemError, Space, check,
+};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -67,7 +69,7 @@ fn one_rule_costs_little_height_without_time() {
 
 #[test]
 fn cycles_behind_long_chains_are_refused() {
-    const EACH: usize = 60_000;
+    const EACH: usize = 100_000;
     let mut text = String::from("id,lower,upper,size,follows\nc0,0,1,1,\n");
     for i in 1..EACH {
         writeln!(text, "c{i},0,1,1,c{}", i - 1).unwrap();
@@ -84,7 +86,7 @@ fn cycles_behind_long_chains_are_refused() {
 
 #[test]
 fn every_item_may_have_its_own_space() {
-    const COUNT: usize = 40_000;
+    const COUNT: usize = 80_000;
     let spaces = (0..COUNT).map(|item| Space {
         capacity: None,
         items: vec![item],
@@ -97,4 +99,60 @@ fn every_item_may_have_its_own_space() {
     let packing = problem.pack().unwrap();
     assert_eq!(check(&problem, &packing), Ok(()));
     assert_eq!(packing.height, 4 * COUNT as u64 + 8);
+}
+
+/// Fixed items side by side, and one computed in the place of the last.
+#[test]
+fn fixed_items_may_be_computed_in_place() {
+    const COUNT: usize = 300_000;
+    let mut items = vec![item(0, 3, 4); COUNT];
+    items.push(item(2, 5, 4));
+    let placement = |item: usize| Placement {
+        item,
+        offset: 4 * item.min(COUNT - 1) as u64,
+    };
+    let mut problem = Problem {
+        fixed: (0..=COUNT).map(placement).collect(),
+        in_place: vec![InPlace {
+            from: COUNT - 1,
+            to: COUNT,
+        }],
+        ..Problem::new(items)
+    };
+    assert_eq!(problem.verify(), Ok(()));
+    problem.items[COUNT].life.end = 3;
+    problem.items[7].size = 5;
+    let expected = ProblemError::FixedOverlap {
+        first: 7,
+        first_offset: 28,
+        second: 8,
+        second_offset: 32,
+        step: 0,
+    };
+    assert_eq!(problem.verify(), Err(expected));
+}
+
+/// An item with a gap lives all the time, so that the packer of blocks gets all pairs at once.
+#[test]
+fn many_pairs_are_joined_beside_a_gap() {
+    const COUNT: usize = 60_000;
+    let end = 8 * COUNT as u64 + 8;
+    let mut items = vec![item(0, end, 4)];
+    items.extend((0..COUNT as u64).flat_map(|i| [8 * i, 8 * i + 4].map(|at| item(at, at + 5, 4))));
+    let pair = |i: usize| InPlace {
+        from: 2 * i + 1,
+        to: 2 * i + 2,
+    };
+    let problem = Problem {
+        in_place: (0..COUNT).map(pair).collect(),
+        gaps: vec![Gap {
+            item: 0,
+            life: Lifetime::new(end - 4, end - 2),
+            window: None,
+        }],
+        ..Problem::new(items)
+    };
+    let packing = problem.pack().unwrap();
+    assert_eq!(check(&problem, &packing), Ok(()));
+    assert_eq!(packing.height, 12);
 }
