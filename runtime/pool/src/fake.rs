@@ -26,6 +26,8 @@ struct Inner {
     page: Option<u64>,
     holds_bytes: bool,
     arenas: BTreeMap<u32, Arena>,
+    /// The bytes of memory in all of them.
+    reserved: u64,
     next: u32,
     now: Duration,
     calls: u64,
@@ -132,7 +134,7 @@ impl FakeDevice {
 
     /// Bytes of memory given out and not returned.
     pub fn reserved_bytes(&self) -> u64 {
-        self.lock().reserved()
+        self.lock().reserved
     }
 
     /// Reads bytes, of a device that holds them.
@@ -180,14 +182,10 @@ impl Arena {
 }
 
 impl Inner {
-    fn reserved(&self) -> u64 {
-        self.arenas.values().map(|a| a.mapped).sum()
-    }
-
     fn free(&self) -> u64 {
         self.total
             .saturating_sub(self.used_elsewhere)
-            .saturating_sub(self.reserved())
+            .saturating_sub(self.reserved)
     }
 
     /// Whether a call for so many bytes succeeds.
@@ -209,6 +207,7 @@ impl Inner {
     fn add(&mut self, arena: Arena) -> u32 {
         let at = self.next;
         self.next += 1;
+        self.reserved += arena.mapped;
         self.arenas.insert(at, arena);
         at
     }
@@ -249,11 +248,13 @@ impl Inner {
             let rest = [(start, from), (to, end)];
             runs.extend(rest.into_iter().filter(|(from, to)| from < to));
         }
-        arena.mapped = if mapped {
-            arena.mapped + pages.bytes
-        } else {
-            arena.mapped - pages.bytes
-        };
+        for sum in [&mut arena.mapped, &mut self.reserved] {
+            *sum = if mapped {
+                *sum + pages.bytes
+            } else {
+                *sum - pages.bytes
+            };
+        }
         if mapped && holds_bytes {
             let end = (pages.offset + pages.bytes) as usize;
             arena.bytes.resize(arena.bytes.len().max(end), 0);
@@ -289,10 +290,9 @@ impl Source for &FakeDevice {
     fn release(&mut self, arena: u32) {
         let mut inner = self.lock();
         inner.calls += 1;
-        assert!(
-            inner.arenas.remove(&arena).is_some(),
-            "arena {arena} was released twice"
-        );
+        let released = inner.arenas.remove(&arena);
+        let released = released.unwrap_or_else(|| panic!("arena {arena} was released twice"));
+        inner.reserved -= released.mapped;
     }
 
     fn range(&mut self, _bytes: u64) -> Option<Range> {

@@ -1,8 +1,8 @@
 //! Tests of replays under all policies.
 
-use slabwise_pool::{MemoryConfig, Policy};
+use slabwise_pool::{MemoryConfig, Policy, Stream};
 
-use super::Trace;
+use super::{Op, Trace};
 
 /// The table of lifetimes as a trace.
 fn trace(rows: &str) -> Trace {
@@ -22,5 +22,24 @@ fn blocks_as_large_as_half_the_device_are_replayed() {
     for policy in Policy::ALL {
         let replay = trace(&format!("a,0,1,{bytes}")).run(&config(policy), None);
         assert_eq!(replay.unwrap().peak_live_bytes, bytes, "{policy}");
+    }
+}
+
+/// Time quadratic in the number of arenas would be minutes in a debug build.
+#[test]
+fn policies_with_an_arena_for_each_block_replay_many_blocks() {
+    const LIVE: u32 = 100_000;
+    let alloc = Op::Alloc {
+        bytes: 1 << 20,
+        stream: Stream(0),
+    };
+    let mut ops = vec![alloc; LIVE as usize];
+    for freed in 0..LIVE {
+        ops.extend([Op::Free(freed), alloc]);
+    }
+    let trace = Trace::new(ops).unwrap();
+    for policy in [Policy::Platform, Policy::Async] {
+        let replay = trace.run(&config(policy), None).unwrap();
+        assert_eq!(replay.peak_live_bytes, u64::from(LIVE) << 20, "{policy}");
     }
 }
