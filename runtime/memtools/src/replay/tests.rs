@@ -1,5 +1,6 @@
 //! Tests of replays under all policies.
 
+use slabwise_planner::pack::random::Random;
 use slabwise_pool::{MemoryConfig, Policy, Stream};
 
 use super::{Op, Trace};
@@ -41,5 +42,33 @@ fn policies_with_an_arena_for_each_block_replay_many_blocks() {
     for policy in [Policy::Platform, Policy::Async] {
         let replay = trace.run(&config(policy), None).unwrap();
         assert_eq!(replay.peak_live_bytes, u64::from(LIVE) << 20, "{policy}");
+    }
+}
+
+/// Looking for blocks to move takes time for each block, and saves little for a small request.
+#[test]
+fn no_blocks_move_for_requests_much_smaller_than_the_pool() {
+    const LIVE: u64 = 4_000;
+    let mut random = Random(7);
+    let (mut ops, mut live, mut allocations) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..5 * LIVE {
+        if (live.len() as u64) < LIVE {
+            ops.push(Op::Alloc {
+                bytes: (64 << 10) + random.below(960 << 10),
+                stream: Stream(0),
+            });
+            live.push(allocations);
+            allocations += 1;
+        } else {
+            for _ in 0..random.below(8) {
+                let at = random.below(live.len() as u64) as usize;
+                ops.push(Op::Free(live.swap_remove(at)));
+            }
+        }
+    }
+    let trace = Trace::new(ops).unwrap();
+    for policy in [Policy::Tlsf, Policy::Vmm] {
+        let statistics = trace.run(&config(policy), None).unwrap().statistics;
+        assert_eq!(statistics.defrags, 0, "{policy}");
     }
 }
