@@ -2,6 +2,7 @@
 
 use super::relations::Relations;
 use super::{ALIGN, BufferId, Dag, MayReuse, TaskId};
+use rustc_hash::FxHashSet;
 
 /// The first broken invariant of a [`Dag`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -183,9 +184,7 @@ impl Dag {
         self.verify_ids()?;
         self.verify_sizes()?;
         self.verify_data()?;
-        self.may_reuse
-            .iter()
-            .try_for_each(|pair| self.verify_reuse(pair))?;
+        self.verify_reuse()?;
         self.verify_order()
     }
 
@@ -218,13 +217,15 @@ impl Dag {
                 .chain(&t.writes)
                 .try_for_each(|&id| buffer(id, &place))?;
             t.after.iter().try_for_each(|&id| task(id, &place))?;
-            let mut rerun = t.rerun.iter().flat_map(|rerun| &rerun.reads);
-            if let Some(&id) = rerun.find(|id| !t.reads.contains(id)) {
-                buffer(id, &place)?;
-                return Err(DagError::RerunReads {
-                    task: t.name.clone(),
-                    buffer: self.buffer_name(id).to_owned(),
-                });
+            if let Some(rerun) = &t.rerun {
+                let reads: FxHashSet<BufferId> = t.reads.iter().copied().collect();
+                if let Some(&id) = rerun.reads.iter().find(|id| !reads.contains(id)) {
+                    buffer(id, &place)?;
+                    return Err(DagError::RerunReads {
+                        task: t.name.clone(),
+                        buffer: self.buffer_name(id).to_owned(),
+                    });
+                }
             }
         }
         for (i, pair) in self.may_reuse.iter().enumerate() {
@@ -304,60 +305,80 @@ impl Dag {
         }
     }
 
-    fn verify_reuse(&self, pair: &MayReuse) -> Result<(), DagError> {
-        let task = &self.tasks[pair.task.index()];
+    fn verify_reuse(&self) -> Result<(), DagError> {
+        let mut reads: FxHashSet<(TaskId, BufferId)> = FxHashSet::default();
+        let mut writes = reads.clone();
+        let tasks: FxHashSet<TaskId> = self.may_reuse.iter().map(|pair| pair.task).collect();
+        for id in tasks {
+            let task = &self.tasks[id.index()];
+            reads.extend(task.reads.iter().map(|&buffer| (id, buffer)));
+            writes.extend(task.writes.iter().map(|&buffer| (id, buffer)));
+        }
+        self.may_reuse
+            .iter()
+            .try_for_each(|pair| self.verify_pair(pair, &reads, &writes))
+    }
+
+    /// Checks a pair, given the buffers that tasks with pairs read and write.
+    fn verify_pair(
+        &self,
+        pair: &MayReuse,
+        reads: &FxHashSet<(TaskId, BufferId)>,
+        writes: &FxHashSet<(TaskId, BufferId)>,
+    ) -> Result<(), DagError> {
         let (source, target) = (
             &self.buffers[pair.from.index()],
             &self.buffers[pair.to.index()],
         );
-        let (name, from, to) = (task.name.clone(), source.name.clone(), target.name.clone());
+        let task = || self.task_name(pair.task).to_owned();
+        let (from, to) = (|| source.name.clone(), || target.name.clone());
         if pair.from == pair.to {
             return Err(DagError::ReuseItself {
-                task: name,
-                buffer: from,
+                task: task(),
+                buffer: from(),
             });
         }
-        if !task.writes.contains(&pair.to) {
+        if !writes.contains(&(pair.task, pair.to)) {
             return Err(DagError::ReuseNotWritten {
-                task: name,
-                from,
-                to,
+                task: task(),
+                from: from(),
+                to: to(),
             });
         }
-        if !task.reads.contains(&pair.from) || task.writes.contains(&pair.from) {
+        if !reads.contains(&(pair.task, pair.from)) || writes.contains(&(pair.task, pair.from)) {
             return Err(DagError::ReuseNotRead {
-                task: name,
-                from,
-                to,
+                task: task(),
+                from: from(),
+                to: to(),
             });
         }
         if target.live_in {
             return Err(DagError::ReuseIntoInput {
-                task: name,
-                from,
-                to,
+                task: task(),
+                from: from(),
+                to: to(),
             });
         }
         if source.live_out {
             return Err(DagError::ReuseOfOutput {
-                task: name,
-                from,
-                to,
+                task: task(),
+                from: from(),
+                to: to(),
             });
         }
         if source.space != target.space {
             return Err(DagError::ReuseAcross {
-                task: name,
-                from,
-                to,
+                task: task(),
+                from: from(),
+                to: to(),
             });
         }
         if target.bytes > source.bytes {
             return Err(DagError::ReuseTooSmall {
-                task: name,
-                from,
+                task: task(),
+                from: from(),
                 from_bytes: source.bytes,
-                to,
+                to: to(),
                 to_bytes: target.bytes,
             });
         }

@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 mod bound;
+mod checkpoints;
 mod clock;
 mod combine;
 mod copy_planner;

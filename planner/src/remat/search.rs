@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::checkpoints::with_checkpoints;
 use super::clock::Clock;
 use super::copy_planner::CopyPlanner;
 use super::network::Network;
@@ -56,6 +57,12 @@ pub(super) fn search(
             best = FoundSchedule::of(&search.state);
         }
     }
+    // Repairs of a long schedule may take longer than there is time.
+    let spaced = search
+        .state
+        .is_long()
+        .then(|| search.with_checkpoints(&orders[0], clock))
+        .flatten();
     // Orders differ more than the methods to repair them. If there is no time for all combinations,
     // each order is tried once first.
     let ways = orders
@@ -85,6 +92,13 @@ pub(super) fn search(
         ));
         clock.tick();
     }
+    if let Some(spaced) = spaced.filter(|spaced| spaced.peak < best.peak) {
+        if spaced.peak <= budget && starts.is_empty() {
+            starts.push(spaced);
+        } else {
+            best = spaced;
+        }
+    }
     if starts.is_empty() {
         search.squeeze(&mut best, clock);
         if best.peak > budget {
@@ -94,6 +108,9 @@ pub(super) fn search(
     }
     search.anneals(starts, orders, clock, 0.0)
 }
+
+/// The progress until which schedules with evenly spaced checkpoints are tried.
+const SPACED: f64 = 0.8;
 
 /// The part of an anneal's time that its start may take.
 const STARTING: f64 = 0.25;
@@ -202,6 +219,27 @@ impl<'n> Search<'n> {
         }
         self.repairer.budget = self.budget;
         self.found()
+    }
+
+    /// The schedule with evenly spaced checkpoints and the fewest of them that fits or, if none
+    /// does, the one with the smallest peak.
+    pub fn with_checkpoints(&mut self, order: &[u32], clock: &Clock) -> Option<FoundSchedule> {
+        let mut best: Option<FoundSchedule> = None;
+        let mut length = order.len() as u32 / 2;
+        while length >= order.len().isqrt() as u32 / 2 && clock.progress() < SPACED {
+            if let Some(order) = with_checkpoints(self.state.net, order, length) {
+                self.state.load(&order);
+                let peak = self.state.peak();
+                if best.as_ref().is_none_or(|best| peak < best.peak) {
+                    best = Some(FoundSchedule::of(&self.state));
+                }
+                if peak <= self.budget {
+                    break;
+                }
+            }
+            length = length * 2 / 3;
+        }
+        best
     }
 
     /// The current schedule.

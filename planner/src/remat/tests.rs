@@ -1,8 +1,11 @@
 //! The incrementally updated schedule state against a rebuilt one, on random networks whose
-//! computations make several values.
+//! computations make several values; and schedules with evenly spaced checkpoints.
 
+use super::checkpoints::with_checkpoints;
+use super::clock::{Clock, Limit};
 use super::network::{Computation, Network};
 use super::repair::Repairer;
+use super::search::Search;
 use super::state::ScheduleState;
 use slabwise_packer::random::Random;
 
@@ -114,4 +117,59 @@ fn incremental_updates_match_a_rebuilt_state() {
         inserts > 500 && removals > 100 && moves > 100 && fetches > 100,
         "{inserts} {removals} {moves} {fetches}"
     );
+}
+
+#[test]
+fn schedules_with_checkpoints_run_everything_in_order() {
+    let mut random = Random(4);
+    let mut repeats = 0;
+    for _ in 0..400 {
+        let net = network(&mut random, false);
+        let order: Vec<u32> = (0..=net.sink()).collect();
+        for length in 1..6 {
+            let Some(schedule) = with_checkpoints(&net, &order, length) else {
+                continue;
+            };
+            repeats += schedule.len() - order.len();
+            // Fails if a computation runs before its operands.
+            ScheduleState::new(&net, &schedule);
+            for &node in &order {
+                let runs = schedule.iter().filter(|&&other| other == node).count();
+                assert!(runs == 1 || runs > 1 && !net.once[node as usize]);
+            }
+        }
+    }
+    assert!(repeats > 1_000, "{repeats}");
+}
+
+/// A chain forward and, reading its values, backward, which takes minutes to repair.
+#[test]
+fn checkpoints_meet_budgets_on_very_long_chains() {
+    const LAYERS: u32 = 20_000;
+    let step = |i: u32| Computation {
+        bytes: u64::from(10 + i % 7),
+        cost: 1,
+        inputs: match i {
+            0 => vec![],
+            i if i <= LAYERS => vec![i - 1],
+            i => vec![2 * LAYERS - 1 - i, i - 1],
+        },
+        ..Computation::default()
+    };
+    let computations = (0..2 * LAYERS).map(step).collect();
+    let net = Network::new(computations, Vec::new(), vec![2 * LAYERS - 1]);
+    let order = net.program_order();
+    let peak = ScheduleState::new(&net, &order).peak();
+    for (part, most) in [(0.02, 1.5), (0.3, 1.5), (0.6, 1.3)] {
+        let budget = (peak as f64 * part) as i64;
+        let mut search = Search::new(&net, &order, budget, 0);
+        let found = search.with_checkpoints(&order, &Clock::new(Limit::Rounds(1)));
+        let found = found.expect("few repeats");
+        let cost = found.cost as f64 / net.base_cost as f64;
+        assert!(
+            found.peak <= budget && cost <= most,
+            "{part}: {} of {budget} bytes, {cost}",
+            found.peak
+        );
+    }
 }

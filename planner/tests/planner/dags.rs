@@ -2,8 +2,8 @@
 //! expected plans.
 
 use slabwise_planner::{
-    Buffer, BufferId, Dag, DagError, Kind, Lifetime, MayReuse, Options, Plan, PlanError, Task,
-    TaskId, check, plan,
+    Buffer, BufferId, Dag, DagError, Kind, Lifetime, MayReuse, Options, Plan, PlanError, Rerun,
+    Task, TaskId, check, plan,
 };
 
 fn buffer(name: &str, bytes: u64) -> Buffer {
@@ -398,4 +398,34 @@ fn text_and_dot_name_everything() {
     ] {
         assert!(dot.contains(line), "{line} in {dot}");
     }
+}
+
+/// One task whose operands may all be overwritten, and which reads all of them again when it is
+/// rerun. Searching a list for each of them would take minutes in a debug build.
+#[test]
+fn a_task_may_have_many_pairs() {
+    let mut dag = Dag::new();
+    let reads: Vec<BufferId> = (0..200_000)
+        .map(|_| {
+            dag.add_buffer(Buffer {
+                live_in: true,
+                ..buffer("read", 64)
+            })
+        })
+        .collect();
+    let to = dag.add_buffer(Buffer {
+        live_out: true,
+        ..buffer("written", 64)
+    });
+    let task = dag.add_task(Task {
+        rerun: Some(Rerun {
+            reads: reads.clone(),
+            workspace: 0,
+            cost: 1,
+        }),
+        ..Task::new("task", &reads, &[to])
+    });
+    let pair = |&from: &BufferId| MayReuse { task, from, to };
+    dag.may_reuse = reads.iter().map(pair).collect();
+    assert_eq!(dag.verify(), Ok(()));
 }

@@ -8,7 +8,7 @@
 //! This changes the table only; the copies follow, in the order of the list, while the pool is
 //! locked against other use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slabwise_kernels::memory::Region;
 
@@ -40,6 +40,9 @@ struct Piece {
     /// The stream whose work orders the bytes.
     stream: Stream,
 }
+
+/// Free blocks by their size: bytes and row.
+type Gaps = BTreeSet<(u64, u32)>;
 
 /// The parts of the pool that moving changes.
 pub(crate) struct Ground<'a> {
@@ -139,54 +142,34 @@ impl Ground<'_> {
             }
         }
         windows.sort_unstable();
-        let free: Vec<(u64, u32)> = runs
-            .iter()
-            .flatten()
-            .filter(|p| p.live == 0)
-            .map(|p| (p.bytes, p.row))
-            .collect();
-        windows
-            .into_iter()
-            .take(WINDOWS)
-            .find_map(|(_, at, start, end)| self.empty(&runs[at][start..end], &free, stream))
+        windows.truncate(WINDOWS);
+        // The free blocks, for windows all of whose blocks are the stream's and for others: a block
+        // moves to memory that no stream uses, or that the same stream uses.
+        let free = || runs.iter().flatten().filter(|p| p.live == 0);
+        let gaps = |alike: bool| -> Gaps {
+            let usable = |p: &&Piece| {
+                self.streams.is_done(&self.table[p.row]) || (alike && p.stream == stream)
+            };
+            free().filter(usable).map(|p| (p.bytes, p.row)).collect()
+        };
+        let mut gaps = [gaps(false), gaps(true)];
+        let (window, chosen) = windows.into_iter().find_map(|(_, at, start, end)| {
+            let window = &runs[at][start..end];
+            let alike = window.iter().all(|p| p.live == 0 || p.stream == stream);
+            Some((window, fit(window, &mut gaps[usize::from(alike)])?))
+        })?;
+        Some(self.empty(window, chosen))
     }
 
-    /// Moves the blocks of a window into free blocks outside of it, if they all fit; the largest
-    /// first, each into the smallest.
-    fn empty(
-        &mut self,
-        window: &[Piece],
-        free: &[(u64, u32)],
-        stream: Stream,
-    ) -> Option<Vec<Move>> {
-        let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
-        blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
-        let alike = blocks.iter().all(|p| p.stream == stream);
-        let mut gaps: BTreeMap<(u64, u32), u64> = free
-            .iter()
-            .filter(|(_, row)| window.iter().all(|p| p.row != *row))
-            .filter(|(_, row)| {
-                self.streams.is_done(&self.table[*row])
-                    || (alike && self.table[*row].stream == stream)
-            })
-            .map(|&(bytes, row)| ((bytes, row), 0))
-            .collect();
-        // A trial first: the gap that each block would move to.
-        let mut chosen = Vec::with_capacity(blocks.len());
-        for block in &blocks {
-            let (&(bytes, gap), &used) = gaps.range((block.bytes, 0)..).next()?;
-            gaps.remove(&(bytes, gap));
-            if bytes > block.bytes {
-                gaps.insert((bytes - block.bytes, gap), used + block.bytes);
-            }
-            chosen.push((gap, used));
-        }
+    /// Moves the blocks of a window to the gaps chosen for them, the largest first.
+    fn empty(&mut self, window: &[Piece], chosen: Vec<u32>) -> Vec<Move> {
+        let blocks = largest_first(window);
         // A gap is filled from its start in the order in which it was chosen, so its rest is the
         // row behind.
         let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
         let mut moves = Vec::with_capacity(blocks.len());
         let mut left = Vec::with_capacity(blocks.len());
-        for (block, (gap, _)) in blocks.iter().zip(chosen) {
+        for (block, gap) in blocks.iter().zip(chosen) {
             let place = rest_of.get(&gap).copied().unwrap_or(gap);
             self.chain.claim(self.table, place, block.bytes);
             rest_of.insert(gap, self.table[place].after);
@@ -206,7 +189,7 @@ impl Ground<'_> {
                 (owner, self.streams.submit(owner));
             self.chain.give(self.table, self.streams, row);
         }
-        Some(moves)
+        moves
     }
 
     /// The blocks inside a page move with it.
@@ -281,6 +264,46 @@ impl Ground<'_> {
         }
         moves
     }
+}
+
+/// The live pieces of a window, the largest first.
+fn largest_first(window: &[Piece]) -> Vec<Piece> {
+    let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
+    blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
+    blocks
+}
+
+/// The gaps outside of a window that its blocks move to, if they all fit; the largest first, each
+/// into the smallest. Leaves `gaps` as they were.
+fn fit(window: &[Piece], gaps: &mut Gaps) -> Option<Vec<u32>> {
+    // The changes of `gaps`: entries and whether they were added.
+    let mut changes: Vec<((u64, u32), bool)> = Vec::new();
+    for piece in window.iter().filter(|p| p.live == 0) {
+        let gap = (piece.bytes, piece.row);
+        if gaps.remove(&gap) {
+            changes.push((gap, false));
+        }
+    }
+    let mut choose = |block: Piece| {
+        let &(bytes, gap) = gaps.range((block.bytes, 0)..).next()?;
+        gaps.remove(&(bytes, gap));
+        changes.push(((bytes, gap), false));
+        let rest = (bytes - block.bytes, gap);
+        if rest.0 > 0 {
+            gaps.insert(rest);
+            changes.push((rest, true));
+        }
+        Some(gap)
+    };
+    let chosen = largest_first(window).into_iter().map(&mut choose).collect();
+    for (gap, is_added) in changes.into_iter().rev() {
+        if is_added {
+            gaps.remove(&gap);
+        } else {
+            gaps.insert(gap);
+        }
+    }
+    chosen
 }
 
 /// Calls `copy` for pieces of a move that do not overlap.

@@ -26,6 +26,8 @@ struct Inner {
     page: Option<u64>,
     holds_bytes: bool,
     arenas: BTreeMap<u32, Arena>,
+    /// The bytes of memory in all of them.
+    reserved: u64,
     next: u32,
     now: Duration,
     calls: u64,
@@ -47,8 +49,8 @@ struct Progress {
 #[derive(Debug, Default)]
 struct Arena {
     mapped: u64,
-    /// The page size of an address range, and which pages have memory.
-    pages: Option<(u64, Vec<bool>)>,
+    /// Of an address range: the runs of bytes that have memory, from start to end, no two adjacent.
+    runs: Option<BTreeMap<u64, u64>>,
     bytes: Vec<u8>,
 }
 
@@ -132,7 +134,7 @@ impl FakeDevice {
 
     /// Bytes of memory given out and not returned.
     pub fn reserved_bytes(&self) -> u64 {
-        self.lock().reserved()
+        self.lock().reserved
     }
 
     /// Reads bytes, of a device that holds them.
@@ -169,28 +171,21 @@ impl Arena {
         let Some(end) = region.offset.checked_add(region.bytes) else {
             return false;
         };
-        match &self.pages {
+        match &self.runs {
             None => end <= self.mapped,
-            Some((page, has)) => {
-                let pages = (region.offset / page) as usize..end.div_ceil(*page) as usize;
-                region.bytes == 0
-                    || has
-                        .get(pages)
-                        .is_some_and(|pages| pages.iter().all(|has| *has))
+            Some(runs) => {
+                let run = runs.range(..=region.offset).next_back();
+                region.bytes == 0 || run.is_some_and(|(_, &last)| end <= last)
             }
         }
     }
 }
 
 impl Inner {
-    fn reserved(&self) -> u64 {
-        self.arenas.values().map(|a| a.mapped).sum()
-    }
-
     fn free(&self) -> u64 {
         self.total
             .saturating_sub(self.used_elsewhere)
-            .saturating_sub(self.reserved())
+            .saturating_sub(self.reserved)
     }
 
     /// Whether a call for so many bytes succeeds.
@@ -212,6 +207,7 @@ impl Inner {
     fn add(&mut self, arena: Arena) -> u32 {
         let at = self.next;
         self.next += 1;
+        self.reserved += arena.mapped;
         self.arenas.insert(at, arena);
         at
     }
@@ -226,25 +222,39 @@ impl Inner {
             .arenas
             .get_mut(&pages.arena)
             .expect("an arena there is");
-        let (_, has) = arena.pages.as_mut().expect("only ranges are mapped");
-        let (from, to) = (
-            (pages.offset / page) as usize,
-            ((pages.offset + pages.bytes) / page) as usize,
-        );
-        if has.len() < to {
-            has.resize(to, false);
-        }
+        let runs = arena.runs.as_mut().expect("only ranges are mapped");
+        let (mut from, mut to) = (pages.offset, pages.offset + pages.bytes);
+        // The last run that begins before the end of the pages.
+        let last = runs.range(..to).next_back().map(|(&from, &to)| (from, to));
+        let (start, end) = last.unwrap_or_default();
         assert!(
-            has[from..to].iter().all(|has| *has != mapped),
+            from == to
+                || if mapped {
+                    end <= from
+                } else {
+                    start <= from && to <= end
+                },
             "{pages:?} is in part {} already",
             if mapped { "mapped" } else { "bare" }
         );
-        has[from..to].fill(mapped);
-        arena.mapped = if mapped {
-            arena.mapped + pages.bytes
-        } else {
-            arena.mapped - pages.bytes
-        };
+        if mapped {
+            if last.is_some() && end == from {
+                from = start;
+            }
+            to = runs.remove(&to).unwrap_or(to);
+            runs.insert(from, to);
+        } else if from < to {
+            runs.remove(&start);
+            let rest = [(start, from), (to, end)];
+            runs.extend(rest.into_iter().filter(|(from, to)| from < to));
+        }
+        for sum in [&mut arena.mapped, &mut self.reserved] {
+            *sum = if mapped {
+                *sum + pages.bytes
+            } else {
+                *sum - pages.bytes
+            };
+        }
         if mapped && holds_bytes {
             let end = (pages.offset + pages.bytes) as usize;
             arena.bytes.resize(arena.bytes.len().max(end), 0);
@@ -272,7 +282,7 @@ impl Source for &FakeDevice {
         };
         Ok(inner.add(Arena {
             mapped: bytes,
-            pages: None,
+            runs: None,
             bytes: held,
         }))
     }
@@ -280,10 +290,9 @@ impl Source for &FakeDevice {
     fn release(&mut self, arena: u32) {
         let mut inner = self.lock();
         inner.calls += 1;
-        assert!(
-            inner.arenas.remove(&arena).is_some(),
-            "arena {arena} was released twice"
-        );
+        let released = inner.arenas.remove(&arena);
+        let released = released.unwrap_or_else(|| panic!("arena {arena} was released twice"));
+        inner.reserved -= released.mapped;
     }
 
     fn range(&mut self, _bytes: u64) -> Option<Range> {
@@ -291,7 +300,7 @@ impl Source for &FakeDevice {
         let page = inner.page?;
         inner.calls += 1;
         let arena = inner.add(Arena {
-            pages: Some((page, Vec::new())),
+            runs: Some(BTreeMap::new()),
             ..Arena::default()
         });
         Some(Range {

@@ -139,6 +139,10 @@ pub(crate) enum Next {
 /// forever.
 const GROWN_MOST: u32 = 64;
 
+/// The divisor of the pool's bytes for the smallest request for which blocks are moved before the
+/// pool grows.
+const EARLY_PART: u64 = 1024;
+
 impl Heap {
     /// Advances a request as far as possible without a driver call.
     pub fn advance(&mut self, r: &mut Request) -> Next {
@@ -201,14 +205,18 @@ impl Heap {
             ),
             RetryStep::SearchAll => (RetryStep::EvictEarly, None),
             RetryStep::EvictEarly => {
-                // Enough memory for the request is free, but in pieces: moving bytes once is
-                // cheaper than keeping as many more from then on.
+                // Enough memory for a large request is free, but in pieces: moving bytes once is
+                // cheaper than keeping as many more from then on. For small ones it is not: they
+                // make the pool grow by little, and looking for blocks to move takes time for each
+                // block.
                 let free = self
                     .statistics
                     .pool_bytes
                     .saturating_sub(self.statistics.bytes_in_use);
-                let early =
-                    matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm) && free >= r.rounded;
+                let is_large = r.rounded >= self.statistics.pool_bytes / EARLY_PART;
+                let early = matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm)
+                    && is_large
+                    && free >= r.rounded;
                 let call = if early {
                     self.evict(r, r.rounded)
                 } else {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::lifetime::Lifetime;
 use crate::problem::{Gap, InPlace, Item, Placement, Problem, Space, Window};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -245,11 +245,8 @@ impl Reader {
             }
         }
         // The remaining items form cycles.
-        if let Some(follower) = self
-            .follows
-            .iter()
-            .find(|(item, _)| next.values().any(|left| left == item))
-        {
+        let left: FxHashSet<usize> = next.into_values().collect();
+        if let Some(follower) = self.follows.iter().find(|(item, _)| left.contains(item)) {
             return Err(CsvError::Follows {
                 line: line(follower.0),
                 id: follower.1.clone(),

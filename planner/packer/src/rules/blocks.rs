@@ -189,6 +189,15 @@ impl Blocks {
         self.overlaps(problem)
     }
 
+    /// The blocks of each space.
+    pub(super) fn by_space(&self, problem: &Problem) -> Vec<Vec<&Block>> {
+        let mut spaces = vec![Vec::new(); problem.spaces.len().max(1)];
+        for block in &self.list {
+            spaces[block.space].push(block);
+        }
+        spaces
+    }
+
     /// Checks whether items at given distances need the same bytes at the same time.
     fn overlaps(&self, problem: &Problem) -> Result<(), ProblemError> {
         let mut alias = vec![usize::MAX; problem.items.len()];
@@ -204,24 +213,18 @@ impl Blocks {
                 });
             }
         }
-        for space in 0..problem.spaces.len().max(1) {
-            let placed = self
-                .list
+        let pairs = self.fixed_pairs(problem);
+        for blocks in self.by_space(problem) {
+            let placed = blocks
                 .iter()
-                .filter(|block| block.space == space)
                 .filter_map(|block| Some((block, block.fixed?)));
             let rects: Vec<Rect> = placed
                 .flat_map(|(block, base)| block.rects.iter().map(move |rect| rect.above(base)))
                 .collect();
-            let pairs = if rects.is_empty() {
-                Vec::new()
-            } else {
-                self.fixed_pairs(problem)
-            };
             let clash = if pairs.is_empty() {
                 overlap(&disjoint(rects, &alias))
             } else {
-                self.clash(problem, &pairs, rects)
+                self.clash(problem, &pairs, rects, alias.clone())
             };
             if let Some((first, second, step)) = clash {
                 let offset = |item: usize| {
@@ -241,31 +244,47 @@ impl Blocks {
     }
 
     /// Two items of different blocks that need the same bytes at a step and are none of these
-    /// pairs.
+    /// pairs: a sweep over time, with the live rectangles sorted by their first bytes.
     fn clash(
         &self,
         problem: &Problem,
         pairs: &[usize],
-        mut rects: Vec<Rect>,
+        rects: Vec<Rect>,
+        mut alias: Vec<usize>,
     ) -> Option<(usize, usize, u64)> {
-        let both = |&pair: &usize| {
+        let mut permitted: FxHashSet<(usize, usize)> = FxHashSet::default();
+        for &pair in pairs {
             let InPlace { from, to } = problem.in_place[pair];
-            [(from, to), (to, from)]
-        };
-        let permitted: FxHashSet<(usize, usize)> = pairs.iter().flat_map(both).collect();
-        rects.sort_by_key(|rect| rect.start);
-        rects.iter().enumerate().find_map(|(at, a)| {
-            let same = |b: &&Rect| {
-                a.low < b.high && b.low < a.high && self.place[a.item].0 != self.place[b.item].0
+            permitted.extend([(from, to), (to, from)]);
+            // Rectangles that are joined with others lose their items.
+            (alias[from], alias[to]) = (usize::MAX, usize::MAX);
+        }
+        let mut rects = disjoint(rects, &alias);
+        rects.sort_by_key(|rect| rect.low);
+        let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * rects.len());
+        for (index, rect) in rects.iter().enumerate() {
+            events.extend([(rect.start, true, index), (rect.end, false, index)]);
+        }
+        events.sort_unstable();
+        let mut living = Highest::new(rects.len());
+        for (time, arrives, index) in events {
+            let rect = &rects[index];
+            if !arrives {
+                living.set(index, 0);
+                continue;
+            }
+            let clashes = |other: usize| {
+                let other = rects[other].item;
+                self.place[other].0 != self.place[rect.item].0
+                    && !permitted.contains(&(other, rect.item))
             };
-            let mut later = rects[at + 1..]
-                .iter()
-                .take_while(|b| b.start < a.end)
-                .filter(same);
-            later
-                .find(|b| !permitted.contains(&(a.item, b.item)))
-                .map(|b| (a.item, b.item, b.start))
-        })
+            let count = rects.partition_point(|other| other.low < rect.high);
+            if let Some(other) = living.find(1, count, rect.low, &clashes) {
+                return Some((rects[other].item, rect.item, time));
+            }
+            living.set(index, rect.high);
+        }
+        None
     }
 
     /// The permitted pairs whose items have the same fixed offset, as many as can be taken, earlier
@@ -293,6 +312,47 @@ impl Blocks {
             });
         }
         pairs
+    }
+}
+
+/// A list of numbers, first all 0, as a segment tree: node `n` has the larger number of its
+/// children `2n` and `2n + 1`; the leaves are the list.
+struct Highest(Vec<u64>);
+
+impl Highest {
+    fn new(count: usize) -> Self {
+        Highest(vec![0; 2 * count.next_power_of_two()])
+    }
+
+    fn set(&mut self, at: usize, number: u64) {
+        let mut node = self.0.len() / 2 + at;
+        self.0[node] = number;
+        while node > 1 {
+            node /= 2;
+            self.0[node] = self.0[2 * node].max(self.0[2 * node + 1]);
+        }
+    }
+
+    /// The first number below a node that is larger than `low`, among the first `count` of the
+    /// list, and wanted.
+    fn find(
+        &self,
+        node: usize,
+        count: usize,
+        low: u64,
+        wanted: &impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let leaves = self.0.len() / 2;
+        let below = leaves.ilog2() - node.ilog2();
+        let first = (node << below) - leaves;
+        if self.0[node] <= low || first >= count {
+            return None;
+        }
+        if below == 0 {
+            return Some(first).filter(|&at| wanted(at));
+        }
+        self.find(2 * node, count, low, wanted)
+            .or_else(|| self.find(2 * node + 1, count, low, wanted))
     }
 }
 

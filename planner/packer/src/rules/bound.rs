@@ -7,7 +7,7 @@
 
 use super::blocks::{Block, Blocks};
 use crate::lifetime::Lifetime;
-use crate::problem::{Item, Problem};
+use crate::problem::{InPlace, Item, Problem};
 use crate::rects::union;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -125,28 +125,31 @@ fn loads<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<Load> {
 /// no pair joined.
 pub(super) fn lower_bounds(problem: &Problem, blocks: &Blocks) -> Vec<u64> {
     let unit = problem.unit();
-    (0..problem.spaces.len().max(1))
-        .map(|space| lower_bound(problem, blocks, space, unit))
-        .collect()
-}
-
-fn lower_bound(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> u64 {
-    let mine = || {
-        blocks
-            .list
-            .iter()
-            .filter(|block| block.space == space && !block.rects.is_empty())
+    let mut pairs = vec![Vec::new(); problem.spaces.len().max(1)];
+    for pair in &problem.in_place {
+        pairs[blocks.list[blocks.place[pair.from].0 as usize].space].push(*pair);
+    }
+    let lower_bound = |(mine, pairs): (Vec<&Block>, Vec<InPlace>)| {
+        let mine = || mine.iter().filter(|block| !block.rects.is_empty());
+        let highest = mine()
+            .map(|block| block.lowest().saturating_add(block.size))
+            .max()
+            .unwrap_or(0);
+        let savings = savings(problem, blocks, &pairs, unit);
+        fullest(&loads(mine().copied()), unit, &savings).max(highest)
     };
-    let highest = mine()
-        .map(|block| block.lowest().saturating_add(block.size))
-        .max()
-        .unwrap_or(0);
-    fullest(&loads(mine()), unit, &savings(problem, blocks, space, unit)).max(highest)
+    let spaces = blocks.by_space(problem).into_iter().zip(pairs);
+    spaces.map(lower_bound).collect()
 }
 
-/// For each step the bytes that pairs computed in place could save there, if every donor and every
-/// recipient had its best partner: summed over donors or over recipients, whichever is less.
-fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHashMap<u64, u64> {
+/// For each step the bytes that these pairs computed in place could save there, if every donor and
+/// every recipient had its best partner: summed over donors or over recipients, whichever is less.
+fn savings(
+    problem: &Problem,
+    blocks: &Blocks,
+    pairs: &[InPlace],
+    unit: u64,
+) -> FxHashMap<u64, u64> {
     // The bytes of an item at a step.
     let bytes = |item: usize, step: u64| {
         let block = &blocks.list[blocks.place[item].0 as usize];
@@ -162,11 +165,7 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHas
     };
     let mut donors: FxHashMap<(u64, usize), u64> = FxHashMap::default();
     let mut recipients = donors.clone();
-    for pair in problem
-        .in_place
-        .iter()
-        .filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space)
-    {
+    for pair in pairs {
         let step = problem.items[pair.to].life.start;
         let saved = bytes(pair.from, step).min(bytes(pair.to, step));
         for (sides, item) in [(&mut donors, pair.from), (&mut recipients, pair.to)] {

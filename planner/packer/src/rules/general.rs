@@ -8,7 +8,7 @@
 
 use super::blocks::{Blocks, free_to_join};
 use crate::method::{Method, Rank};
-use crate::plain::portfolio::Budget;
+use crate::plain::portfolio::{Budget, Plain, pack_plain};
 use crate::plain::sections::Sections;
 use crate::problem::{Item, Problem};
 use crate::random::Random;
@@ -111,12 +111,14 @@ impl<'a> General<'a> {
             }));
             first_rect.push(rects.len() as u32);
         }
+        let mut is_joined = vec![false; problem.in_place.len()];
+        joined.iter().for_each(|&pair| is_joined[pair] = true);
         let mut pairs = vec![Vec::new(); problem.items.len()];
         for (index, pair) in problem
             .in_place
             .iter()
             .enumerate()
-            .filter(|(index, _)| !joined.contains(index))
+            .filter(|(index, _)| !is_joined[*index])
         {
             pairs[pair.from].push(index);
             pairs[pair.to].push(index);
@@ -155,10 +157,12 @@ impl<'a> General<'a> {
         }
     }
 
-    /// The best of several orders; stops at the budget's goal. At least one pass is always
-    /// completed.
+    /// The best of the packing of hulls and of several orders; stops at the budget's goal.
     pub(super) fn orders(&mut self, budget: &Budget) -> (PassResult, Vec<u32>) {
-        let mut best: Option<(PassResult, Vec<u32>)> = None;
+        let first = self.around(budget);
+        let mut order: Vec<u32> = (0..self.blocks.list.len() as u32).collect();
+        order.sort_by_key(|&block| first.bases[block as usize]);
+        let mut best = (first, order);
         let in_place = self.pairs.iter().any(|pairs| !pairs.is_empty());
         let first_come: &[bool] = if in_place { &[true, false] } else { &[false] };
         let mut tries: Vec<(Vec<u32>, Policy, Method)> = Vec::new();
@@ -200,15 +204,76 @@ impl<'a> General<'a> {
             }
         }
         for (order, policy, method) in tries {
-            let limit = best.as_ref().map(|(best, _)| best.height);
-            if limit.is_some_and(|limit| limit <= budget.goal || budget.is_over()) {
+            let limit = best.0.height;
+            if limit <= budget.goal || budget.is_over() {
                 break;
             }
             if let Ok(placed) = self.pass(&order, policy, method, limit, budget) {
-                best = Some((placed, order));
+                best = (placed, order);
             }
         }
-        best.expect("there is a rank, and a pass without a limit does not fail")
+        best
+    }
+
+    /// The plain packing of the hulls of all blocks that are not fixed. Those that it places on
+    /// bytes of fixed blocks are packed again above all others; if that is not lower, all are
+    /// packed above the fixed ones. Unlike a pass, it takes little time however many blocks live at
+    /// once.
+    fn around(&mut self, budget: &Budget) -> PassResult {
+        let blocks = &self.blocks.list;
+        let plain = |free: &[usize]| {
+            let hull = |&index: &usize| Item {
+                life: blocks[index].life,
+                size: blocks[index].residue + blocks[index].size,
+                align: blocks[index].align,
+            };
+            let budget = Budget {
+                effort: 0,
+                ..*budget
+            };
+            pack_plain(&Problem::new(free.iter().map(hull).collect()), &budget)
+        };
+        let coarsest = blocks.iter().map(|block| block.align).fold(1, u64::max);
+        // The height with these hulls above other blocks; they begin at the alignment of all.
+        let above = |height: u64, hulls: &Plain| match hulls.height {
+            0 => Some(height),
+            more => height.checked_next_multiple_of(coarsest)?.checked_add(more),
+        };
+        let free: Vec<usize> = (0..blocks.len())
+            .filter(|&index| blocks[index].fixed.is_none())
+            .collect();
+        let hulls = plain(&free);
+        let fixed_height = self.put_fixed();
+        let mut bases: Vec<u64> = self.base.iter().map(|base| base.unwrap_or(0)).collect();
+        let (mut height, mut moved) = (fixed_height, Vec::new());
+        for (&index, offset) in free.iter().zip(&hulls.offsets) {
+            bases[index] = blocks[index].residue + offset;
+            if !budget.is_over() && self.fits(index, bases[index]) {
+                height = height.max(bases[index] + blocks[index].size);
+            } else {
+                moved.push(index);
+            }
+        }
+        let again = (moved.len() < free.len())
+            .then(|| plain(&moved))
+            .filter(|again| {
+                above(height, again).is_some_and(|top| Some(top) <= above(fixed_height, &hulls))
+            });
+        if again.is_none() {
+            self.put_fixed();
+            (height, moved) = (fixed_height, free);
+        }
+        let top = again.as_ref().unwrap_or(&hulls);
+        let from = height.checked_next_multiple_of(coarsest);
+        for (&index, offset) in moved.iter().zip(&top.offsets) {
+            bases[index] = from.unwrap_or(height) + blocks[index].residue + offset;
+        }
+        PassResult {
+            bases,
+            height: above(height, top).expect("verified: blocks above the fixed ones fit 64 bits"),
+            taken: self.all_taken(),
+            method: hulls.method,
+        }
     }
 
     /// Improves the best order until the effort or the time is spent or the goal is reached.
@@ -222,16 +287,11 @@ impl<'a> General<'a> {
                 in_place: random.below(2) == 0,
                 as_given: false,
             };
-            let (end, result) = match self.pass(
-                &order,
-                policy,
-                Method::SqueakyWheel,
-                Some(best.height),
-                budget,
-            ) {
-                Ok(placed) => (order.len(), Some(placed)),
-                Err(at) => (at, None),
-            };
+            let (end, result) =
+                match self.pass(&order, policy, Method::SqueakyWheel, best.height, budget) {
+                    Ok(placed) => (order.len(), Some(placed)),
+                    Err(at) => (at, None),
+                };
             left = left.saturating_sub(end as u64 + 1);
             if let Some(placed) = result {
                 best = placed;
@@ -318,53 +378,62 @@ impl<'a> General<'a> {
 
     /// Places the fixed blocks and then all others in this order. Fails with the position of the
     /// block whose top would not stay below the limit, or of the one at which the time was over.
-    /// Without a limit it does not fail: when the time is over, the remaining blocks are stacked on
-    /// top.
     fn pass(
         &mut self,
         order: &[u32],
         policy: Policy,
         method: Method,
-        limit: Option<u64>,
+        limit: u64,
         budget: &Budget,
     ) -> Result<PassResult, usize> {
-        self.clear();
-        let mut height = 0;
+        let mut height = self.put_fixed();
         let blocks = self.blocks;
-        for (index, block) in blocks.list.iter().enumerate() {
-            if let Some(base) = block.fixed {
-                let fits = self.fits(index, base);
-                debug_assert!(fits, "verified: fixed blocks do not overlap");
-                self.put(index, base);
-                height = height.max(base + block.size);
-            }
-        }
         for (at, &index) in order.iter().enumerate() {
             let (index, block) = (index as usize, &blocks.list[index as usize]);
             if block.fixed.is_some() {
                 continue;
             }
-            let base = match (budget.is_over(), limit) {
-                (true, Some(_)) => return Err(at),
-                (true, None) => at_least(height, block.align, block.residue),
-                (false, _) => self.choose(index, policy, height),
-            };
+            if budget.is_over() {
+                return Err(at);
+            }
+            let base = self.choose(index, policy, height);
             let top = base + block.size;
-            if limit.is_some_and(|limit| top >= limit) {
+            if top >= limit {
                 return Err(at);
             }
             self.put(index, base);
             height = height.max(top);
         }
         let bases = self.base.iter().map(|base| base.unwrap_or(0)).collect();
-        let mut taken: Vec<usize> = self.taken.iter().chain(self.joined).copied().collect();
-        taken.sort_unstable();
         Ok(PassResult {
             bases,
             height,
-            taken,
+            taken: self.all_taken(),
             method,
         })
+    }
+
+    /// The pairs computed in place, those that are joined among them.
+    fn all_taken(&self) -> Vec<usize> {
+        let mut taken: Vec<usize> = self.taken.iter().chain(self.joined).copied().collect();
+        taken.sort_unstable();
+        taken
+    }
+
+    /// Removes all blocks and places the fixed ones; returns their height.
+    fn put_fixed(&mut self) -> u64 {
+        self.clear();
+        let mut height = 0;
+        let blocks = self.blocks;
+        for (index, block) in blocks.list.iter().enumerate() {
+            if let Some(base) = block.fixed {
+                // Their pairs are taken already.
+                debug_assert!(self.fits(index, base), "verified: fixed blocks are apart");
+                self.put(index, base);
+                height = height.max(base + block.size);
+            }
+        }
+        height
     }
 
     fn clear(&mut self) {

@@ -2,6 +2,7 @@
 
 mod alignments;
 mod extremes;
+mod large;
 mod mutations;
 mod oracle;
 mod properties;

@@ -10,6 +10,8 @@ mod lifetimes;
 mod pickle;
 mod rmm;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::time::{Duration, Instant};
 
