@@ -576,3 +576,21 @@ fn long_values_of_indices() {
         .collect();
     assert_eq!(optimized[0], expected);
 }
+
+/// A number that does not equal itself.
+#[test]
+fn constants_that_are_not_numbers() {
+    let x = ArrayD::from_shape_vec(IxDyn(&[3]), vec![-1.0f32, 0.5, 2.0]).expect("3");
+    for result in outputs_of(
+        |trace| {
+            let x = trace.input("x", DType::F32, (3,));
+            vec![x.gt(0.0).select(x, f32::NAN).square()]
+        },
+        &[&x],
+    ) {
+        assert!(
+            result[0][0].is_nan() && result[0][1..] == [0.25, 4.0],
+            "{result:?}"
+        );
+    }
+}
