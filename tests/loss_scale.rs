@@ -167,7 +167,7 @@ fn skipped_steps_are_not_counted() {
             (1.0, 2.0),
             (f32::NAN, 2.0),
         ] {
-            session.run(&step, &ndarray::arr0(boost)).expect("a step");
+            session.run(&step, ndarray::arr0(boost)).expect("a step");
             let count = session.value("optim.step").expect("a counter")[[]];
             assert_eq!(count, expected, "after a step of {boost}, {read_first}");
         }

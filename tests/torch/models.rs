@@ -180,6 +180,7 @@ const LLAMA: Llama = Llama {
     base: 500.0,
     scaling: RopeScaling::None,
     eps: 1e-5,
+    ..Llama::SMALL
 };
 
 #[test]

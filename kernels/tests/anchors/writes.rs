@@ -451,7 +451,7 @@ fn two_results_in_one_region_are_refused() {
     let mut memory = Memory::new();
     let [x, y] = [16, 16].map(|bytes| memory.reserve(bytes).expect("memory"));
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
-    let args = [x, y.clone(), y];
+    let args = [x, y, y];
     let _ = kernel.run(
         &mut memory,
         &args,
