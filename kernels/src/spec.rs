@@ -24,6 +24,7 @@ pub use quantized::{Quantization, QuantizedMatmul};
 pub use scan::{Argument, Call, Located, Place, Scan, Scratch, Slot};
 pub use select::{NonMaxSuppression, Nonzero, Sort};
 use smallvec::SmallVec;
+pub(crate) use verify::check_lengths;
 pub use verify::check_operand;
 
 use crate::dtype::{DType, Lane};

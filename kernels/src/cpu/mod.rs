@@ -32,7 +32,7 @@ use crate::collective::{Exchange, Transport, TransportError};
 use crate::memory::{Memory, Region};
 use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::spec::{Access, Body, Collective, Dims, MAX_ARGUMENTS, Operand, Spec};
+use crate::spec::{Access, Body, Collective, Dims, MAX_ARGUMENTS, Operand, Spec, check_lengths};
 pub use crate::spec::{MAX_AXES, SpecError};
 
 /// The machine that kernels are prepared for.
@@ -166,7 +166,6 @@ impl Kernel {
             )));
         }
         spec.check_anchor()?;
-        spec.check_lengths()?;
         if spec.reduced > 0 && spec.body != Body::Loop {
             return Err(SpecError::unsupported(
                 "sums in the epilogue of a product, which CUDA alone has kernels for",
@@ -209,6 +208,7 @@ impl Kernel {
             Body::Collective(_) => Prepared::Collective,
         };
         let arguments = spec.arguments();
+        check_lengths(&arguments)?;
         Ok(Kernel {
             spec,
             arguments,

@@ -3,9 +3,9 @@
 
 use super::analysis::contiguous_strides;
 use super::{
-    Body, Collective, CollectiveOp, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS,
-    MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrefixOp, PrefixReduce, PrologueError,
-    ReduceOp, Scatter, SliceAssign, Spec, SpecError, Window,
+    Access, Body, Collective, CollectiveOp, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES,
+    MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrefixOp, PrefixReduce,
+    PrologueError, ReduceOp, Scatter, SliceAssign, Spec, SpecError, Window,
 };
 use crate::dtype::{DType, Lane};
 use crate::size::{Env, Size};
@@ -46,6 +46,18 @@ pub fn check_operand(
         });
     }
     Ok(())
+}
+
+/// Fails if a length of an argument's space falls as a symbol grows: workspaces are those of the
+/// bound.
+pub(crate) fn check_lengths(arguments: &[(Operand, Dims, Access)]) -> Result<(), SpecError> {
+    let mut lengths = arguments.iter().flat_map(|(_, space, _)| space);
+    match lengths.find(|length| length.parts().0 < 0) {
+        Some(length) => Err(SpecError::unsupported(format!(
+            "the length {length:?} falls as its symbols grow"
+        ))),
+        None => Ok(()),
+    }
 }
 
 impl Spec {
@@ -271,18 +283,6 @@ impl Spec {
                 space: assign.space.to_vec(),
                 dims: self.dims.to_vec(),
             })
-        }
-    }
-
-    /// Fails if a length falls as a symbol grows: workspaces are those of the bound.
-    pub(crate) fn check_lengths(&self) -> Result<(), SpecError> {
-        let arguments = self.arguments();
-        let mut lengths = arguments.iter().flat_map(|(_, space, _)| space);
-        match lengths.find(|length| length.parts().0 < 0) {
-            Some(length) => Err(SpecError::unsupported(format!(
-                "the length {length:?} falls as its symbols grow"
-            ))),
-            None => Ok(()),
         }
     }
 
