@@ -59,7 +59,7 @@ fn logits(sizes: Llama, weights: &Weights, rules: &Rules, x: &ArrayD<i32>) -> [A
     session.load_from(weights, rules).expect("it fits");
     let [all] = session.run(&whole, (x,)).expect("it runs");
     let all = all.array::<f32>().expect("f32");
-    session.set_value(CACHED, &arr0(0.0f32)).expect("a scalar");
+    session.set_value(CACHED, &arr0(0)).expect("a scalar");
     let mut steps = Vec::new();
     let x = x.view().into_dimensionality::<Ix2>().expect("two axes");
     for end in PROMPT..=length {

@@ -166,8 +166,8 @@ pub(crate) struct Matmul {
     isa: Isa,
     micro: &'static Micro,
     threads: usize,
-    /// See [`may_split`].
-    may_split: bool,
+    /// See [`blocks`].
+    blocks: usize,
     limits: &'static Limits,
     layout: Layout,
     /// Whether [`small`] computes it.
@@ -200,14 +200,13 @@ impl Matmul {
         let size = |s: Size| s.usize_at(bound);
         let (m, n) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]));
         let k = [size(body.k), body.k.usize_at(whole)];
-        let may_split = may_split(spec, body);
         let groups = spec.dims[..rank - 2]
             .iter()
             .fold(1usize, |p, &d| p.saturating_mul(size(d)));
         let threads = workers([groups, m, n, k[1]], config);
-        let fewest = |m: usize, n: usize| blocks(may_split, groups, m, n);
+        let blocks = blocks(spec, body, [groups, m, n]);
         let sums_stay = code.only_stores() && sums_stay(spec, body, micro);
-        let is_whole = splits(fewest(m, n), k[1].div_ceil(KC)) == 1;
+        let is_whole = splits(blocks, k[1].div_ceil(KC)) == 1;
         let layout = |limits: &Limits, swaps: bool| Layout {
             left_stays: swaps
                 || (groups == 1
@@ -222,9 +221,8 @@ impl Matmul {
                 if small {
                     return small::space([m, n, k[0]], micro);
                 }
-                let fewest = fewest(m, n);
                 let layout = (limits, layout(limits, swaps));
-                space([groups, m, n], k, fewest, threads, micro, layout)
+                space([groups, m, n], k, blocks, threads, micro, layout)
             };
             // See `run` for the cases of a single column and of swapped operands.
             let space = match spec.dims[rank - 1].as_fixed() {
@@ -269,7 +267,7 @@ impl Matmul {
             isa: config.isa,
             micro,
             threads,
-            may_split,
+            blocks,
             limits,
             layout: layout(limits, swapped.is_some() && !small),
             small,
@@ -296,7 +294,7 @@ impl Matmul {
         // A longer contracted axis makes no fewer splits.
         let k_blocks = body.k.usize_at(bound).div_ceil(KC);
         let open = usize::from(k_blocks > 1);
-        let parts = splits(blocks(self.may_split, groups, m, n), k_blocks) * (1 + open);
+        let parts = splits(self.blocks, k_blocks) * (1 + open);
         Some(MicroBatchLimits {
             unit: 1,
             sums: drive::sums(groups, m, n, parts, self.micro),
@@ -325,14 +323,6 @@ impl Matmul {
         // register, so the product is computed transposed, which changes neither a sum nor, with
         // one column, its position in the block.
         let transposed = n == 1 && !is_quantized(spec) || self.layout.swaps;
-        // Splits are those of the whole batch, of which this may be a slice.
-        let whole = |size: &Size| size.usize_at(launch.whole());
-        let (m_whole, n_whole) = match [whole(&sizes[0]), whole(&sizes[1])] {
-            [m, 1] if !is_quantized(spec) => (1, m),
-            [m, n] => (m, n),
-        };
-        let groups_whole = batch.iter().map(whole).product();
-        let blocks = blocks(self.may_split, groups_whole, m_whole, n_whole);
         if transposed {
             (m, n) = (n, m);
             (a, b) = (b.transposed(), a.transposed());
@@ -386,7 +376,7 @@ impl Matmul {
             sums: part.sums.cast(),
             last: part.last,
         });
-        let splits = splits(blocks, k_blocks.count());
+        let splits = splits(self.blocks, k_blocks.count());
         // The workspace is that of so many workers, even if the system has given fewer.
         let blocking = blocking(
             [m, n, slice.len()],
@@ -463,21 +453,19 @@ fn is_quantized(spec: &Spec) -> bool {
     matches!(spec.body, Body::QuantizedMatmul(_))
 }
 
-/// Whether the contracted axis may be split, into parts whose number follows from that of the blocks
-/// of the result and so from the number of rows. Where sums are in order, a row has the same bits
-/// beside any number of others, so only the gradient of a weight may be split: its rows are inputs of
-/// the layer, and examples lie along the contracted axis, apart in the left operand.
-fn may_split(spec: &Spec, body: &crate::spec::Matmul) -> bool {
+/// The blocks of the result by whose number the contracted axis is split; so many that it is not
+/// where it must not be. Their number follows from that of the rows: of one that varies it would
+/// differ from run to run, and where sums are in order, a row has the same bits beside any number of
+/// others. So only the gradient of a weight is split then: its rows are inputs of the layer, and
+/// examples lie along the contracted axis, apart in the left operand.
+fn blocks(spec: &Spec, body: &crate::spec::Matmul, [groups, m, n]: [usize; 3]) -> usize {
     let is_fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
     let of_weight = spec.dims.len() == 2 && !body.a.strides[1].is(1);
-    is_fixed && (!body.in_order || of_weight)
-}
-
-/// Blocks by which the contracted axis is split; so many that it is not if it may not be.
-fn blocks(may_split: bool, groups: usize, m: usize, n: usize) -> usize {
-    match may_split {
-        true => split_blocks(groups, m, n),
-        false => usize::MAX,
+    match n {
+        _ if !is_fixed || body.in_order && !of_weight => usize::MAX,
+        // A product of one column is computed transposed.
+        1 if !is_quantized(spec) => split_blocks(groups, 1, m),
+        _ => split_blocks(groups, m, n),
     }
 }
 
@@ -707,13 +695,13 @@ impl Limits {
     }
 }
 
-/// The buffers of sizes up to these; `k` of a slice and of the whole run; `fewest`: the least value
-/// of [`split_blocks`]. Smaller sizes, of which a block could have more columns, keep to
+/// The buffers of sizes up to these; `k` of a slice and of the whole run; `blocks`:
+/// see [`blocks`]. Smaller sizes, of which a block could have more columns, keep to
 /// [`Blocking::within`].
 fn space(
     [groups, m, n]: [usize; 3],
     [k, whole]: [usize; 2],
-    fewest: usize,
+    blocks: usize,
     threads: usize,
     micro: &Micro,
     (limits, layout): (&Limits, Layout),
@@ -758,14 +746,14 @@ fn space(
     }
     let resident = layout.left_stays || limits.resident(rows, k);
     let mut space = block(rows, limits.left, limits.acc(resident));
-    if splits(fewest, k_blocks) > 1 {
+    if splits(blocks, k_blocks) > 1 {
         let rows = m.min(MC);
         space = space.max(&block(rows, 0, rows * SPLIT_NC));
         // These sums pass from slice to slice.
         space.shared = if k < whole {
             0
         } else {
-            partial_space(m, n, fewest, k_blocks, micro)
+            partial_space(m, n, blocks, k_blocks, micro)
         };
     } else {
         // Threads share the result in blocks that may be smaller than the limit.

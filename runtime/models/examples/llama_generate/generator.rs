@@ -58,7 +58,7 @@ impl Generator {
 
     /// Reads a prompt of at least one token; the token that follows it.
     pub fn prompt(&mut self, tokens: &[i32]) -> Result<i32> {
-        self.session.set_value(CACHED, &arr0(0.0f32))?;
+        self.session.set_value(CACHED, &arr0(0))?;
         let Some((&last, before)) = tokens.split_last() else {
             return Ok(0);
         };
@@ -70,8 +70,7 @@ impl Generator {
                 let chunk = Array2::from_shape_fn((1, *length), token);
                 let [] = self.session.run(read, (&chunk,))?;
             }
-            let cached = arr0(before.len() as f32);
-            self.session.set_value(CACHED, &cached)?;
+            self.session.set_value(CACHED, &arr0(before.len() as i32))?;
         }
         self.next(last)
     }
