@@ -1,6 +1,6 @@
 //! Generates text with a decoder of the family of Llama, token by token from its cache.
 //!
-//! `cargo run --release --example llama_generate -- --model FOLDER --prompt "Once upon a time"`
+//! `cargo run --release -p slabwise-models --example llama_generate -- --model FOLDER --prompt TEXT`
 //!
 //! The folder is one of the Hugging Face hub, with `config.json`, `tokenizer.json` and
 //! `model.safetensors` or its shards, of the architecture `LlamaForCausalLM`, `MistralForCausalLM`,
@@ -8,7 +8,7 @@
 //! end. `--chat` asks a model that answers in ChatML. A tiny folder comes with the tests:
 //! `tests/data/hub/llama3`.
 //!
-//! `cargo run --release --example llama_generate -- --weights FILE --max-tokens 200`
+//! `cargo run --release -p slabwise-models --example llama_generate -- --weights FILE --max-tokens 200`
 //!
 //! prints the numbers of tokens instead, of a GGUF file, which has its own sizes, or of a file with
 //! the names of published checkpoints and the sizes of [`Llama::SMALL`]. Without `--weights` the
