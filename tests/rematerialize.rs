@@ -285,7 +285,7 @@ fn pinned_values_are_not_recomputed() {
         let made = graph
             .ids()
             .filter(|id| graph.origin(*id).phase == Phase::Recompute)
-            .map(|id| graph.node(id).op.name());
+            .map(|id| graph.node(id).op.name().to_owned());
         made.collect::<Vec<_>>()
     };
     // In a segment all inner values are recomputed; elsewhere only those that are cheap functions
@@ -293,7 +293,7 @@ fn pinned_values_are_not_recomputed() {
     for (operation, segment) in [("exp", true), ("tanh", false)] {
         let (made, kept) = (again("", segment), again(operation, segment));
         assert!(
-            made.contains(&operation) && !kept.contains(&operation),
+            made.iter().any(|op| op == operation) && kept.iter().all(|op| op != operation),
             "{operation}: {made:?}, kept {kept:?}"
         );
     }

@@ -9,7 +9,9 @@
 pub mod collective;
 pub mod copies;
 pub mod cpu;
+pub mod custom;
 pub mod dtype;
+mod element;
 pub mod expr;
 mod group;
 mod math;
@@ -19,4 +21,5 @@ pub mod random;
 pub mod scalar;
 pub mod size;
 pub mod spec;
+mod team;
 pub mod tree_sum;

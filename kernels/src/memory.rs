@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 
 use crate::collective::Exchanges;
 use crate::copies::Copies;
+pub use crate::element::Element;
+use crate::element::{as_elements, as_elements_mut};
 
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
 pub const ARENA_ALIGN: u64 = 4096;
@@ -64,36 +66,6 @@ impl Region {
 pub struct OutOfMemory {
     /// The requested bytes.
     pub bytes: u64,
-}
-
-/// Element types that bytes may be viewed as: every bit pattern is a value.
-pub trait Element: Copy + sealed::Sealed {
-    /// The storage type.
-    const DTYPE: crate::dtype::DType;
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for i32 {}
-    impl Sealed for u8 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-}
-impl Element for f32 {
-    const DTYPE: crate::dtype::DType = crate::dtype::DType::F32;
-}
-impl Element for half::f16 {
-    const DTYPE: crate::dtype::DType = crate::dtype::DType::F16;
-}
-impl Element for half::bf16 {
-    const DTYPE: crate::dtype::DType = crate::dtype::DType::BF16;
-}
-impl Element for i32 {
-    const DTYPE: crate::dtype::DType = crate::dtype::DType::I32;
-}
-impl Element for u8 {
-    const DTYPE: crate::dtype::DType = crate::dtype::DType::U8;
 }
 
 /// Memory that did not come from the allocator.
@@ -334,15 +306,8 @@ impl Memory {
     /// # Panics
     /// Those of [`Memory::bytes`], and if it is not aligned to whole elements.
     pub fn elements<T: Element>(&self, region: &Region) -> &[T] {
-        // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by
-        // `align_to`.
-        let (head, elements, tail) = unsafe { self.bytes(region).align_to::<T>() };
-        assert!(
-            head.is_empty() && tail.is_empty(),
-            "{region:?} is not whole {}",
-            T::DTYPE
-        );
-        elements
+        let elements = as_elements(self.bytes(region));
+        elements.unwrap_or_else(|| panic!("{region:?} is not whole {}", T::DTYPE))
     }
 
     /// The region as elements, to write.
@@ -350,14 +315,8 @@ impl Memory {
     /// # Panics
     /// Those of [`Memory::bytes_mut`], and if it is not aligned to whole elements.
     pub fn elements_mut<T: Element>(&mut self, region: &Region) -> &mut [T] {
-        // SAFETY: as for `elements`; `self` is borrowed exclusively.
-        let (head, elements, tail) = unsafe { self.bytes_mut(region).align_to_mut::<T>() };
-        assert!(
-            head.is_empty() && tail.is_empty(),
-            "{region:?} is not whole {}",
-            T::DTYPE
-        );
-        elements
+        let elements = as_elements_mut(self.bytes_mut(region));
+        elements.unwrap_or_else(|| panic!("{region:?} is not whole {}", T::DTYPE))
     }
 
     /// Copies one region to another of the same length.

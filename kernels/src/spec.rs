@@ -11,6 +11,7 @@ pub mod analysis;
 mod attention;
 mod collective;
 mod conv2d;
+mod custom;
 mod error;
 mod quantized;
 mod scan;
@@ -19,6 +20,7 @@ mod verify;
 
 pub use attention::{Attention, AttentionGrad, Scores};
 pub use collective::{Collective, CollectiveOp};
+pub use custom::{CUSTOM_INPUTS_MAX, Custom};
 pub use error::{PrologueError, SpecError};
 pub use quantized::{Quantization, QuantizedMatmul};
 pub use scan::{Argument, Call, Located, Place, Scan, Scratch, Slot};
@@ -181,6 +183,8 @@ pub enum Body {
     /// Whether each box is kept by non-maximum suppression; `dims` is one axis, of boxes in order
     /// of preference.
     NonMaxSuppression(NonMaxSuppression),
+    /// A function of the user.
+    Custom(Box<Custom>),
     /// Calls of kernels in a loop over steps. Writes its results itself: there is no `code`, and
     /// `dims` has no axes.
     Scan(Box<Scan>),
@@ -560,6 +564,7 @@ impl Body {
                 list.push((s.boxes.clone(), corners, Access::Read));
                 list.push((s.keep.clone(), dims.clone(), Access::Write));
             }
+            Body::Custom(custom) => list = custom.operands(dims),
             Body::Attention(attention) => list = attention.operands(dims),
             Body::AttentionGrad(grad) => list = grad.operands(dims),
             Body::Scan(scan) => list = scan.operands(),

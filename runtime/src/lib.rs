@@ -47,6 +47,7 @@ pub use session::{
 pub use shape::{Dim, Shape};
 pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;
+pub use slabwise_kernels::custom::{CustomKernel, CustomRun};
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::{Quantization, Window};
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};

@@ -8,6 +8,7 @@ mod arrange;
 mod assign;
 mod attention;
 mod conv;
+mod custom;
 mod dropout;
 mod einsum;
 mod elementwise;

@@ -243,6 +243,7 @@ impl Trace {
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
         scan::refuse_leaks(&mut building, &graph);
+        custom_gradient::refuse_missing_gradients(&mut building, &graph);
         for info in &graph.inputs {
             let Some(position) = info.donated_to else {
                 continue;

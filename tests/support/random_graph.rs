@@ -4,6 +4,7 @@
 //! Two implementations that round differently still agree closely, because discontinuous operations
 //! (comparisons, rounding, positions) are applied only to values without rounding.
 
+mod custom;
 mod scan;
 mod structural;
 mod writes;
@@ -264,7 +265,7 @@ impl Maker {
 
     /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(30) {
+        match self.rng.below(31) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -290,6 +291,7 @@ impl Maker {
             26 => self.scan(),
             27 => self.attention(),
             28 => self.quantized(),
+            29 => self.custom(),
             _ => self.effect(),
         }
     }

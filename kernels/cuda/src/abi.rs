@@ -66,7 +66,7 @@ impl Function {
     /// of the text.
     pub fn new(kind: &str, text: &str) -> Function {
         let name = format!("{kind}_{:016x}", digest(&[text]));
-        let source = text.replace("NAME", &name);
+        let source = text.replacen("NAME", &name, 1);
         Function { name, source }
     }
 

@@ -14,7 +14,7 @@ use crate::attention;
 use crate::gemm::plan::JOIN;
 use crate::lowered::Lowered;
 use crate::source::{
-    elementwise, gather, non_max_suppression, nonzero, pool, prefix_reduce, rows, scatter,
+    custom, elementwise, gather, non_max_suppression, nonzero, pool, prefix_reduce, rows, scatter,
     slice_assign, sort,
 };
 
@@ -62,6 +62,7 @@ fn generated(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::NonMaxSuppression(non_max_suppression) => {
             non_max_suppression::lower(spec, non_max_suppression, bounds, target)
         }
+        Body::Custom(of) => custom::lower(spec, of, bounds, target),
         Body::Scan(scan) => scan::lower(scan, bounds, target),
         Body::Collective(_) => Err(SpecError::unsupported(
             "ranks exchange bytes on the CPU only",

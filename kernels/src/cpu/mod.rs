@@ -3,6 +3,7 @@
 
 mod attention;
 mod conv2d;
+mod custom;
 mod gather;
 mod gemm;
 mod isa;
@@ -18,13 +19,12 @@ mod scatter;
 mod simd;
 mod slice_assign;
 mod sort;
-mod team;
 mod tile;
 
+pub use crate::team::Team;
 pub use isa::Isa;
 pub use loops::has_same_sums;
 pub use peak::Peak;
-pub use team::Team;
 
 use smallvec::SmallVec;
 
@@ -130,6 +130,8 @@ enum Prepared {
     Sort(sort::Sort),
     NonMaxSuppression(non_max_suppression::NonMaxSuppression),
     Scan(scan::Scan),
+    /// Its function is part of the spec.
+    Custom,
     /// It has no code: a transport runs it.
     Collective,
 }
@@ -204,6 +206,7 @@ impl Kernel {
             Body::NonMaxSuppression(_) => Prepared::NonMaxSuppression(
                 non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
             ),
+            Body::Custom(_) => Prepared::Custom,
             Body::Scan(_) => Prepared::Scan(scan::Scan::new(&spec, bound, config)?),
             Body::Collective(_) => Prepared::Collective,
         };
@@ -306,7 +309,7 @@ impl Kernel {
             Prepared::Sort(k) => k.workspace(),
             Prepared::NonMaxSuppression(k) => k.workspace(),
             Prepared::Scan(k) => k.workspace(),
-            Prepared::Collective => 0,
+            Prepared::Custom | Prepared::Collective => 0,
         }
     }
 
@@ -517,6 +520,7 @@ impl Kernel {
                 Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
                 Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
+                Prepared::Custom => custom::run(&self.spec, &launch),
                 Prepared::Scan(_) => unreachable!("launched by its calls"),
                 Prepared::Collective => panic!("a collective runs by Kernel::start_exchange"),
             }

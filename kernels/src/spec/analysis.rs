@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Access, Body, Dims, Inst, PoolKind, ReduceOp, Spec, Store, ValueId};
+use super::{Access, Body, Dims, Inst, Operand, PoolKind, ReduceOp, Spec, Store, ValueId};
 use crate::dtype::Lane;
 use crate::size::Size;
 
@@ -17,6 +17,14 @@ pub fn contiguous_strides(dims: &[Size]) -> Option<Dims> {
         stride = stride.checked_mul(dim)?;
     }
     Some(strides)
+}
+
+/// Whether the elements of an operand over a space follow each other in row-major order.
+pub fn is_contiguous(operand: &Operand, dims: &[Size]) -> bool {
+    contiguous_strides(dims).is_some_and(|strides| {
+        let mut axes = dims.iter().zip(&strides).zip(&operand.strides);
+        axes.all(|((dim, a), b)| a == b || dim.is(1))
+    })
 }
 
 impl Body {

@@ -1,7 +1,7 @@
 //! The verifier of specs: the rules that hold on every back end and for all sizes. Back ends refuse
 //! specs for further reasons ([`SpecError::Unsupported`]).
 
-use super::analysis::contiguous_strides;
+use super::analysis::is_contiguous;
 use super::{
     Access, Body, Collective, CollectiveOp, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES,
     MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d, Pool2dGrad, PoolKind, PrefixOp, PrefixReduce,
@@ -189,6 +189,7 @@ impl Spec {
                 check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
             }
+            Body::Custom(custom) => custom.check(self),
             Body::Scan(scan) => scan.check(self),
             Body::Collective(collective) => self.check_collective(collective),
         }
@@ -325,16 +326,10 @@ impl Spec {
         check_operand("the source", &collective.source, space.len(), types)?;
         let dtype = collective.source.dtype;
         check_operand("the result", &collective.result, dims.len(), &[dtype])?;
-        let contiguous = |operand: &Operand, dims: &[Size]| {
-            contiguous_strides(dims).is_some_and(|strides| {
-                let axes = dims.iter().zip(&strides).zip(&operand.strides);
-                axes.into_iter().all(|((dim, a), b)| a == b || dim.is(1))
-            })
-        };
         let rows = if is_sum { &space } else { dims };
         let whole = rows.first().is_some_and(|d| d.is(i64::from(ranks)))
-            && contiguous(&collective.source, &space)
-            && contiguous(&collective.result, dims);
+            && is_contiguous(&collective.source, &space)
+            && is_contiguous(&collective.result, dims);
         if ranks > 0 && collective.group.stride > 0 && whole {
             Ok(())
         } else {

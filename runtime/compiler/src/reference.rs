@@ -4,6 +4,7 @@
 //! planning, no kernels, no in-place updates. Sums accumulate in double precision and are rounded
 //! once.
 
+mod custom;
 mod double;
 mod scan;
 mod structural;
@@ -356,6 +357,7 @@ fn compute(
         | Op::Scan(_)
         | Op::ScanResult(_)
         | Op::Placeholder
+        | Op::NoGradient(_)
         | Op::Collective { .. } => args
             .first()
             .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
@@ -458,6 +460,7 @@ fn compute(
             });
             canvas
         }
+        Op::Custom(kernel) => custom::run(kernel, args, dims),
         Op::Nonzero => s::compact(args[0], dims),
         Op::Sort { descending } => s::sort(args[0], *descending, dims),
         Op::NonMaxSuppression { threshold } => s::suppress(args[0], *threshold),

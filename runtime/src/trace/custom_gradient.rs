@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::gradients::marked;
 use super::handle::Tensor;
-use super::{Line, Trace};
+use super::{Building, Line, Trace};
 use crate::graph::Graph;
 use crate::ops::{Gradients, GraphBuilder, NodeId, Op};
 
@@ -179,6 +179,30 @@ impl CustomGradient {
         });
         checked.collect()
     }
+}
+
+/// Reports a custom kernel that a graph needs the gradient of.
+pub(super) fn refuse_missing_gradients(building: &mut Building, graph: &Graph) {
+    let Some((of, id, name)) = missing_gradient(graph) else {
+        return;
+    };
+    let origin = of.origin(id);
+    let message = format!(
+        "{name}: a custom kernel has no gradient, and the backward pass needs it; give its result \
+         one by custom_gradient, or detach it"
+    );
+    building.mistake(origin.location, &origin.layer, message);
+}
+
+/// The first node that stands for such a gradient, in the graph or in a loop of it.
+fn missing_gradient(graph: &Graph) -> Option<(&Graph, NodeId, &str)> {
+    let live = graph.live();
+    let mut needed = graph.ids().filter(|id| live[id.at()]);
+    needed.find_map(|id| match &graph.node(id).op {
+        Op::NoGradient(kernel) => Some((graph, id, kernel.name())),
+        Op::Scan(_) => missing_gradient(&graph.body(id)?.graph),
+        _ => None,
+    })
 }
 
 fn array<'t, const N: usize>(tensors: &[Tensor<'t>]) -> [Tensor<'t>; N] {

@@ -153,6 +153,11 @@ impl<'t> Tensor<'t> {
         size.as_fixed().map_or(Dim::Computed(size), Dim::Fixed)
     }
 
+    /// The lengths of all axes, for the shape of another tensor of the trace.
+    pub fn shape(self) -> Shape {
+        Shape((0..self.rank()).map(|axis| self.dim(axis)).collect())
+    }
+
     /// The part of an axis that begins at `start` and has `length` elements. Both may be lengths
     /// of the run if the part exists in every run.
     #[track_caller]

@@ -9,12 +9,13 @@ mod prefixes;
 mod support;
 
 use evaluator::against_the_evaluator;
+use half::{bf16, f16};
 use ndarray::{Array2, ArrayD};
 use prefixes::prefixes;
 use slabwise::nn::{Embedding, Linear};
 use slabwise::prelude::*;
 use slabwise::tensor::{AttentionOptions, ConvOptions, Interpolate, Padding, PoolOptions, Running};
-use slabwise::{CompileOptions, Quantization};
+use slabwise::{CompileOptions, CustomKernel, Quantization};
 use slabwise_cuda::fake::TestDevice;
 use support::arrays::{close, numbers};
 
@@ -374,4 +375,115 @@ fn quantized_weights_stand_for_the_same_floats_on_a_device() {
             assert!((a - b).abs() <= 1e-4, "{a} on the device, {b} on the CPU");
         }
     }
+}
+
+/// x · scale + words, element by element, of all types that a kernel takes.
+fn elementwise_kernel() -> CustomKernel {
+    CustomKernel::new(
+        "own elementwise",
+        [F32, F16, BF16, I32, U8, Bool],
+        F16,
+        |run| {
+            let (x, scale) = (run.input::<f32>(0), run.input::<f16>(1));
+            let (shift, words) = (run.input::<bf16>(2), run.input::<i32>(3));
+            let (bytes, truth) = (run.input::<u8>(4), run.input::<u8>(5));
+            let columns = run.dims()[1];
+            run.parts(columns, |row, out: &mut [f16]| {
+                for (j, out) in out.iter_mut().enumerate() {
+                    let k = row * columns + j;
+                    let sum = x[k] * scale[j].to_f32() + shift[0].to_f32();
+                    let integers = words[k] + i32::from(bytes[row]) * i32::from(truth[k]);
+                    *out = f16::from_f32(sum + integers as f32);
+                }
+            });
+        },
+    )
+    .with_cuda(
+        "const idx columns = out_dims[1];
+         for (idx i = thread; i < out_count; i += threads) {
+             const float sum = in0[i] * widen(in1[i % columns]) + widen(in2[0]);
+             const int integers = in3[i] + int(in4[i / columns]) * int(in5[i]);
+             out[i] = narrow_f16(sum + float(integers));
+         }",
+    )
+}
+
+/// The sum of each row, by blocks of threads.
+fn rows_kernel() -> CustomKernel {
+    CustomKernel::new("sums", [F32], F32, |run| {
+        let (x, columns) = (run.input::<f32>(0), run.input_dims(0)[1]);
+        run.parts(1, |row, out: &mut [f32]| out[0] = x[row * columns..][..columns].iter().sum());
+    })
+    .with_cuda(
+        "__shared__ float NAMED_PARTS[256];
+         for (idx row = blockIdx.x; row < in0_dims[0]; row += gridDim.x) {
+             float sum = 0.0f;
+             for (idx j = threadIdx.x; j < in0_dims[1]; j += 256) sum += in0[row * in0_dims[1] + j];
+             NAMED_PARTS[threadIdx.x] = sum;
+             __syncthreads();
+             for (int half = 128; half > 0; half /= 2) {
+                 if (threadIdx.x < half) NAMED_PARTS[threadIdx.x] += NAMED_PARTS[threadIdx.x + half];
+                 __syncthreads();
+             }
+             if (threadIdx.x == 0) out[row] = NAMED_PARTS[0];
+             __syncthreads();
+         }",
+    )
+}
+
+fn custom(trace: &Trace) -> [Tensor<'_>; 3] {
+    let (own, sums) = (elementwise_kernel(), rows_kernel());
+    let x = trace.input("x", F32, (Dim::bounded("batch", 9), 8, 33));
+    // Views that start at odd elements, and in another order.
+    let rows = x.slice(1, 3..4).reshape((x.dim(0), 33));
+    let part = rows.slice(1, ..32);
+    let inputs = [
+        part,
+        trace.full(0.5, F16, (33,)).slice(0, 1..),
+        trace.full(1.5, BF16, ()),
+        part.cast(I32),
+        rows.abs().slice(1, 5..6).cast(U8),
+        part.gt(0.0),
+    ];
+    [
+        trace.custom(&own, &inputs, (x.dim(0), 32)).cast(F32),
+        trace.custom(&sums, &[x.permute([2, 1, 0]).flatten(1)], (33,)) * 2.0,
+        trace.custom(&sums, &[x.slice(2, ..0).flatten(1)], (x.dim(0),)),
+    ]
+}
+
+#[test]
+fn custom_kernels_compute_on_a_device_as_on_the_cpu() {
+    let Some(_device) = TestDevice::find() else {
+        return;
+    };
+    for batch in [0, 1, 9] {
+        let x = ArrayD::from_shape_fn(vec![batch, 8, 33], |at| {
+            ((at[0] * 5 + at[1] * 3 + at[2]) as f32).sin() * 9.0
+        });
+        let [device, cpu] = on_both(custom, &[&x]);
+        for (at, (a, b)) in device.iter().zip(&cpu).enumerate() {
+            assert!(
+                a.len() == b.len() && a.iter().zip(b).all(|(&p, &q)| close(p, q)),
+                "result {at}: {a:?} on the device, {b:?} on the CPU"
+            );
+        }
+    }
+    let trace = Trace::inference();
+    let nothing = CustomKernel::new("nothing", [F32], F32, |_| {});
+    let y = trace.custom(&nothing, &[trace.input("x", F32, (3,))], (3,));
+    let mut session = Session::new(Device::Cuda(0), Params::seeded(0)).expect("a session");
+    let text = match session.compile(&trace, [y]) {
+        Ok(_) => panic!("it compiles"),
+        Err(error) => error.to_string(),
+    };
+    let told = "the custom kernel \"nothing\" has no code for CUDA; add it by with_cuda";
+    assert!(text.contains(told), "{text}");
+    let broken = nothing.with_cuda("out[0] = undeclared;");
+    let y = trace.custom(&broken, &[trace.input("y", F32, (3,))], (3,));
+    let text = match session.compile(&trace, [y]) {
+        Ok(_) => panic!("it compiles"),
+        Err(error) => error.to_string(),
+    };
+    assert!(text.contains("undeclared"), "{text}");
 }

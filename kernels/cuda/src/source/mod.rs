@@ -1,5 +1,6 @@
 //! Generators of source, one for each kind of kernel except products.
 
+pub(crate) mod custom;
 pub(crate) mod elementwise;
 pub(crate) mod gather;
 pub(crate) mod non_max_suppression;

@@ -14,7 +14,7 @@ pub struct GraphError {
     /// The node.
     pub node: u32,
     /// Its operation.
-    pub op: &'static str,
+    pub op: String,
     /// The broken rule.
     pub why: String,
 }
@@ -28,7 +28,7 @@ impl Graph {
             let node = self.node(id);
             let fail = |why: String| GraphError {
                 node: id.0,
-                op: node.op.name(),
+                op: node.op.name().into(),
                 why,
             };
             if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
@@ -96,7 +96,7 @@ impl Graph {
         match self.outputs.iter().find(|o| o.at() >= self.nodes.len()) {
             Some(o) => Err(GraphError {
                 node: o.0,
-                op: "output",
+                op: "output".into(),
                 why: "does not exist".into(),
             }),
             None => Ok(()),

@@ -49,6 +49,7 @@ fn function(spec: &Spec) -> String {
         Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",
         Body::NonMaxSuppression(_) => "non_max_suppression",
+        Body::Custom(custom) => custom.kernel.name(),
         Body::Scan(_) => "scan",
         Body::Collective(collective) => match collective.op {
             CollectiveOp::AllToAll => "all_to_all",

@@ -12,6 +12,7 @@ mod attention;
 mod builder;
 mod collective;
 mod conv;
+mod custom;
 mod index;
 mod matmul;
 mod pool;
@@ -24,6 +25,7 @@ mod select;
 mod view;
 
 use slabwise_kernels::collective::Group;
+use slabwise_kernels::custom::CustomKernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
@@ -207,6 +209,11 @@ pub enum Op {
         /// The part.
         threshold: f32,
     },
+    /// A kernel of the user; the shape is part of the node.
+    Custom(CustomKernel),
+    /// The gradient of an input of [`Op::Custom`], which there is none of. No graph that is compiled
+    /// needs it.
+    NoGradient(CustomKernel),
     /// A loop whose body is the graph's of this index; its value is never read, but through
     /// [`Op::ScanResult`].
     Scan(u32),
@@ -254,6 +261,7 @@ impl Op {
             Op::Nonzero
                 | Op::Sort { .. }
                 | Op::NonMaxSuppression { .. }
+                | Op::Custom(_)
                 | Op::PrefixReduce { .. }
                 | Op::Attention(_)
                 | Op::AttentionGrad { .. }
@@ -270,7 +278,7 @@ impl Op {
     }
 
     /// The name shown in plans and errors.
-    pub fn name(&self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Op::Input(_) => "input",
             Op::Variable(_) => "variable",
@@ -331,6 +339,7 @@ impl Op {
             Op::Nonzero => "positions",
             Op::Sort { .. } => "argsort",
             Op::NonMaxSuppression { .. } => "nms",
+            Op::Custom(kernel) | Op::NoGradient(kernel) => kernel.name(),
             Op::Scan(_) => "scan",
             Op::ScanResult(_) => "scan.result",
             Op::Placeholder => "scan.step",

@@ -28,7 +28,8 @@ pub(super) fn infer(
     declared: &[Size],
     symbols: &Symbols,
 ) -> Rule {
-    let name = Op::Pool2d(kind, *window).name();
+    let op = Op::Pool2d(kind, *window);
+    let name = op.name();
     let say = |why: String| Err(format!("{name} of {}: {why}", symbols.show(given.dims)));
     let takes_halves = matches!(kind, PoolKind::Max | PoolKind::ArgMax);
     if given.dims.len() != 4

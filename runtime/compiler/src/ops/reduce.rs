@@ -11,7 +11,8 @@ use super::{Axes, GraphBuilder, NodeId};
 
 pub(super) fn infer(op: ReduceOp, axes: &Axes, given: TensorType<'_>) -> Rule {
     let logic = matches!(op, ReduceOp::Any | ReduceOp::All);
-    let name = super::Op::Reduce(op, Axes::new()).name();
+    let reduce = super::Op::Reduce(op, Axes::new());
+    let name = reduce.name();
     if logic != (given.dtype == DType::Bool) || given.dtype == DType::U8 {
         return Err(format!(
             "{name} does not take {}; convert with cast",

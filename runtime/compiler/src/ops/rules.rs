@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::prefix_reduce::PrefixReduce;
 use super::{
-    GraphBuilder, NodeId, Op, assign, attention, collective, conv, index, matmul, pool,
+    GraphBuilder, NodeId, Op, assign, attention, collective, conv, custom, index, matmul, pool,
     prefix_reduce, quantized, reduce, scalar, select, view,
 };
 use crate::shape::Symbols;
@@ -38,7 +38,7 @@ pub fn infer(
     let (dtype, dims) = declared;
     let as_declared = || Ok((dtype, dims.clone()));
     match op {
-        Op::Input(_) | Op::Variable(_) | Op::Placeholder => as_declared(),
+        Op::Input(_) | Op::Variable(_) | Op::Placeholder | Op::NoGradient(_) => as_declared(),
         // The graph has the bodies, and checks their operands and results.
         Op::Scan(_) | Op::ScanResult(_) => as_declared(),
         Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
@@ -97,6 +97,7 @@ pub fn infer(
         Op::NonMaxSuppression { threshold } => {
             select::infer_non_max_suppression(*threshold, given[0], symbols)
         }
+        Op::Custom(kernel) => custom::infer(kernel, given, dims, symbols),
         Op::Collective { op, group } => collective::infer(*op, group.ranks, given[0], symbols),
     }
 }
@@ -119,6 +120,7 @@ pub fn gradient(
         | Op::Size(_)
         | Op::Index(_)
         | Op::Placeholder
+        | Op::NoGradient(_)
         | Op::Uniform { .. } => Gradients::new(),
         // Differentiation builds the body of the backward pass (`passes/autodiff/scan.rs`).
         Op::Scan(_) | Op::ScanResult(_) => SmallVec::from_elem(None, inputs.len()),
@@ -130,6 +132,7 @@ pub fn gradient(
         Op::Bind { .. } | Op::Nonzero | Op::Sort { .. } | Op::NonMaxSuppression { .. } => {
             SmallVec::from_elem(None, inputs.len())
         }
+        Op::Custom(kernel) => custom::gradient(g, kernel, inputs),
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
         // Only casts from float to float carry a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),

@@ -63,6 +63,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         // A comparison for each halving of the row.
         Body::Sort(sort) => PER_INSTRUCTION * u64::from(64 - at(&sort.len).leading_zeros()),
         Body::NonMaxSuppression(_) => PER_INSTRUCTION.saturating_mul(points),
+        Body::Custom(_) => PER_FUNCTION,
         Body::Scan(scan) => {
             let calls = scan.calls.iter().map(|call| cost(&call.spec, sizes));
             calls

@@ -140,6 +140,7 @@ impl<'a> Search<'a> {
                     | Op::Pad { .. }
                     | Op::Assign(_)
                     | Op::Collective { .. }
+                    | Op::Custom(_)
                     | Op::Scan(_)
             )
         };

@@ -200,7 +200,7 @@ pub fn legalize(graph: &Graph, half_products: HalfProducts) -> Graph {
                     };
                     views.view(&out, *input).and_then(strides).is_none()
                 }
-                Op::Collective { .. } => {
+                Op::Collective { .. } | Op::Custom(_) => {
                     views.extend(&out);
                     let dims = &out.node(*input).dims;
                     let own = contiguous(dims);

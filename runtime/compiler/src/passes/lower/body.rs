@@ -4,8 +4,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{
     Access, Argument, Attention, AttentionGrad, Body, BoundsCheck, Collective, Conv2d, ConvKind,
-    Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad, PoolKind,
-    PrefixReduce, QuantizedMatmul, Scan, Scatter, Scores, SliceAssign, Sort,
+    Custom, Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand, Pool2d, Pool2dGrad,
+    PoolKind, PrefixReduce, QuantizedMatmul, Scan, Scatter, Scores, SliceAssign, Sort,
 };
 
 use super::{Arg, Lowering};
@@ -26,7 +26,7 @@ impl<'a> Lowering<'a> {
             return self.scan(anchor);
         }
         let operand = |k: usize| {
-            let input = node.inputs[k];
+            let input = *node.inputs.get(k)?;
             let v = self.around.views.view(self.graph, input)?;
             Some((
                 Operand {
@@ -234,6 +234,15 @@ impl<'a> Lowering<'a> {
                             boxes: first,
                             keep: own,
                         })
+                    }
+                    Op::Custom(kernel) => {
+                        let input = |k: usize| Some((operand(k)?.0, dims_of(k).clone()));
+                        let inputs = (0..node.inputs.len()).map(input);
+                        Body::Custom(Box::new(Custom {
+                            kernel: kernel.clone(),
+                            inputs: inputs.collect::<Option<_>>()?,
+                            result: own,
+                        }))
                     }
                     Op::Collective { op, group } => Body::Collective(Collective {
                         op: *op,
