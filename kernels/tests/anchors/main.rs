@@ -2,6 +2,7 @@
 //! loops over random geometries, layouts and sizes below the bound.
 
 mod choosing;
+mod custom;
 mod harness;
 mod indexing;
 mod pooling;
