@@ -458,3 +458,55 @@ fn programs_share_the_bytes_left_by_the_first() {
         .to_string();
     assert!(error.contains("no plan needs less than"), "{error}");
 }
+
+#[test]
+fn a_program_beside_a_slab_that_is_too_large_is_refused() {
+    let bytes = |session: &Session| session.persistent_bytes() + session.slab_bytes();
+    let params = Params::seeded(5);
+    let network = Model::Mlp.build(&params);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    // Inference of a large batch, then training of a small one, which has state.
+    network
+        .inference(&mut session, 2048u32)
+        .expect("it compiles");
+    let first = bytes(&session);
+    let small = |session: &mut Session| network.training(session, 8u32, OptimizerKind::Adam);
+    let own = small(&mut session)
+        .expect("it compiles")
+        .plan()
+        .slab_bytes();
+    let both = bytes(&session);
+    assert!(own < session.slab_bytes() && both > first);
+    for (budget, fits) in [(both, true), (both - 1, false)] {
+        let params = Params::seeded(5);
+        let network = Model::Mlp.build(&params);
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_budget(Bytes(budget));
+        network.inference(&mut session, 2048u32).expect("it fits");
+        match network.training(&mut session, 8u32, OptimizerKind::Adam) {
+            Ok(_) => assert!(fits, "{} of {budget} bytes", bytes(&session)),
+            Err(Error::Budget { needed, .. }) => assert!(!fits && needed == Bytes(both)),
+            Err(other) => panic!("{other}"),
+        }
+        assert!(bytes(&session) <= budget);
+    }
+}
+
+/// A program that has no memory does not set the limit of those after it.
+#[test]
+fn a_fraction_is_that_of_the_first_program_that_compiles() {
+    let params = Params::seeded(5);
+    let network = Model::Mlp.build(&params);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_budget(Budget::Fraction(1.0));
+    let mut train = |batch| network.training(&mut session, batch, OptimizerKind::Sgd);
+    match train(1u32 << 29) {
+        Err(Error::OutOfMemory { .. }) => {}
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    train(64).expect("it fits");
+    let error = train(4096).err().expect("too large");
+    assert!(matches!(error, Error::Budget { .. }), "{error}");
+}

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, arr2};
 use slabwise::prelude::*;
-use slabwise::{Error, Program};
+use slabwise::{CustomKernel, Error, Program};
 
 fn doubling(session: &mut Session) -> Program<1> {
     let trace = Trace::inference().named("double");
@@ -259,4 +259,114 @@ fn donations_that_do_not_fit_are_mistakes() {
         error.contains("input \"x\" is f32 [2, 3], output 0 is f32 []"),
         "{error}"
     );
+}
+
+#[test]
+fn a_donated_buffer_is_the_resident_output() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let mut buffer = session.upload("x", &x).expect("uploads");
+    let mut want = x.into_dyn();
+    let mut bytes = None;
+    for _ in 0..4 {
+        let [next] = session
+            .run_resident(&program, (buffer.donate(),))
+            .expect("runs");
+        want = &want * 2.0 + want.sum();
+        assert_eq!(session.download::<f32>(&next).expect("is alive"), want);
+        assert_eq!(
+            *bytes.get_or_insert(session.device_bytes()),
+            session.device_bytes()
+        );
+        buffer = next;
+    }
+    session.free(buffer).expect("one handle is alive");
+}
+
+#[test]
+fn a_number_of_outputs_known_at_run_time_takes_donations() {
+    let (mut session, x) = start();
+    let trace = Trace::inference();
+    let input = trace.input("x", F32, (2, 3));
+    trace.donate(input, 1);
+    let outputs = [input.sum(), input + 1.0];
+    let program = session.compile_any(&trace, &outputs).expect("it compiles");
+    let buffer = session.upload("x", &x).expect("uploads");
+    let copy = buffer.clone();
+    let results = session.run_any(&program, (buffer.donate(),)).expect("runs");
+    assert!(results[0].buffer().is_none());
+    let next = results[1]
+        .buffer()
+        .expect("the output took the buffer over");
+    let gone = session.download::<f32>(&copy);
+    assert!(matches!(gone, Err(Error::Donated { .. })));
+    assert_eq!(
+        session.download::<f32>(&next).expect("is alive"),
+        (x + 1.0).into_dyn()
+    );
+}
+
+#[test]
+fn measurements_take_no_donations() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let buffer = session.upload("x", &x).expect("uploads");
+    let told = |error: Error| {
+        let text = error.to_string();
+        assert!(
+            text.contains("\"x\"") && text.contains("without donating"),
+            "{text}"
+        );
+    };
+    let copy = buffer.clone();
+    told(
+        session
+            .record(&program, (copy.donate(),))
+            .expect_err("refused"),
+    );
+    let copy = buffer.clone();
+    told(
+        session
+            .profile(&program, (copy.donate(),), 2)
+            .expect_err("refused"),
+    );
+    let copy = buffer.clone();
+    told(
+        session
+            .measure_touched(&program, (copy.donate(),))
+            .expect_err("refused"),
+    );
+    assert_eq!(
+        session.download::<f32>(&buffer).expect("is alive"),
+        x.into_dyn()
+    );
+}
+
+/// Bytes other than 0 and 1, given as truth values, are 1 wherever they come from.
+#[test]
+fn bytes_of_the_device_are_truth_values() {
+    let bytes = CustomKernel::new("bytes", [Bool], F32, |run| {
+        let mask = run.input::<u8>(0);
+        for (to, &byte) in run.result::<f32>().iter_mut().zip(mask) {
+            *to = byte.into();
+        }
+    });
+    let (mut session, _) = start();
+    let trace = Trace::inference();
+    let mask = trace.input("mask", Bool, (4,));
+    let outputs = [trace.custom(&bytes, &[mask], (4,)), mask.cast(F32)];
+    let program = session.compile(&trace, outputs).expect("it compiles");
+    let given = ndarray::arr1(&[0u8, 2, 255, 1]);
+    let buffer = session.upload("mask", &given).expect("uploads");
+    let want = ndarray::arr1(&[0.0f32, 1.0, 1.0, 1.0]).into_dyn();
+    for dynamic in [false, true] {
+        for output in match dynamic {
+            false => session.run(&program, (&buffer,)).expect("runs"),
+            true => session.run_dynamic(&program, (&buffer,)).expect("runs"),
+        } {
+            assert_eq!(output.array::<f32>().expect("f32"), want);
+        }
+        let kept = session.download::<u8>(&buffer).expect("is alive");
+        assert_eq!(kept, given.clone().into_dyn());
+    }
 }

@@ -394,3 +394,90 @@ fn a_panic_reaches_the_caller_and_the_session_goes_on() {
     assert!(text.ends_with("is read as i32"), "{text}");
     assert_eq!(told(&good, [1.0, 2.0, 4.0]), Ok(vec![2.0, 4.0, 8.0]));
 }
+
+/// A kernel that panics if an element is 5 or more.
+fn picky() -> CustomKernel {
+    CustomKernel::new("picky", [F32], F32, |run| {
+        let x = run.input::<f32>(0);
+        assert!(x.iter().all(|&x| x < 5.0), "too large");
+        run.result::<f32>().copy_from_slice(x);
+    })
+}
+
+#[test]
+fn a_panic_leaves_nothing_in_the_pool_and_no_record() {
+    let picky = picky();
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (300,));
+    let y = trace.custom(&picky, &[x * 2.0], x.shape()) + x.exp();
+    let mut session = session(1);
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let (good, bad) = (random(&[300], 1), random(&[300], 1) * 9.0);
+    session.run_dynamic(&program, (&good,)).expect("it runs");
+    let before = session.pool_statistics().bytes_in_use;
+    let panics = |session: &mut Session, run: &dyn Fn(&mut Session)| {
+        let run = catch_unwind(AssertUnwindSafe(|| run(session)));
+        assert!(run.is_err());
+    };
+    for _ in 0..3 {
+        panics(&mut session, &|s| {
+            drop(s.run_dynamic(&program, (&bad,)).map(|_| ()))
+        });
+        session.run_dynamic(&program, (&good,)).expect("it runs");
+        assert_eq!(session.pool_statistics().bytes_in_use, before);
+    }
+    session.reset_pool();
+    assert_eq!(session.pool_statistics().bytes_in_use, 0);
+    panics(&mut session, &|s| drop(s.record(&program, (&bad,))));
+    panics(&mut session, &|s| drop(s.profile(&program, (&bad,), 2)));
+    session.run(&program, (&good,)).expect("it runs");
+    let run = session.record(&program, (&good,)).expect("it runs");
+    assert_eq!(run.steps.len(), program.plan().kernels());
+}
+
+#[test]
+fn a_panic_between_the_ends_of_a_copy() {
+    let picky = picky();
+    let params = Params::seeded(3);
+    let root = params.root();
+    let layers: Vec<Linear> = (0..8)
+        .map(|k| Linear::new(&root / &format!("layer{k}"), 32, 32))
+        .collect();
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (512, 32));
+    let mut y = x;
+    for (at, layer) in layers.iter().enumerate() {
+        y = y.apply(layer).tanh();
+        if at == 2 {
+            let beside = trace.custom(&picky, &[y.detach()], y.shape());
+            y = y + beside.sum() * 1e-9;
+        }
+    }
+    let loss = y.square().mean();
+    trace.minimize(loss, Sgd::new(0.1));
+    let run = |panics: bool| {
+        let mut session = Session::new(Device::Cpu, params.clone())
+            .expect("a session")
+            .with_offload(Offload::new(Bytes(1 << 50)))
+            .with_budget(Budget::Fraction(0.6));
+        let program = session.compile(&trace, [loss]).expect("it fits");
+        assert!(program.plan().host_bytes() > 0);
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            if panics {
+                let mut x = random(&[512, 32], step);
+                x[[0, 0]] = f32::NAN;
+                let run = catch_unwind(AssertUnwindSafe(|| {
+                    session.run(&program, (&x,)).map(|_| ())
+                }));
+                assert!(run.is_err());
+            }
+            let [loss] = session
+                .run(&program, (&random(&[512, 32], step),))
+                .expect("it runs");
+            losses.push(loss.item());
+        }
+        losses
+    };
+    assert_eq!(run(true), run(false));
+}

@@ -4,6 +4,7 @@
 mod support;
 
 use ndarray::{Array1, Array2, ArrayD};
+use slabwise::memory::MemoryConfig;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, DynamicShapes, Error, RunStats};
 use slabwise_compiler::graph::Graph;
@@ -427,9 +428,9 @@ fn the_report_lists_data_dependent_buffers_with_reasons() {
 #[test]
 fn a_pool_without_room_leaves_weights_as_they_were() {
     let params = Params::seeded(1);
-    let memory = slabwise::memory::MemoryConfig {
+    let memory = MemoryConfig {
         limit: Some(1 << 12),
-        ..slabwise::memory::MemoryConfig::with_policy(slabwise::memory::Policy::Unpooled)
+        ..MemoryConfig::with_policy(slabwise::memory::Policy::Unpooled)
     };
     let options = CompileOptions {
         shapes: DynamicShapes {
@@ -610,4 +611,21 @@ fn programs_of_several_dependency_levels_agree_with_the_reference() {
             );
         }
     }
+}
+
+#[test]
+fn another_pool_after_a_run() {
+    let mut session = session(false, 1);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (64,));
+    let program = session
+        .compile(&trace, [x.masked_select(x.gt(0.0)) * 2.0])
+        .expect("it compiles");
+    let given = Array1::<f32>::ones(64);
+    session.run(&program, (&given,)).expect("it runs");
+    let mut session = session
+        .with_memory(&MemoryConfig::default())
+        .expect("valid settings");
+    let [y] = session.run(&program, (&given,)).expect("it runs");
+    assert_eq!(y.array::<f32>().expect("f32"), (&given * 2.0).into_dyn());
 }

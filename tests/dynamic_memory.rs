@@ -128,3 +128,23 @@ fn invalid_settings_are_named() {
         "{error}"
     );
 }
+
+#[test]
+fn inputs_in_buffers_take_no_blocks() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (1 << 16,));
+    let most = |resident: bool| {
+        let mut session = session(&MemoryConfig::default());
+        let program = session.compile(&trace, [x.sum()]).expect("it compiles");
+        let x = ndarray::Array1::<f32>::ones(1 << 16);
+        let buffer = session.upload("x", &x).expect("uploads");
+        let [sum] = match resident {
+            true => session.run_dynamic(&program, (&buffer,)).expect("it runs"),
+            false => session.run_dynamic(&program, (&x,)).expect("it runs"),
+        };
+        assert_eq!(sum.item(), 65536.0);
+        session.pool_statistics().peak_bytes_in_use
+    };
+    let bytes = (1 << 16) * 4;
+    assert_eq!(most(false), most(true) + bytes);
+}

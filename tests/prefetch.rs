@@ -210,3 +210,21 @@ fn a_budget_includes_prefetch_queues() {
         Err(other) => panic!("{other}"),
     }
 }
+
+#[test]
+fn values_of_data_dependent_size_do_not_prevent_a_queue() {
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_prefetch(2);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (64,));
+    let program = session
+        .compile(&trace, [x.masked_select(x.gt(0.0)).sum()])
+        .expect("it compiles");
+    for k in 1..4 {
+        let x = ndarray::Array1::from_shape_fn(64, |i| if i < k { 2.0f32 } else { -1.0 });
+        session.prefetch(&program, (x,)).expect("a slot");
+        let [sum] = session.run_prefetched(&program).expect("it runs");
+        assert_eq!(sum.item(), 2.0 * k as f32);
+    }
+}

@@ -632,3 +632,58 @@ fn prefetched_batches_are_narrowed_too() {
     let [sum] = session.run_prefetched(&program).expect("it runs");
     assert_eq!(sum.item(), 3.5);
 }
+
+#[test]
+fn a_state_of_another_program_is_no_parameter() {
+    let params = Params::seeded(0);
+    params.root().param("count", (4,), Init::Constant(1.0));
+    let mut session = session(params);
+    let trace = Trace::inference();
+    let count = trace.state("count", F32, (4,), Init::Constant(0.0));
+    count.set(count.value() + 1.0);
+    let text = match session.compile(&trace, [count.value().sum()]) {
+        Ok(_) => panic!("the state is the weight"),
+        Err(error) => error.to_string(),
+    };
+    let told = "\"count\" is a parameter in this session and a state in this program";
+    assert!(text.contains(told), "{text}");
+}
+
+/// The work of kernels whose lengths a run finds, and of those that run on parts of a batch.
+#[test]
+fn the_work_of_kernels_is_that_of_the_run() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (1 << 12,));
+    let y = x.masked_select(x.gt(0.0)).exp();
+    let mut session = session(Params::seeded(0));
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let x = ndarray::Array1::<f32>::ones(1 << 12);
+    let profile = session.profile(&program, (&x,), 2).expect("it runs");
+    let exp = profile.kernels.iter().find(|k| k.name.contains("gather"));
+    let exp = exp.unwrap_or_else(|| panic!("{profile}"));
+    assert!(exp.flops >= 1 << 12 && exp.bytes >= 8 << 12, "{exp:?}");
+
+    let params = Params::seeded(0);
+    let layers: Vec<Linear> = (0..3)
+        .map(|k| Linear::new(&params.root() / &format!("layer{k}"), 64, 64))
+        .collect();
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("batch", 1024), 64));
+    let y = layers
+        .iter()
+        .fold(x, |x, layer| x.apply(layer).tanh())
+        .sum();
+    let work = |budget: Budget| {
+        let mut session = Session::new(Device::Cpu, params.clone())
+            .expect("a session")
+            .with_budget(budget);
+        let program = session.compile(&trace, [y]).expect("it fits");
+        let x = Array2::<f32>::ones((1024, 64));
+        let profile = session.profile(&program, (&x,), 1).expect("it runs");
+        let flops: u64 = profile.kernels.iter().map(|k| k.flops).sum();
+        (profile.kernels.len(), flops)
+    };
+    let (all, within) = (work(Budget::Unlimited), work(Budget::Fraction(0.6)));
+    assert!(within.0 > all.0, "{within:?} beside {all:?}");
+    assert!(within.1 < all.1 * 3 / 2, "{within:?} beside {all:?}");
+}

@@ -311,3 +311,22 @@ fn selected_elements_of_an_unbounded_length_are_not_taken_to_be_few() {
     let error = error.err().expect("refused").to_string();
     assert!(error.contains("longer than 4"), "{error}");
 }
+
+#[test]
+fn a_record_is_of_the_plan_that_is_shown() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::unbounded("length"), 8));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session
+        .compile(&trace, [(x.tanh() + 1.0).sum()])
+        .expect("it compiles");
+    let x = |length| Array2::<f32>::ones((length, 8));
+    let run = session
+        .record(&program, (&x(64),))
+        .expect("the plan for 64");
+    assert!(program.plan().html(Ok(&run)).contains("<html"));
+    let error = session
+        .record(&program, (&x(1000),))
+        .expect_err("another plan");
+    assert!(error.to_string().contains("another plan"), "{error}");
+}

@@ -170,8 +170,24 @@ impl Copies {
         ticket
     }
 
-    /// Waits for a copy and all before it. They were started in order and are done in order.
+    /// Waits for a copy and all before it, and passes on the first panic of their sources. They were
+    /// started in order and are done in order.
     fn wait(&mut self, ticket: Ticket) {
+        self.finish(ticket);
+        let mut state = self.shared.lock();
+        let thrown = state
+            .thrown
+            .iter()
+            .position(|(number, _)| *number <= ticket.0)
+            .map(|at| state.thrown.swap_remove(at));
+        drop(state);
+        if let Some((_, thrown)) = thrown {
+            resume_unwind(thrown);
+        }
+    }
+
+    /// Waits for a copy and all before it. Panics stay for those who wait for a source.
+    fn finish(&mut self, ticket: Ticket) {
         let mut state = self.shared.lock();
         while state.done <= ticket.0 {
             state = self
@@ -180,16 +196,8 @@ impl Copies {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        let thrown = state
-            .thrown
-            .iter()
-            .position(|(number, _)| *number <= ticket.0)
-            .map(|at| state.thrown.swap_remove(at));
         drop(state);
         self.flights.retain(|flight| flight.ticket > ticket);
-        if let Some((_, thrown)) = thrown {
-            resume_unwind(thrown);
-        }
     }
 
     /// The flight that forbids reading a region.
@@ -286,16 +294,14 @@ impl Memory {
         }
     }
 
-    /// Waits until nothing is in flight any more.
-    ///
-    /// # Panics
-    /// See [`Memory::wait_for`].
+    /// Waits until nothing is in flight any more. A panic of a source resumes in
+    /// [`Memory::wait_for`] of it.
     pub fn wait_for_all(&mut self) {
         if let Some(copies) = &mut self.copies
             && let Some(last) = copies.flights.last()
         {
             let last = last.ticket;
-            copies.wait(last);
+            copies.finish(last);
         }
     }
 

@@ -162,6 +162,14 @@ fn a_panic_of_a_source_goes_on_where_it_is_waited_for_and_copies_go_on() {
     assert_eq!(refused(|| memory.wait_for(second)), "broken");
     assert_eq!(memory.in_flight(), 0);
     assert!(memory.bytes(&slab.part(64, 64)).iter().all(|b| *b == 7));
+    // A wait for everything leaves the panic to those who wait for the source.
+    let third = memory.start_fill(
+        &slab,
+        Box::new(|_| std::panic::resume_unwind(Box::new("broken"))),
+    );
+    memory.wait_for_all();
+    assert_eq!(memory.in_flight(), 0);
+    assert_eq!(refused(|| memory.wait_for(third)), "broken");
     // An arena is given back once nothing is in flight.
     memory.start_fill(&slab, Box::new(|bytes| bytes.fill(9)));
     memory.release(slab.arena);

@@ -310,6 +310,13 @@ impl Step {
         }
     }
 
+    /// The sizes that its kernel runs with, in a run of these sizes: those of its micro-batch.
+    pub fn sizes(&self, run: &Env) -> Env {
+        let split = self.kernel().and_then(Kernel::micro_batching);
+        let split = self.slice.zip(split);
+        split.map_or(*run, |(slice, split)| slice.sizes(run, split.batch))
+    }
+
     /// The kind of its check, if it checks anything.
     pub fn checks(&self) -> CheckKind {
         match self.binds {

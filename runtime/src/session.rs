@@ -36,7 +36,7 @@ use slabwise_kernels::size::Env;
 use smallvec::SmallVec;
 
 use crate::backend::Target;
-use crate::buffer::{Buffer, Output};
+use crate::buffer::Output;
 use crate::compile::CompileOptions;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -47,7 +47,7 @@ use crate::params::Params;
 use crate::passes::DumpOptions;
 use crate::plan::Plan;
 use crate::program::layers::layer_outputs;
-use crate::program::{Compiled, Program, Step, lengths};
+use crate::program::{Compiled, Program, Step};
 use crate::settings;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -59,6 +59,7 @@ pub use any::AnyProgram;
 pub use debug::DebugValue;
 pub(crate) use execution::Execution;
 pub(crate) use memory::Memory;
+use memory::to_truth;
 pub use profile::{KernelFamily, KernelTime, Loss, Profile};
 pub(crate) use steps::{Buffers, Run};
 pub use summary::{LayerSummary, Summary};
@@ -182,7 +183,7 @@ impl Session {
         self.memory.slab_bytes()
     }
 
-    /// The memory that the last run used, measured.
+    /// The memory that the last planned run used; nothing after one that failed.
     pub fn last_run(&self) -> RunStats {
         self.execution.stats
     }
@@ -420,8 +421,8 @@ impl Session {
         Ok(env)
     }
 
-    /// Copies inputs of the host to the regions that `place` returns; the regions of those that are
-    /// on the device.
+    /// Copies inputs of the host, and bytes that are read as truth values, to the regions that `place`
+    /// returns; the regions of those that are read where they are on the device.
     pub(crate) fn stage(
         &mut self,
         inner: &Compiled,
@@ -449,9 +450,7 @@ impl Session {
                     let staged = self.memory.backend.upload(&region, &mut |bytes| {
                         copy(bytes);
                         if is_bool {
-                            bytes
-                                .iter_mut()
-                                .for_each(|byte| *byte = u8::from(*byte != 0));
+                            to_truth(bytes);
                         }
                         if let Some(loaded) = &inner.loaded {
                             faulty = loaded.check_input(at, dtype, bytes, env);
@@ -464,71 +463,23 @@ impl Session {
                     None
                 }
                 Source::Resident(b) | Source::Donated(crate::buffer::Donated(b)) => {
-                    match self.memory.buffers.region(b) {
-                        Ok(region) => Some(region),
-                        Err(e) => {
-                            result = Err(e);
-                            None
+                    let read = self.memory.buffers.region(b).and_then(|region| {
+                        if b.dtype == inner.inputs[at].dtype {
+                            return Ok(Some(region));
                         }
-                    }
+                        let to = place(buffer).part(0, region.bytes);
+                        self.memory.copy_truth(&region, &to).map(|()| None)
+                    });
+                    read.unwrap_or_else(|e| {
+                        result = Err(e);
+                        None
+                    })
                 }
             });
         });
         result
             .and_then(|()| self.memory.backend.end_inputs())
             .map(|()| regions)
-    }
-
-    /// Turns donated inputs into the outputs that they were declared for: the same bytes, under a
-    /// new generation of the handle.
-    pub(crate) fn give_donated<const N: usize>(
-        &mut self,
-        inner: &Compiled,
-        feed: &dyn Feed,
-        env: &Env,
-        place: &mut dyn FnMut(usize) -> Region,
-    ) -> Result<[Option<Buffer>; N]> {
-        let mut given: [Option<Buffer>; N] = std::array::from_fn(|_| None);
-        let mut donated: SmallVec<[(usize, Buffer); 2]> = SmallVec::new();
-        feed.each(&mut |at, source| {
-            if let Source::Donated(d) = source {
-                donated.push((at, d.0.clone()));
-            }
-        });
-        for (at, buffer) in donated {
-            // A buffer whose bytes no output can take was refused before the run.
-            let Some(to) = inner.inputs[at]
-                .donated_to
-                .map(|t| t as usize)
-                .filter(|&t| t < N)
-            else {
-                continue;
-            };
-            let region = self.memory.buffers.slots[buffer.slot].region;
-            let output = &inner.buffers[inner.outputs[to]];
-            let lengths = lengths(&output.dims, env);
-            let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
-            if bytes > region.bytes {
-                return Err(Error::Input {
-                    name: inner.inputs[at].name.to_string(),
-                    message: format!(
-                        "the donated buffer has {} bytes, its output needs {bytes}",
-                        region.bytes
-                    ),
-                });
-            }
-            let from = place(inner.outputs[to]).part(0, bytes);
-            self.memory.backend.copy(&from, &region.part(0, bytes))?;
-            // Only now are earlier handles of it invalid.
-            self.memory.buffers.slots[buffer.slot].generation += 1;
-            given[to] = Some(Buffer {
-                generation: buffer.generation + 1,
-                lengths,
-                dtype: output.dtype,
-                ..buffer
-            });
-        }
-        Ok(given)
     }
 
     /// Names of all weights and state, in the order they were declared.

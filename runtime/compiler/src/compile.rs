@@ -26,13 +26,12 @@ use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
-use crate::memory::budget::Allowance;
-use crate::memory::offload::Offload;
+pub use crate::memory::MemoryUse;
 use crate::ops::Op;
 use crate::passes::{DumpOptions, Pipeline, Prepare, count_prologues};
 use crate::plan::{BudgetReport, Clock, Persistent, PlanDetails};
 use crate::settings;
-use crate::shape::{Extent, elements};
+use crate::shape::elements;
 
 pub use self::checked::CompiledPlan;
 pub use self::lowered::lowered;
@@ -55,23 +54,6 @@ pub struct Environment<'a> {
     pub memory: MemoryUse,
     /// Where the program is written after each pass.
     pub dump: Option<&'a DumpOptions>,
-}
-
-/// The memory that is in use beside a new program, and the limits of both together.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MemoryUse {
-    /// The limit of weights, state and slab together.
-    pub budget: Allowance,
-    /// Whether values may be offloaded to the host, and over which link.
-    pub offload: Option<Offload>,
-    /// Bytes of weights and state, those of the new program among them.
-    pub persistent: u64,
-    /// Bytes of the slab that earlier programs need.
-    pub slab: u64,
-    /// Bytes of the prefetch queues of earlier programs.
-    pub queues: u64,
-    /// Slots of the new program's prefetch queue.
-    pub prefetch_slots: usize,
 }
 
 /// Compiles a graph of possible sizes (see [`refuse_absurd_sizes`]), up to a checked plan. Nothing
@@ -148,7 +130,7 @@ fn compile_simplified(
         kernels,
     };
     memory.budget.check()?;
-    let beside = memory.persistent;
+    let beside = memory.persistent.saturating_add(memory.queues);
     let room_for = |planned: &Planned| {
         let (height, dag) = (planned.offsets().height, planned.dag());
         let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, dag);
@@ -209,19 +191,22 @@ fn compile_simplified(
     passes.finish(compiled.program(), || format!("{:#}\n", plan.to_json()))?;
     match room {
         Some(room) if plan.slab_bytes() > room => {
-            Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
+            Err(plan.over_budget(Bytes(beside.saturating_add(room)), memory))
         }
-        _ => Ok(compiled),
+        _ => match memory.budget.bytes() {
+            // The slab of earlier programs does not shrink.
+            Some(budget) if plan.bytes_beside(memory) > budget.0 => {
+                Err(plan.over_budget(budget, memory))
+            }
+            _ => Ok(compiled),
+        },
     }
 }
 
 /// The bytes of inputs that are prefetched into slots beside those that the plan has.
 fn prefetch_bytes(prefetch_slots: usize, graph: &Graph, dag: &Dag) -> u64 {
     // Inputs whose lengths differ from shape to shape have no slots.
-    let free = graph
-        .symbols
-        .iter()
-        .any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
+    let free = graph.symbols.unbounded().next().is_some();
     let inputs = dag
         .buffers
         .iter()

@@ -16,6 +16,7 @@ use slabwise_planner::{
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::memory::MemoryUse;
 use crate::words::count;
 
 pub use transfers::Communication;
@@ -223,20 +224,41 @@ impl Plan {
     }
 
     /// The error for a plan that exceeds the limit together with these bytes of weights and state.
-    pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
+    pub(crate) fn over_budget(&self, budget: Bytes, memory: &MemoryUse) -> Error {
+        let ahead = self.details.persistent.prefetch;
+        let beside = memory.persistent.saturating_add(memory.queues);
+        let needed = self.bytes_beside(memory);
+        let floor = memory.slab.max(self.details.budget_report.floor);
+        let mut holders = self.holders(5);
+        for (bytes, of) in [
+            (memory.slab, "the slab"),
+            (memory.queues, "prefetch queues"),
+        ] {
+            if bytes > 0 {
+                holders = format!(
+                    "{holders}; {of} of programs compiled before, {}",
+                    Bytes(bytes)
+                );
+            }
+        }
         Error::Budget {
             program: self.details.name.clone(),
             budget,
-            needed: Bytes(persistent.saturating_add(self.slab_bytes())),
-            persistent: Bytes(persistent),
-            slab: Bytes(self.slab_bytes()),
-            floor: Bytes(
-                persistent
-                    .saturating_add(self.details.persistent.prefetch)
-                    .saturating_add(self.details.budget_report.floor),
-            ),
-            holders: self.holders(5),
+            needed: Bytes(needed),
+            persistent: Bytes(memory.persistent),
+            slab: Bytes(needed - beside),
+            floor: Bytes(beside.saturating_add(ahead).saturating_add(floor)),
+            holders,
         }
+    }
+
+    /// The bytes of a session with this program: weights and state, the largest slab, and all
+    /// prefetch queues. Staging buffers are given up where memory is short.
+    pub(crate) fn bytes_beside(&self, memory: &MemoryUse) -> u64 {
+        let slab = memory.slab.max(self.offsets.height);
+        [memory.queues, self.details.persistent.prefetch, slab]
+            .into_iter()
+            .fold(memory.persistent, u64::saturating_add)
     }
 
     /// The same error, with the largest buffers at the peak if it is about memory.

@@ -229,8 +229,12 @@ fn tags(program: &ir::Program, steps: &[Step]) -> Vec<Tag> {
         layer: origin.layer.clone(),
         location: Some(origin.location),
     };
-    let values = program.values.iter();
-    let named = values.filter_map(|v| Some(tag(&v.name, program.graph.origin(v.node?))));
+    // Those that are planned come first. Sums in epilogues are of no node.
+    let values = program.values.iter().take_while(|v| v.is_planned());
+    let named = values.map(|v| match v.node {
+        Some(node) => tag(&v.name, program.graph.origin(node)),
+        None => Tag::named(&v.name),
+    });
     let workspaces = steps
         .iter()
         .map(|s| tag(&format!("workspace of {}", s.name), &s.origin));

@@ -78,14 +78,16 @@ impl Session {
         let (inner, env, slab) = self.run_planned(&program.program, &feed)?;
         let inner = &*inner;
         let debugged = &program.program.debugged;
-        let [] = self.outputs((inner, debugged), &feed, &env, slab)?;
+        let place = |b: usize| inner.place_in(slab, b);
+        self.show((inner, debugged), &env, place)?;
+        let donated = self.give_donated(inner, &feed, &env, &mut |b| place(b))?;
         let places = inner.outputs[..program.outputs].iter();
         let regions = places
             .map(|&b| self.output_region(inner, b, slab))
             .collect::<Result<Vec<_>>>()?;
         let all = regions.into_iter().enumerate();
         Ok(all
-            .map(|(i, region)| self.output(inner, i, region, &env, None))
+            .map(|(i, region)| self.output(inner, i, region, &env, &donated))
             .collect())
     }
 }

@@ -54,11 +54,14 @@ impl DataDependent {
         (self.lent_max, self.pooled_max)
     }
 
+    /// Gives back the outputs of the last run.
+    pub fn clear(&mut self, memory: &mut Memory) -> Result<()> {
+        (0..self.held.len()).try_for_each(|at| self.free_piece(at, memory))
+    }
+
     /// Gives back the outputs of the last run, and resets the counts.
     pub fn begin(&mut self, inner: &Compiled, memory: &mut Memory) -> Result<()> {
-        for at in 0..self.held.len() {
-            self.free_piece(at, memory)?;
-        }
+        self.clear(memory)?;
         *self = DataDependent {
             held: std::mem::take(&mut self.held),
             ..DataDependent::default()

@@ -2,13 +2,16 @@
 //! allocated from a caching pool at its first write and freed after its last use, as in eager
 //! frameworks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
+use smallvec::SmallVec;
 
 use super::{Buffers, Memory, Run, Session};
-use crate::buffer::Output;
+use crate::buffer::{Buffer, Donated, Output};
 use crate::error::{Error, Result};
-use crate::feed::Feed;
+use crate::feed::{Feed, Source};
 use crate::memory::{
     Handle, MemoryConfig, NotInUse, OutOfMemory, Policy, Pool, Statistics, Stream, TagId,
 };
@@ -68,22 +71,24 @@ impl Session {
             held: vec![None; inner.buffers.len()],
             workspace: None,
         };
-        let done = self.run_in_blocks(inner, &feed, &mut env, &mut blocks);
-        let Pooled { held, workspace } = blocks;
-        if let Err(error) = done {
-            self.memory.free_all([workspace])?;
-            self.memory.free_all(held)?;
-            return Err(error);
+        let run = || self.run_in_blocks(inner, &feed, &mut env, &mut blocks);
+        let done = catch_unwind(AssertUnwindSafe(run));
+        // The blocks of outputs are kept until the next run, whatever fails after the kernels.
+        match done {
+            Ok(Ok(())) => self.execution.dynamic = blocks.held,
+            failed => {
+                self.memory.free_all([blocks.workspace])?;
+                self.memory.free_all(blocks.held)?;
+                failed.unwrap_or_else(|panic| resume_unwind(panic))?;
+            }
         }
         self.memory.pool.end_step(self.memory.backend.source());
         self.memory.backend.end_run(inner.loaded.as_ref())?;
-        let places = self.memory.places(&held)?;
+        let places = self.memory.places(&self.execution.dynamic)?;
         self.show((inner, &program.debugged), &env, |b| places[b])?;
-        let buffers: [Option<crate::buffer::Buffer>; N] =
-            self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
-        self.execution.dynamic = held;
+        let donated = self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
         Ok(std::array::from_fn(|i| {
-            self.output(inner, i, places[inner.outputs[i]], &env, buffers[i].clone())
+            self.output(inner, i, places[inner.outputs[i]], &env, &donated)
         }))
     }
 
@@ -95,7 +100,17 @@ impl Session {
         env: &mut Env,
         blocks: &mut Pooled,
     ) -> Result<()> {
-        for buffer in inner.inputs.iter().filter_map(|i| i.buffer) {
+        let mut copied: SmallVec<[usize; 8]> = SmallVec::new();
+        feed.each(&mut |at, source| {
+            let input = &inner.inputs[at];
+            let in_place = matches!(
+                source,
+                Source::Resident(Buffer { dtype, .. }) | Source::Donated(Donated(Buffer { dtype, .. }))
+                    if *dtype == input.dtype
+            );
+            copied.extend(input.buffer.filter(|_| !in_place));
+        });
+        for buffer in copied {
             self.memory.take_block(inner, blocks, 0, buffer, env)?;
         }
         let places = self.memory.places(&blocks.held)?;
@@ -129,7 +144,8 @@ impl Session {
         let last = std::mem::take(&mut self.execution.dynamic);
         // The pool takes back every block that it handed out.
         let freed = self.memory.free_all(last);
-        debug_assert!(freed.is_ok());
+        let cleared = self.execution.data_dependent.clear(&mut self.memory);
+        debug_assert!(freed.is_ok() && cleared.is_ok());
         self.memory.pool.empty_cache(self.memory.backend.source());
         self.memory.pool.reset_statistics();
     }
@@ -147,7 +163,8 @@ impl Memory {
     ) -> Result<Region> {
         let step = &inner.steps[at];
         for &b in &step.begins {
-            if blocks.held[b].is_none() {
+            // Inputs have blocks already, or need none.
+            if blocks.held[b].is_none() && inner.input_of[b].is_none() {
                 self.take_block(inner, blocks, at, b, env)?;
             }
         }
@@ -165,14 +182,14 @@ impl Memory {
         at: usize,
     ) -> Result<()> {
         self.free_all([blocks.workspace.take()])?;
-        let (step, last) = (&inner.steps[at], at + 1 == inner.steps.len());
-        for (b, slot) in blocks.held.iter_mut().enumerate() {
-            let ends = (last || step.ends.contains(&b)) && !inner.outputs.contains(&b);
-            if ends {
-                self.free_all([slot.take()])?;
-            }
+        let mut free = |b: usize| match inner.outputs.contains(&b) {
+            true => Ok(()),
+            false => self.free_all([blocks.held[b].take()]),
+        };
+        match at + 1 == inner.steps.len() {
+            true => (0..inner.buffers.len()).try_for_each(free),
+            false => inner.steps[at].ends.iter().try_for_each(|&b| free(b)),
         }
-        Ok(())
     }
 
     /// The region of a buffer's block.

@@ -1,5 +1,7 @@
 //! Measurements of a run: the beginning and end of each kernel, and the bytes touched.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use slabwise_kernels::memory::Region;
@@ -10,7 +12,7 @@ use slabwise_planner::{BufferId, Holder};
 use super::Session;
 use crate::backend::{Backend, Roofline};
 use crate::error::{Error, Result};
-use crate::feed::Feed;
+use crate::feed::{Feed, Source};
 use crate::program::{Compiled, Program};
 
 /// The clock of a run's steps: the device's, if it has one, else the host's.
@@ -119,7 +121,7 @@ impl Session {
             recording.time(clock, &steps);
         }
         if let Some(times) = &mut self.execution.profile {
-            times.add(&steps);
+            times.add_run(inner, sizes, &steps);
         } else if let Some(mut profiles) = self.execution.profiles.take() {
             profiles.add(inner, sizes, || self.roofline(), &steps);
             self.execution.profiles = Some(profiles);
@@ -145,19 +147,27 @@ impl Session {
     /// passed, and when; see [`Plan::html`](crate::Plan::html).
     ///
     /// # Errors
-    /// See [`Session::run`].
+    /// See [`Session::run`]; and if the lengths have another plan than [`Program::plan`], as those of
+    /// unbounded dimensions may, or an input is donated.
     pub fn record<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<Run> {
+        keeps_inputs(program, &feed)?;
+        let inner = self.planned_for(program, &feed)?;
+        if !Arc::ptr_eq(&inner, &program.inner) {
+            return Err(Error::Value(format!(
+                "\"{}\" runs by another plan than Program::plan at these lengths, and no record of it could be shown over that; give its \
+                 unbounded dimensions bounds",
+                inner.name
+            )));
+        }
         self.execution.recording = Some(Recording {
             run: Run::default(),
             began: Instant::now(),
         });
-        let result = self.run(program, feed).map(|_| ());
-        let run = self
-            .execution
-            .recording
-            .take()
-            .map_or_else(Run::default, |recording| recording.run);
-        result.map(|()| run)
+        let run = || self.run(program, feed).map(|_| ());
+        let result = catch_unwind(AssertUnwindSafe(run));
+        let recording = self.execution.recording.take();
+        result.unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(recording.map_or_else(Run::default, |recording| recording.run))
     }
 
     /// The limits of the device's speed: by a device's attributes, and `None` where the driver does
@@ -176,11 +186,11 @@ impl Session {
         program: &Program<N>,
         feed: impl Feed,
     ) -> Result<u64> {
-        self.planned_for(program, &feed)?;
-        let slab = self
-            .memory
-            .slab
-            .ok_or_else(|| Error::Internal("a program without a slab".into()))?;
+        keeps_inputs(program, &feed)?;
+        let inner = self.planned_for(program, &feed)?;
+        self.ready(&inner)?;
+        self.memory.ensure_planned(&inner, &self.world)?;
+        let slab = self.memory.slab()?;
         let kept = self.variables.list.iter().map(|v| {
             self.memory
                 .backend
@@ -205,4 +215,24 @@ impl Session {
         }
         Ok(touched)
     }
+}
+
+/// Fails if an input is donated, because its bytes would be lost with the outputs, which measurements
+/// do not return.
+pub(super) fn keeps_inputs<const N: usize>(program: &Program<N>, feed: &dyn Feed) -> Result<()> {
+    let mut donated = None;
+    feed.each(&mut |at, source| {
+        if let Source::Donated(_) = source {
+            donated.get_or_insert(at);
+        }
+    });
+    let input = donated.and_then(|at| program.inner.inputs.get(at));
+    input.map_or(Ok(()), |input| {
+        Err(Error::Input {
+            name: input.name.to_string(),
+            message: "a measurement returns no output that could take its bytes; feed the buffer \
+                      without donating it"
+                .into(),
+        })
+    })
 }

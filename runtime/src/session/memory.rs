@@ -238,6 +238,17 @@ impl Memory {
         }
     }
 
+    /// Copies bytes as truth values.
+    pub(super) fn copy_truth(&mut self, from: &Region, to: &Region) -> Result<()> {
+        let bytes = self
+            .backend
+            .map_read(from, |memory, from| memory.bytes(from).to_vec())?;
+        self.backend.upload(to, &mut |to| {
+            to.copy_from_slice(&bytes);
+            to_truth(to);
+        })
+    }
+
     /// Makes slab and host's memory large enough for a run: they are, unless the memory for them
     /// was lost when a larger program failed.
     pub(super) fn ensure_planned(&mut self, inner: &Compiled, world: &World) -> Result<()> {
@@ -295,4 +306,11 @@ impl Memory {
         }
         Ok(())
     }
+}
+
+/// Makes every byte but 0 a 1.
+pub(super) fn to_truth(bytes: &mut [u8]) {
+    bytes
+        .iter_mut()
+        .for_each(|byte| *byte = u8::from(*byte != 0));
 }

@@ -17,6 +17,7 @@ use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
 use super::Session;
+use super::memory::to_truth;
 use super::slots::Slots;
 use crate::backend::{Slot, SlotWriter};
 use crate::buffer::Output;
@@ -373,7 +374,7 @@ fn write(
         };
         copy(to);
         if part.dtype == DType::Bool {
-            to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+            to_truth(to);
         }
         look(at, dtype, to);
     });

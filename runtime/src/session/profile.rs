@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::io::{Write, stderr};
-use std::panic::Location;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};
 use slabwise_planner::{shortened, table};
 
 use super::Session;
+use super::measure::keeps_inputs;
 use crate::backend::{Kernel, Roofline};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
@@ -140,8 +141,17 @@ impl Profile {
         }
     }
 
+    /// Adds a run of the profiled program. Only a run knows all lengths, so that the first one
+    /// determines the work of the kernels.
+    pub(super) fn add_run(&mut self, inner: &Compiled, sizes: &Env, steps: &[[f64; 2]]) {
+        if self.runs == 0 {
+            *self = Profile::new(inner, sizes, self.roofline.take());
+        }
+        self.add(steps);
+    }
+
     /// Adds a run, from the beginning and end of each kernel.
-    pub(super) fn add(&mut self, steps: &[[f64; 2]]) {
+    fn add(&mut self, steps: &[[f64; 2]]) {
         for (kernel, [began, ended]) in self.kernels.iter_mut().zip(steps) {
             kernel.seconds = kernel.seconds.min(ended - began);
         }
@@ -198,6 +208,7 @@ impl fmt::Display for Profile {
 /// The work of a step's kernel.
 fn kernel(step: &Step, sizes: &Env, roofline: Option<&Roofline>) -> KernelTime {
     let spec = step.kernel().map(Kernel::spec);
+    let sizes = &step.sizes(sizes);
     let [product, code] = spec.map_or([0; 2], |spec| operations(spec, sizes));
     let bytes = spec.map_or(0, |spec| moved(spec, sizes));
     let family = match spec.map(|spec| &spec.body) {
@@ -289,12 +300,14 @@ impl Session {
         feed: impl Feed,
         steps: u32,
     ) -> Result<Profile> {
+        keeps_inputs(program, &feed)?;
         let inner = self.planned_for(program, &feed)?;
         let (roofline, sizes) = (self.roofline(), inner.sizes(&feed)?);
         self.execution.profile = Some(Profile::new(&inner, &sizes, roofline));
-        let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let runs = || (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let result = catch_unwind(AssertUnwindSafe(runs));
         let profile = self.execution.profile.take();
-        result?;
+        result.unwrap_or_else(|panic| resume_unwind(panic))?;
         profile.ok_or_else(|| Error::Internal("a profile without runs".into()))
     }
 }

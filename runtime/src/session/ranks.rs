@@ -124,6 +124,7 @@ impl Session {
     ) -> Result<R> {
         self.execution.rank_sync = RankSync::Pending;
         let (first, shared) = (self.variables.list.len(), self.variables.shared.clone());
+        let budget = self.memory.budget;
         let compiled = compile(self);
         let told = match self.execution.rank_sync {
             RankSync::Pending if !exchanges => Ok(()),
@@ -136,6 +137,7 @@ impl Session {
         if compiled.is_err() {
             self.variables.forget(first, &mut *self.memory.backend);
             self.variables.shared = shared;
+            self.memory.budget = budget;
         }
         compiled
     }

@@ -4,6 +4,8 @@
 //! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
 //! device launches a kernel or notes it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use slabwise_kernels::collective::Exchange;
 use slabwise_kernels::copies;
 use slabwise_kernels::memory::Region;
@@ -59,6 +61,7 @@ impl Session {
         env: &mut Env,
         fed: &[Option<Region>],
     ) -> Result<()> {
+        self.execution.stats = RunStats::default();
         self.execution
             .data_dependent
             .begin(inner, &mut self.memory)?;
@@ -72,12 +75,15 @@ impl Session {
                 buffers: Buffers::Planned { slab, host },
                 recorded: false,
             };
-            if let Err(error) = self.run_launched(&mut run, env) {
+            let launched = || self.run_launched(&mut run, env);
+            // A custom kernel may panic.
+            let launched = catch_unwind(AssertUnwindSafe(launched));
+            if !matches!(launched, Ok(Ok(()))) {
                 // The next run finds nothing in flight.
                 let transport = self.world.transport();
                 self.memory.backend.finish_transfers(transport);
-                return Err(error);
             }
+            launched.unwrap_or_else(|panic| resume_unwind(panic))?;
         }
         let (lent_bytes, pool_bytes) = self.execution.data_dependent.most();
         self.execution.stats = RunStats {

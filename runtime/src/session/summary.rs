@@ -175,9 +175,7 @@ fn count_operations(inner: &Compiled, rows: &mut Rows) {
         let Some(kernel) = step.kernel() else {
             continue;
         };
-        let split = step.slice.zip(kernel.micro_batching());
-        let sizes = split.map_or(bounds, |(slice, split)| slice.sizes(&bounds, split.batch));
-        let [product, code] = operations(kernel.spec(), &sizes);
+        let [product, code] = operations(kernel.spec(), &step.sizes(&bounds));
         let row = rows.of(&step.origin.layer);
         let flops = match step.origin.phase {
             Phase::Forward => &mut row.forward_flops,

@@ -44,7 +44,8 @@ impl Session {
 
     /// Runs a program as [`Session::run`] does and copies each output, on the device, to a buffer
     /// that outlives the next run. It can be fed to another program, or to the same one later,
-    /// without a copy through the host. [`Session::free`] gives its bytes back.
+    /// without a copy through the host. [`Session::free`] gives its bytes back. An output that takes
+    /// over a [donated](Buffer::donate) input is that buffer.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -65,11 +66,16 @@ impl Session {
         program: &Program<N>,
         feed: impl Feed,
     ) -> Result<[Buffer; N]> {
-        let made = self
-            .run(program, feed)?
-            .map(|output| (output.shown.region(), output.dtype, output.lengths));
+        let made = self.run(program, feed)?.map(|output| {
+            let region = output.shown.region();
+            (region, output.dtype, output.lengths, output.buffer)
+        });
         let mut buffers = Vec::with_capacity(N);
-        for (at, (from, dtype, lengths)) in made.into_iter().enumerate() {
+        for (at, (from, dtype, lengths, donated)) in made.into_iter().enumerate() {
+            if let Some(donated) = donated {
+                buffers.push(donated);
+                continue;
+            }
             let name = format!("output {at} of \"{}\"", program.plan().name());
             let copied = self
                 .memory

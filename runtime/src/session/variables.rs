@@ -172,13 +172,25 @@ impl Variables {
         let declared = declared.iter().flat_map(Param::infos);
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
+        let mut by_name: HashMap<Arc<str>, usize> = HashMap::new();
         for info in all {
-            let known = self
-                .by_name
-                .get(&info.name)
+            let here = self.by_name.get(&info.name);
+            let known = here
                 .map(|&at| &self.list[at].info)
-                .or_else(|| fresh.iter().find(|f| f.name == info.name));
+                .or_else(|| by_name.get(&info.name).map(|&at| &fresh[at]));
+            let kind = |info: &VariableInfo| match info.is_param {
+                true => "parameter",
+                false => "state",
+            };
             match known {
+                Some(known) if known.is_param != info.is_param => {
+                    return Err(Error::Value(format!(
+                        "\"{}\" is a {} in this session and a {} in this program; give one of them another name",
+                        info.name,
+                        kind(known),
+                        kind(&info)
+                    )));
+                }
                 Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
                 Some(known) => {
                     let (a, b) = (
@@ -190,7 +202,10 @@ impl Variables {
                         info.name, known.dtype, info.dtype
                     )));
                 }
-                None => fresh.push(info),
+                None => {
+                    by_name.insert(info.name.clone(), fresh.len());
+                    fresh.push(info);
+                }
             }
         }
         let sized = fresh
