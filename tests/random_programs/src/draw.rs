@@ -1,7 +1,9 @@
 //! Draws cases: small programs of every kind of statement, and the ways to run them.
 
 mod choices;
+mod elementwise;
 mod methods;
+mod patterns;
 mod steps;
 
 use slabwise::{DType, Precision};
@@ -14,8 +16,18 @@ use crate::rules::infer;
 use crate::run::OUTPUTS_MAX;
 use crate::setup::{Feed, Setup, Switch};
 
-/// Most elements of a value.
-const ELEMENTS_MAX: usize = 400;
+/// Most elements of a value, and of a value of a large case.
+const ELEMENTS_MAX: [usize; 2] = [400, 20_000];
+/// The longest axis, and that of a large case.
+const LENGTH_MAX: [usize; 2] = [100, 1100];
+/// Lengths beside those of vectors, of 8 and of 16 lanes, and beside the block of a product's sums.
+const EDGES: [usize; 13] = [1, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 129];
+/// Lengths of sums that products split.
+const DEEP: [usize; 4] = [512, 513, 600, 1030];
+/// One of so many cases is large, because these take long.
+const LARGE: usize = 40;
+/// Most statements of a large case, about.
+const LARGE_SIZE: usize = 5;
 /// Floats that may be larger are scaled down before further statements use them.
 const BOUND: f64 = 8.0;
 
@@ -33,6 +45,13 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     }
     if rng.one_in(40) {
         lengths.push(rng.pick(&[17, 33, 65]));
+    }
+    let large = rng.one_in(LARGE);
+    if large {
+        lengths = vec![rng.pick(&EDGES), rng.pick(&EDGES), rng.pick(&EDGES)];
+        if rng.one_in(2) {
+            lengths.push(rng.pick(&DEEP));
+        }
     }
     let mut case = Case {
         seed,
@@ -62,7 +81,9 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     }
     let shapes = 1 + rng.below(2);
     for _ in 0..shapes {
-        let rank = rng.weighted(&[1, 3, 5, 2, 1]);
+        let rank = rng
+            .weighted(&[1, 3, 5, 2, 1])
+            .min(if large { 2 } else { 4 });
         let dims = (0..rank).map(|_| rng.pick(&lengths)).collect();
         let value = rng.one_in(4).then(|| rng.pick(&[0.0, 1.0, -0.5]));
         case.params.push(Param { dims, value });
@@ -80,11 +101,13 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         let training = rng.one_in(2);
         let learns = training && !case.programs.iter().any(|p: &Program| p.learn.is_some());
         let most = (size_max / count).max(3);
+        let most = if large { most.min(LARGE_SIZE) } else { most };
         // Small ones are likelier, because they are quick and findings in them are easy to
         // understand.
         let size = (1 + rng.below(most)).min(1 + rng.below(most));
         let scratch = case.clone();
         let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
+        maker.large = large;
         maker.fill(size);
         let program = maker.finish(learns);
         case.programs.push(program);
@@ -169,6 +192,7 @@ pub(crate) struct Maker<'a> {
     open: Vec<usize>,
     data: usize,
     found: usize,
+    large: bool,
 }
 
 impl<'a> Maker<'a> {
@@ -193,6 +217,7 @@ impl<'a> Maker<'a> {
             open: Vec::new(),
             data,
             found: 0,
+            large: false,
         }
     }
 
@@ -210,13 +235,15 @@ impl<'a> Maker<'a> {
         let small = self
             .scope
             .elements(&fact.dims)
-            .is_some_and(|n| n <= ELEMENTS_MAX)
+            .is_some_and(|n| n <= ELEMENTS_MAX[usize::from(self.large)])
             && fact.rank() <= 5;
         let tame = fact.low <= fact.high
             && fact.bound() < 1e6
             && (fact.dtype.is_float() || fact.bound() < 1e5);
         // Numbers far from 1 lose digits when they are subtracted.
-        if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
+        let longest = LENGTH_MAX[usize::from(self.large)];
+        let short = fact.dims.iter().all(|d| self.scope.most(*d) <= longest);
+        if !small || !tame || !short {
             return None;
         }
         if matches!(statement.op, Op::Gradient) && !args.iter().all(|&a| self.facts[a].smooth) {

@@ -41,6 +41,7 @@ pub mod print;
 pub mod rng;
 mod rules;
 pub mod run;
+pub mod scans;
 pub mod setup;
 mod shapes;
 pub mod shrink;

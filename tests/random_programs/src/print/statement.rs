@@ -7,6 +7,7 @@ fn unary(op: Unary, x: &str) -> String {
     match op {
         Unary::Neg => format!("(-{x})"),
         Unary::Not => format!("(!{x})"),
+        other if other.text().ends_with(')') => format!("{x}.{}", other.text()),
         other => format!("{x}.{}()", other.text()),
     }
 }
