@@ -10,6 +10,7 @@ use slabwise::{DType, Precision};
 
 use crate::case::{Axis, Case, Learn, Named, Op, Param, Program, Rule, State, Statement};
 use crate::facts::{Fact, Len, Scope, Unknown};
+use crate::method::Method;
 use crate::numbers::jumps;
 use crate::rng::Rng;
 use crate::rules::infer;
@@ -20,6 +21,8 @@ use crate::setup::{Feed, Setup, Switch};
 const ELEMENTS_MAX: [usize; 2] = [400, 20_000];
 /// The longest axis, and that of a large case.
 const LENGTH_MAX: [usize; 2] = [100, 1100];
+/// The longest axis of which each pair of elements has a number.
+const PAIRS_MAX: usize = 130;
 /// Lengths beside those of vectors, of 8 and of 16 lanes, and beside the block of a product's sums.
 const EDGES: [usize; 13] = [1, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 129];
 /// Lengths of sums that products split.
@@ -55,7 +58,7 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     }
     let mut case = Case {
         seed,
-        odd_numbers: rng.one_in(25),
+        odd_numbers: rng.one_in(15),
         ..Case::default()
     };
     for name in ["batch", "time"] {
@@ -96,6 +99,7 @@ pub fn case(seed: u64, size_max: usize) -> Case {
             dims,
         });
     }
+    let plain = case.odd_numbers && rng.one_in(2);
     let count = if rng.one_in(5) { 2 } else { 1 };
     for at in 0..count {
         let training = rng.one_in(2);
@@ -108,6 +112,7 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         let scratch = case.clone();
         let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
         maker.large = large;
+        maker.plain = plain;
         maker.fill(size);
         let program = maker.finish(learns);
         case.programs.push(program);
@@ -181,6 +186,15 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
     setup
 }
 
+/// Whether it computes a number for each pair of elements of an axis.
+fn pairs(op: &Op) -> bool {
+    match op {
+        Op::Attention { .. } | Op::SelfAttention { .. } | Op::Layer { .. } | Op::Nms(_) => true,
+        Op::Method(method) => matches!(method, Method::AttentionWith { .. } | Method::Ctc { .. }),
+        _ => false,
+    }
+}
+
 /// A partly drawn program.
 pub(crate) struct Maker<'a> {
     scope: Scope<'a>,
@@ -193,6 +207,8 @@ pub(crate) struct Maker<'a> {
     data: usize,
     found: usize,
     large: bool,
+    /// Whether it has elementwise statements only, so that its results with odd numbers are known.
+    plain: bool,
 }
 
 impl<'a> Maker<'a> {
@@ -218,12 +234,17 @@ impl<'a> Maker<'a> {
             data,
             found: 0,
             large: false,
+            plain: false,
         }
     }
 
     /// Adds a statement if it is valid, not too large, and continuous in every rounded operand.
     pub(crate) fn push(&mut self, op: Op, args: &[usize]) -> Option<usize> {
         if jumps(&op) && args.iter().any(|&a| !self.facts[a].exact) {
+            return None;
+        }
+        let most = |&a: &usize| self.facts[a].dims.iter().map(|d| self.scope.most(*d)).max();
+        if pairs(&op) && args.iter().filter_map(most).any(|n| n > PAIRS_MAX) {
             return None;
         }
         let statement = Statement {

@@ -62,13 +62,22 @@ fn compares(op: Binary) -> bool {
     )
 }
 
+/// A constant; one that is infinite, tiny or huge counts as a number near 1, as such elements of
+/// inputs do.
+pub fn known(number: f32) -> f64 {
+    match number.abs() {
+        1e-6..=1e6 | 0.0 => f64::from(number),
+        _ => 1.0,
+    }
+}
+
 /// The facts of a statement with one operand.
 pub fn of_one(op: &Op, x: &Fact) -> Option<Fact> {
     let mut fact = match op {
         Op::Unary(u) => unary(*u, x)?,
         Op::Checkpoint(list) => list.iter().try_fold(x.clone(), |x, u| unary(*u, &x))?,
         Op::Number(op, number) => {
-            let number = f64::from(*number);
+            let number = known(*number);
             let whole = number.fract() == 0.0 && number.abs() < 1e6;
             let holds = match x.lane() {
                 DType::F32 => true,

@@ -379,7 +379,7 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
             dtype,
             shape,
         } => {
-            let v = f64::from(*value);
+            let v = numbers::known(*value);
             Fact::new(*dtype, scope.shape(shape)?)
                 .within(v, v)
                 .exact(true)

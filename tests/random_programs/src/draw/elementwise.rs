@@ -7,6 +7,9 @@ use super::steps::float;
 use crate::case::{Binary, Op, Unary};
 use crate::facts::Fact;
 
+/// Numbers that decide special cases.
+pub(super) const ODD: [f32; 6] = [f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e-40, 3e38, -2e-38];
+
 impl Maker<'_> {
     /// The operand, mapped to a range where a function is defined and not steep.
     pub(super) fn positive(&mut self, x: usize) -> Option<usize> {
@@ -111,7 +114,10 @@ impl Maker<'_> {
             Binary::BitXor,
         ]);
         let x = self.find(|f| f.dtype != DType::Bool)?;
-        let number = self.rng.pick(&[0.0, 1.0, 2.0, -1.0, 0.5, 3.0, -0.25]);
+        let mut number = self.rng.pick(&[0.0, 1.0, 2.0, -1.0, 0.5, 3.0, -0.25]);
+        if self.scope.case.odd_numbers && float(self.fact(x)) && self.rng.one_in(2) {
+            number = self.rng.pick(&ODD);
+        }
         if op == Binary::Div && number == 0.0 {
             return None;
         }

@@ -5,6 +5,7 @@ use slabwise::{DType, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
 use super::Maker;
+use super::elementwise::ODD;
 use crate::case::{Axis, Fold, Layer, Op, Run, Unary};
 use crate::facts::Fact;
 
@@ -17,11 +18,15 @@ macro_rules! steps {
             /// Tries one step.
             pub(super) fn step(&mut self) -> Option<usize> {
                 let steps = [$(Self::$step),*];
-                steps[self.rng.weighted(WEIGHTS)](self)
+                let weights = if self.plain { &WEIGHTS[..ELEMENTWISE] } else { WEIGHTS };
+                steps[self.rng.weighted(weights)](self)
             }
         }
     };
 }
+
+/// The first of these steps, which are elementwise.
+const ELEMENTWISE: usize = 6;
 
 steps! {
     14 unary,
@@ -597,7 +602,10 @@ impl Maker<'_> {
                         .pick(&[DType::F32, DType::I32, DType::F16, DType::Bool]),
                     self.any_shape(),
                 );
-                let value = self.rng.pick(&[0.0, 1.0]);
+                let mut value = self.rng.pick(&[0.0, 1.0]);
+                if self.scope.case.odd_numbers && dtype == DType::F32 {
+                    value = self.rng.pick(&ODD);
+                }
                 self.push(
                     Op::Full {
                         value,

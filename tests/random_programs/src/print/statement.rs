@@ -22,6 +22,16 @@ fn binary(op: Binary, x: &str, y: &str) -> String {
     }
 }
 
+/// A number as an operand.
+fn literal(number: f32) -> String {
+    match number {
+        f32::INFINITY => "f32::INFINITY".into(),
+        f32::NEG_INFINITY => "f32::NEG_INFINITY".into(),
+        n if n.is_sign_negative() => format!("({n:?})"),
+        n => format!("{n:?}"),
+    }
+}
+
 fn fold(op: Fold, x: &str, axes: Option<&[usize]>, keep: bool) -> String {
     let position = matches!(op, Fold::ArgMax | Fold::ArgMin);
     let Some(axes) = axes else {
@@ -57,22 +67,18 @@ pub fn expression(op: &Op, args: &[String]) -> String {
             value,
             dtype,
             shape,
-        } => format!("trace.full({value:?}, {dtype:?}, {})", written(shape)),
+        } => format!(
+            "trace.full({}, {dtype:?}, {})",
+            literal(*value),
+            written(shape)
+        ),
         Op::Arange(Axis::Fixed(n)) => format!("trace.arange({n})"),
         Op::Arange(Axis::Named(at)) => format!("trace.arange(dim{at})"),
         Op::Uniform(shape) => format!("trace.uniform({})", written(shape)),
         Op::UniformLike => format!("{x}.uniform_like()"),
         Op::Unary(u) => unary(*u, x),
         Op::Binary(b) => binary(*b, x, y),
-        Op::Number(b, number) => binary(
-            *b,
-            x,
-            &if *number < 0.0 {
-                format!("({number:?})")
-            } else {
-                format!("{number:?}")
-            },
-        ),
+        Op::Number(b, number) => binary(*b, x, &literal(*number)),
         Op::Select => format!("{x}.select({y}, {})", args[2]),
         Op::Clamp(low, high) => format!("{x}.clamp({low:?}, {high:?})"),
         Op::Cast(dtype) => format!("{x}.cast({dtype:?})"),
