@@ -207,6 +207,7 @@ impl<'t> Builder<'_, 't> {
                 _,
             ) => trace.full(*value, *dtype, self.shape(shape).as_slice()),
             (Op::Arange(n), _) => trace.arange(self.dim(*n)),
+            (Op::Length(n), _) => trace.length(self.dim(*n)),
             (Op::Uniform(shape), _) => trace.uniform(self.shape(shape).as_slice()),
             (Op::Concat(axis), _) => trace.concat(args, *axis),
             (Op::Stack(axis), _) => trace.stack(args, *axis),
@@ -216,6 +217,10 @@ impl<'t> Builder<'_, 't> {
             (Op::Expand(shape), [x]) => x.expand(self.shape(shape).as_slice()),
             (Op::Reshape(shape), [x]) => x.reshape(self.shape(shape).as_slice()),
             (Op::Gradient, [of, wrt]) => trace.gradients(of.mean(), [*wrt])[0],
+            (Op::Gradient, [of, wrt, other]) => {
+                let both = trace.gradients(of.mean(), [*wrt, *other]);
+                both[0] + both[1].mean()
+            }
             (_, [x]) => one(op, *x),
             _ => several(op, args),
         }
@@ -530,6 +535,9 @@ fn several<'t>(op: &Op, args: &[Tensor<'t>]) -> Tensor<'t> {
                 *causal,
                 mask,
             )
+        }
+        (Op::Checkpoint(list), [x, w]) => {
+            x.checkpoint(|x| list.iter().fold(x.matmul(*w), |x, u| unary(*u, x)))
         }
         (Op::MaskedSelect, [x, mask]) => x.masked_select(*mask),
         (Op::Compress(axis), [x, mask]) => x.compress(*axis, *mask),

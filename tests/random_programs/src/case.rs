@@ -102,6 +102,8 @@ pub enum Op {
         shape: Vec<Axis>,
     },
     Arange(Axis),
+    /// A length as a scalar.
+    Length(Axis),
     Uniform(Vec<Axis>),
     UniformLike,
     Unary(Unary),
@@ -225,8 +227,10 @@ pub enum Op {
     Nms(f32),
     Method(Method),
     Keep,
+    /// Functions, perhaps of the product with a second operand, recomputed for gradients.
     Checkpoint(Vec<Unary>),
-    /// The gradient of the mean of the first operand with respect to the second.
+    /// The gradient of the mean of the first operand with respect to the second; with a third, the
+    /// mean of the gradient with respect to it is added.
     Gradient,
 }
 

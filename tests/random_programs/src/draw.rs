@@ -288,14 +288,31 @@ impl<'a> Maker<'a> {
     /// A statement that others may use and that satisfies `fits`; later ones are likelier, so that
     /// programs grow deep.
     pub(crate) fn find(&mut self, fits: impl Fn(&Fact) -> bool) -> Option<usize> {
+        self.find_at(|_, fact| fits(fact))
+    }
+
+    /// [`Maker::find`] by the statement and its facts.
+    pub(crate) fn find_at(&mut self, fits: impl Fn(usize, &Fact) -> bool) -> Option<usize> {
         let list: Vec<usize> = self
             .open
             .iter()
             .copied()
-            .filter(|&i| fits(&self.facts[i]))
+            .filter(|&i| fits(i, &self.facts[i]))
             .collect();
         let late = self.rng.below(list.len()).max(self.rng.below(list.len()));
         list.get(late).copied()
+    }
+
+    /// The statements that a value depends on.
+    pub(crate) fn above(&self, at: usize) -> Vec<usize> {
+        let (mut open, mut seen) = (vec![at], Vec::new());
+        while let Some(at) = open.pop() {
+            let new = |a: &&usize| !seen.contains(*a);
+            let args = self.program.statements[at].args.iter().filter(new);
+            open.extend(args.copied().collect::<Vec<_>>());
+            seen.push(at);
+        }
+        seen
     }
 
     pub(crate) fn fact(&self, at: usize) -> &Fact {

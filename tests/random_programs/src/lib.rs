@@ -33,6 +33,7 @@ pub mod case;
 pub mod draw;
 pub mod facts;
 pub mod hunt;
+pub mod indexing;
 pub mod judge;
 pub mod method;
 mod method_rules;

@@ -9,6 +9,7 @@ use slabwise::tensor::{
 use slabwise::{Dim, Mask, Quantization, Running, Tensor, Tiles, Trace};
 
 use crate::axis::Axis;
+use crate::indexing::Indexing;
 use crate::scans::Loop;
 
 /// A method with options, and its options.
@@ -67,6 +68,7 @@ pub enum Method {
     /// A loop over the first axis of an operand, whose carry begins as the second operand; perhaps
     /// with a captured value.
     Scan(Loop),
+    Index(Indexing),
     /// Of logarithms of probabilities and labels.
     Ctc {
         blank: i32,
@@ -130,6 +132,7 @@ impl Method {
     pub fn shape(&self) -> &[Axis] {
         match self {
             Method::Keyed { shape, .. } => shape,
+            Method::Index(method) => method.shape(),
             _ => &[],
         }
     }
@@ -138,6 +141,7 @@ impl Method {
     pub fn shape_mut(&mut self) -> &mut [Axis] {
         match self {
             Method::Keyed { shape, .. } => shape,
+            Method::Index(method) => method.shape_mut(),
             _ => &mut [],
         }
     }
@@ -183,6 +187,7 @@ impl Method {
             (Method::AttentionWith { .. }, [q, k, v, mask @ ..]) => {
                 q.attention_with(*k, *v, self.attention(mask.first().copied()))
             }
+            (Method::Index(method), args) => method.apply(args, dim),
             (method, [x]) => method.of_one(*x),
             (Method::Conv1d(options), [x, w]) => x.conv1d_with(*w, *options),
             (Method::Conv2d(options), [x, w]) => x.conv2d_with(*w, *options),
@@ -408,6 +413,7 @@ impl Method {
                 "{x}.linear_recurrence({y}, {axis}, slabwise::Running {{ exclusive: {exclusive}, reverse: {reverse} }})"
             ),
             Method::Scan(l) => l.text(args),
+            Method::Index(method) => method.text(args),
             Method::Ctc { blank, reduction } => format!(
                 "{x}.ctc({y}, slabwise::tensor::Ctc {{ blank: {blank}, reduction: Reduction::{reduction:?}, \
                  zero_infinity: true, ..Default::default() }})"

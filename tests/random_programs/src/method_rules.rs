@@ -145,6 +145,7 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
             })
         }
         (Method::Scan(l), args) => l.infer(args),
+        (Method::Index(method), args) => method.infer(args, scope),
         (&Method::Ctc { blank, reduction }, [x, labels]) => {
             let [time, n, classes] = x.dims[..] else {
                 return None;

@@ -75,6 +75,7 @@ steps! {
     4 parts,
     4 turned,
     3 computed,
+    6 places,
 }
 
 pub(super) fn float(f: &Fact) -> bool {
@@ -594,7 +595,10 @@ impl Maker<'_> {
             }
             1 => {
                 let n = self.any_shape().first().copied()?;
-                self.push(Op::Arange(n), &[])
+                let op = self
+                    .rng
+                    .pick(&[Op::Arange(n), Op::Arange(n), Op::Length(n)]);
+                self.push(op, &[])
             }
             2 => {
                 let (dtype, shape) = (
@@ -634,14 +638,34 @@ impl Maker<'_> {
                     .iter()
                     .all(|d| d.least() > 0 || d.as_fixed().is_none())
         })?;
-        let wrt = self.find(|f| float(f) && f.smooth)?;
+        // Mostly a value that it depends on.
+        let above = self.above(of);
+        let near = self.find_at(|i, f| float(f) && f.smooth && above.contains(&i));
+        let wrt = match near.filter(|_| !self.rng.one_in(6)) {
+            Some(near) => near,
+            None => self.find(|f| float(f) && f.smooth)?,
+        };
         // The mean over a length of 0 is no number, so none is drawn here.
         let open = self.fact(of).dims.iter().any(|d| d.as_fixed().is_none());
         let zeros = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
         if open && (zeros || self.fact(of).dims.iter().any(|d| self.axis(*d).is_none())) {
             return None;
         }
-        self.push(Op::Gradient, &[of, wrt])
+        let known = |f: &Fact| f.dims.iter().all(|d| d.as_fixed().is_some_and(|n| n > 0));
+        let other = self.find_at(|i, f| single(f) && f.smooth && known(f) && above.contains(&i));
+        let mut args = vec![of, wrt];
+        args.extend(other.filter(|_| self.rng.one_in(3)));
+        let first = self.push(Op::Gradient, &args)?;
+        if self.rng.one_in(2) {
+            return Some(first);
+        }
+        // Of second order.
+        let square = self.push(Op::Unary(Unary::Square), &[first])?;
+        let wrt = match self.rng.one_in(2) {
+            true => wrt,
+            false => self.find_at(|i, f| single(f) && f.smooth && above.contains(&i))?,
+        };
+        self.push(Op::Gradient, &[square, wrt])
     }
 
     fn keep(&mut self) -> Option<usize> {
@@ -660,6 +684,12 @@ impl Maker<'_> {
         let segment = (0..1 + self.rng.below(3))
             .map(|_| self.rng.pick(&list))
             .collect();
-        self.push(Op::Checkpoint(segment), &[x])
+        let k = self.fact(x).dims.last().copied();
+        let dtype = self.fact(x).dtype;
+        let factor =
+            self.find(|f| f.dtype == dtype && f.rank() == 2 && f.dims.first().copied() == k);
+        let mut args = vec![x];
+        args.extend(factor.filter(|_| self.rng.one_in(2)));
+        self.push(Op::Checkpoint(segment), &args)
     }
 }

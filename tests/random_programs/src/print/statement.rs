@@ -74,6 +74,8 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         ),
         Op::Arange(Axis::Fixed(n)) => format!("trace.arange({n})"),
         Op::Arange(Axis::Named(at)) => format!("trace.arange(dim{at})"),
+        Op::Length(Axis::Fixed(n)) => format!("trace.length({n})"),
+        Op::Length(Axis::Named(at)) => format!("trace.length(dim{at})"),
         Op::Uniform(shape) => format!("trace.uniform({})", written(shape)),
         Op::UniformLike => format!("{x}.uniform_like()"),
         Op::Unary(u) => unary(*u, x),
@@ -207,12 +209,21 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::Nms(threshold) => format!("{x}.nms({y}, {threshold:?})"),
         Op::Method(method) => method.text(args, &written(method.shape())),
         Op::Keep => format!("{x}.keep()"),
-        Op::Checkpoint(list) => format!(
-            "{x}.checkpoint(|x| {})",
-            list.iter().fold("x".to_string(), |x, u| unary(*u, &x))
+        Op::Checkpoint(list) => {
+            let first = match args.len() {
+                2 => format!("x.matmul({y})"),
+                _ => "x".to_string(),
+            };
+            let all = list.iter().fold(first, |x, u| unary(*u, &x));
+            format!("{x}.checkpoint(|x| {all})")
+        }
+        Op::Gradient if args.len() == 3 => format!(
+            "{{ let both = trace.gradients({x}.mean(), [{y}, {z}]); both[0] + both[1].mean() }}"
         ),
         Op::Gradient => format!("trace.gradients({x}.mean(), [{y}])[0]"),
         // These need the case, so that the printer of programs writes them.
-        Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) => String::new(),
+        Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) | Op::Length(Axis::Open) => {
+            String::new()
+        }
     }
 }
