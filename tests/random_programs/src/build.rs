@@ -207,6 +207,7 @@ impl<'t> Builder<'_, 't> {
                 _,
             ) => trace.full(*value, *dtype, self.shape(shape).as_slice()),
             (Op::Arange(n), _) => trace.arange(self.dim(*n)),
+            (Op::Length(n), _) => trace.length(self.dim(*n)),
             (Op::Uniform(shape), _) => trace.uniform(self.shape(shape).as_slice()),
             (Op::Concat(axis), _) => trace.concat(args, *axis),
             (Op::Stack(axis), _) => trace.stack(args, *axis),
@@ -216,6 +217,10 @@ impl<'t> Builder<'_, 't> {
             (Op::Expand(shape), [x]) => x.expand(self.shape(shape).as_slice()),
             (Op::Reshape(shape), [x]) => x.reshape(self.shape(shape).as_slice()),
             (Op::Gradient, [of, wrt]) => trace.gradients(of.mean(), [*wrt])[0],
+            (Op::Gradient, [of, wrt, other]) => {
+                let both = trace.gradients(of.mean(), [*wrt, *other]);
+                both[0] + both[1].mean()
+            }
             (_, [x]) => one(op, *x),
             _ => several(op, args),
         }
@@ -265,6 +270,38 @@ fn unary(op: Unary, x: Tensor<'_>) -> Tensor<'_> {
         Unary::GeluTanh => x.gelu_tanh(),
         Unary::Silu => x.silu(),
         Unary::Softplus => x.softplus(),
+        Unary::Log2 => x.log2(),
+        Unary::Log10 => x.log10(),
+        Unary::Lgamma => x.lgamma(),
+        Unary::Digamma => x.digamma(),
+        Unary::Tan => x.tan(),
+        Unary::Sinh => x.sinh(),
+        Unary::Cosh => x.cosh(),
+        Unary::Atan => x.atan(),
+        Unary::Asin => x.asin(),
+        Unary::Acos => x.acos(),
+        Unary::Asinh => x.asinh(),
+        Unary::Acosh => x.acosh(),
+        Unary::Atanh => x.atanh(),
+        Unary::Erfinv => x.erfinv(),
+        Unary::Logit => x.logit(),
+        Unary::Trunc => x.trunc(),
+        Unary::Fract => x.fract(),
+        Unary::IsNan => x.is_nan(),
+        Unary::IsInfinite => x.is_infinite(),
+        Unary::IsFinite => x.is_finite(),
+        Unary::BitNot => x.bit_not(),
+        Unary::LeakyRelu => x.leaky_relu(0.25),
+        Unary::Elu => x.elu(0.5),
+        Unary::Selu => x.selu(),
+        Unary::Hardsigmoid => x.hardsigmoid(),
+        Unary::Hardswish => x.hardswish(),
+        Unary::Hardtanh => x.hardtanh(),
+        Unary::Mish => x.mish(),
+        Unary::QuickGelu => x.quick_gelu(),
+        Unary::LogSigmoid => x.log_sigmoid(),
+        Unary::Softsign => x.softsign(),
+        Unary::Softshrink => x.softshrink(0.5),
     }
 }
 
@@ -286,6 +323,17 @@ fn binary<'t>(op: Binary, x: Tensor<'t>, y: impl slabwise::Operand<'t>) -> Tenso
         Binary::And => x.and(y),
         Binary::Or => x.or(y),
         Binary::Xor => x.xor(y),
+        Binary::Atan2 => x.atan2(y),
+        Binary::Fmod => x.fmod(y),
+        Binary::Remainder => x.remainder(y),
+        Binary::DivFloor => x.div_floor(y),
+        Binary::BitAnd => x.bit_and(y),
+        Binary::BitOr => x.bit_or(y),
+        Binary::BitXor => x.bit_xor(y),
+        Binary::ShiftLeft => x.shift_left(y),
+        Binary::ShiftRight => x.shift_right(y),
+        Binary::Hypot => x.hypot(y),
+        Binary::LogAddExp => x.logaddexp(y),
     }
 }
 
@@ -487,6 +535,9 @@ fn several<'t>(op: &Op, args: &[Tensor<'t>]) -> Tensor<'t> {
                 *causal,
                 mask,
             )
+        }
+        (Op::Checkpoint(list), [x, w]) => {
+            x.checkpoint(|x| list.iter().fold(x.matmul(*w), |x, u| unary(*u, x)))
         }
         (Op::MaskedSelect, [x, mask]) => x.masked_select(*mask),
         (Op::Compress(axis), [x, mask]) => x.compress(*axis, *mask),

@@ -44,6 +44,11 @@ methods! {
     Neg "neg", Not "not", Detach "detach", Abs "abs", Sign "sign", Exp "exp", Exp2 "exp2", Expm1 "expm1", Ln "ln", Log1p "log1p",
     Sqrt "sqrt", Rsqrt "rsqrt", Recip "recip", Tanh "tanh", Sigmoid "sigmoid", Relu "relu", Erf "erf", Sin "sin", Cos "cos",
     Floor "floor", Ceil "ceil", Round "round", Square "square", Gelu "gelu", GeluTanh "gelu_tanh", Silu "silu", Softplus "softplus",
+    Log2 "log2", Log10 "log10", Lgamma "lgamma", Digamma "digamma", Tan "tan", Sinh "sinh", Cosh "cosh", Atan "atan", Asin "asin",
+    Acos "acos", Asinh "asinh", Acosh "acosh", Atanh "atanh", Erfinv "erfinv", Logit "logit", Trunc "trunc", Fract "fract",
+    IsNan "is_nan", IsInfinite "is_infinite", IsFinite "is_finite", BitNot "bit_not", LeakyRelu "leaky_relu(0.25)", Elu "elu(0.5)",
+    Selu "selu", Hardsigmoid "hardsigmoid", Hardswish "hardswish", Hardtanh "hardtanh", Mish "mish", QuickGelu "quick_gelu",
+    LogSigmoid "log_sigmoid", Softsign "softsign", Softshrink "softshrink(0.5)",
 }
 
 methods! {
@@ -51,6 +56,8 @@ methods! {
     Binary:
     Add "add", Sub "sub", Mul "mul", Div "div", Pow "pow", Minimum "minimum", Maximum "maximum", Lt "lt", Le "le", Gt "gt", Ge "ge",
     Equal "equal", NotEqual "not_equal", And "and", Or "or", Xor "xor",
+    Atan2 "atan2", Fmod "fmod", Remainder "remainder", DivFloor "div_floor", BitAnd "bit_and", BitOr "bit_or", BitXor "bit_xor",
+    ShiftLeft "shift_left", ShiftRight "shift_right", Hypot "hypot", LogAddExp "logaddexp",
 }
 
 methods! {
@@ -95,6 +102,8 @@ pub enum Op {
         shape: Vec<Axis>,
     },
     Arange(Axis),
+    /// A length as a scalar.
+    Length(Axis),
     Uniform(Vec<Axis>),
     UniformLike,
     Unary(Unary),
@@ -218,8 +227,10 @@ pub enum Op {
     Nms(f32),
     Method(Method),
     Keep,
+    /// Functions, perhaps of the product with a second operand, recomputed for gradients.
     Checkpoint(Vec<Unary>),
-    /// The gradient of the mean of the first operand with respect to the second.
+    /// The gradient of the mean of the first operand with respect to the second; with a third, the
+    /// mean of the gradient with respect to it is added.
     Gradient,
 }
 

@@ -1,21 +1,36 @@
 //! Draws cases: small programs of every kind of statement, and the ways to run them.
 
 mod choices;
+mod elementwise;
 mod methods;
+mod patterns;
 mod steps;
 
 use slabwise::{DType, Precision};
 
 use crate::case::{Axis, Case, Learn, Named, Op, Param, Program, Rule, State, Statement};
 use crate::facts::{Fact, Len, Scope, Unknown};
+use crate::method::Method;
 use crate::numbers::jumps;
 use crate::rng::Rng;
 use crate::rules::infer;
 use crate::run::OUTPUTS_MAX;
 use crate::setup::{Feed, Setup, Switch};
 
-/// Most elements of a value.
-const ELEMENTS_MAX: usize = 400;
+/// Most elements of a value, and of a value of a large case.
+const ELEMENTS_MAX: [usize; 2] = [400, 20_000];
+/// The longest axis, and that of a large case.
+const LENGTH_MAX: [usize; 2] = [100, 1100];
+/// The longest axis of which each pair of elements has a number.
+const PAIRS_MAX: usize = 130;
+/// Lengths beside those of vectors, of 8 and of 16 lanes, and beside the block of a product's sums.
+const EDGES: [usize; 13] = [1, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 129];
+/// Lengths of sums that products split.
+const DEEP: [usize; 4] = [512, 513, 600, 1030];
+/// One of so many cases is large, because these take long.
+const LARGE: usize = 40;
+/// Most statements of a large case, about.
+const LARGE_SIZE: usize = 5;
 /// Floats that may be larger are scaled down before further statements use them.
 const BOUND: f64 = 8.0;
 
@@ -34,9 +49,16 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     if rng.one_in(40) {
         lengths.push(rng.pick(&[17, 33, 65]));
     }
+    let large = rng.one_in(LARGE);
+    if large {
+        lengths = vec![rng.pick(&EDGES), rng.pick(&EDGES), rng.pick(&EDGES)];
+        if rng.one_in(2) {
+            lengths.push(rng.pick(&DEEP));
+        }
+    }
     let mut case = Case {
         seed,
-        odd_numbers: rng.one_in(25),
+        odd_numbers: rng.one_in(15),
         ..Case::default()
     };
     for name in ["batch", "time"] {
@@ -62,7 +84,9 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     }
     let shapes = 1 + rng.below(2);
     for _ in 0..shapes {
-        let rank = rng.weighted(&[1, 3, 5, 2, 1]);
+        let rank = rng
+            .weighted(&[1, 3, 5, 2, 1])
+            .min(if large { 2 } else { 4 });
         let dims = (0..rank).map(|_| rng.pick(&lengths)).collect();
         let value = rng.one_in(4).then(|| rng.pick(&[0.0, 1.0, -0.5]));
         case.params.push(Param { dims, value });
@@ -75,16 +99,20 @@ pub fn case(seed: u64, size_max: usize) -> Case {
             dims,
         });
     }
+    let plain = case.odd_numbers && rng.one_in(2);
     let count = if rng.one_in(5) { 2 } else { 1 };
     for at in 0..count {
         let training = rng.one_in(2);
         let learns = training && !case.programs.iter().any(|p: &Program| p.learn.is_some());
         let most = (size_max / count).max(3);
+        let most = if large { most.min(LARGE_SIZE) } else { most };
         // Small ones are likelier, because they are quick and findings in them are easy to
         // understand.
         let size = (1 + rng.below(most)).min(1 + rng.below(most));
         let scratch = case.clone();
         let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
+        maker.large = large;
+        maker.plain = plain;
         maker.fill(size);
         let program = maker.finish(learns);
         case.programs.push(program);
@@ -158,6 +186,15 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
     setup
 }
 
+/// Whether it computes a number for each pair of elements of an axis.
+fn pairs(op: &Op) -> bool {
+    match op {
+        Op::Attention { .. } | Op::SelfAttention { .. } | Op::Layer { .. } | Op::Nms(_) => true,
+        Op::Method(method) => matches!(method, Method::AttentionWith { .. } | Method::Ctc { .. }),
+        _ => false,
+    }
+}
+
 /// A partly drawn program.
 pub(crate) struct Maker<'a> {
     scope: Scope<'a>,
@@ -169,6 +206,9 @@ pub(crate) struct Maker<'a> {
     open: Vec<usize>,
     data: usize,
     found: usize,
+    large: bool,
+    /// Whether it has elementwise statements only, so that its results with odd numbers are known.
+    plain: bool,
 }
 
 impl<'a> Maker<'a> {
@@ -193,12 +233,18 @@ impl<'a> Maker<'a> {
             open: Vec::new(),
             data,
             found: 0,
+            large: false,
+            plain: false,
         }
     }
 
     /// Adds a statement if it is valid, not too large, and continuous in every rounded operand.
     pub(crate) fn push(&mut self, op: Op, args: &[usize]) -> Option<usize> {
         if jumps(&op) && args.iter().any(|&a| !self.facts[a].exact) {
+            return None;
+        }
+        let most = |&a: &usize| self.facts[a].dims.iter().map(|d| self.scope.most(*d)).max();
+        if pairs(&op) && args.iter().filter_map(most).any(|n| n > PAIRS_MAX) {
             return None;
         }
         let statement = Statement {
@@ -210,13 +256,15 @@ impl<'a> Maker<'a> {
         let small = self
             .scope
             .elements(&fact.dims)
-            .is_some_and(|n| n <= ELEMENTS_MAX)
+            .is_some_and(|n| n <= ELEMENTS_MAX[usize::from(self.large)])
             && fact.rank() <= 5;
         let tame = fact.low <= fact.high
             && fact.bound() < 1e6
             && (fact.dtype.is_float() || fact.bound() < 1e5);
         // Numbers far from 1 lose digits when they are subtracted.
-        if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
+        let longest = LENGTH_MAX[usize::from(self.large)];
+        let short = fact.dims.iter().all(|d| self.scope.most(*d) <= longest);
+        if !small || !tame || !short {
             return None;
         }
         if matches!(statement.op, Op::Gradient) && !args.iter().all(|&a| self.facts[a].smooth) {
@@ -240,14 +288,31 @@ impl<'a> Maker<'a> {
     /// A statement that others may use and that satisfies `fits`; later ones are likelier, so that
     /// programs grow deep.
     pub(crate) fn find(&mut self, fits: impl Fn(&Fact) -> bool) -> Option<usize> {
+        self.find_at(|_, fact| fits(fact))
+    }
+
+    /// [`Maker::find`] by the statement and its facts.
+    pub(crate) fn find_at(&mut self, fits: impl Fn(usize, &Fact) -> bool) -> Option<usize> {
         let list: Vec<usize> = self
             .open
             .iter()
             .copied()
-            .filter(|&i| fits(&self.facts[i]))
+            .filter(|&i| fits(i, &self.facts[i]))
             .collect();
         let late = self.rng.below(list.len()).max(self.rng.below(list.len()));
         list.get(late).copied()
+    }
+
+    /// The statements that a value depends on.
+    pub(crate) fn above(&self, at: usize) -> Vec<usize> {
+        let (mut open, mut seen) = (vec![at], Vec::new());
+        while let Some(at) = open.pop() {
+            let new = |a: &&usize| !seen.contains(*a);
+            let args = self.program.statements[at].args.iter().filter(new);
+            open.extend(args.copied().collect::<Vec<_>>());
+            seen.push(at);
+        }
+        seen
     }
 
     pub(crate) fn fact(&self, at: usize) -> &Fact {

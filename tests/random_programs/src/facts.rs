@@ -107,6 +107,12 @@ impl Len {
         (plus >= 0).then_some(Len { plus, ..self })
     }
 
+    /// The number that remains of this length without an unknown one that is part of it.
+    pub fn without(self, unknown: Len) -> Option<usize> {
+        let rest = (self.of == unknown.of && self.times == unknown.times).then_some(self.plus);
+        rest.and_then(|n| usize::try_from(n).ok())
+    }
+
     /// The product, if it has the form of a length.
     pub fn by(self, other: Len) -> Option<Len> {
         let (a, b) = if self.of.is_none() {

@@ -6,9 +6,11 @@ use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
     PoolOptions, Reduction, Sampling,
 };
-use slabwise::{Dim, Mask, Quantization, Running, Scan, Tensor, Tiles, Trace};
+use slabwise::{Dim, Mask, Quantization, Running, Tensor, Tiles, Trace};
 
 use crate::axis::Axis;
+use crate::indexing::Indexing;
+use crate::scans::Loop;
 
 /// A method with options, and its options.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,13 +65,10 @@ pub enum Method {
         axis: usize,
         by: [bool; 2],
     },
-    /// A loop over the first axis of an operand, whose carry begins as the other operand: its last
-    /// carry, or the results of all steps.
-    Scan {
-        reverse: bool,
-        checkpoint_every: Option<usize>,
-        last: bool,
-    },
+    /// A loop over the first axis of an operand, whose carry begins as the second operand; perhaps
+    /// with a captured value.
+    Scan(Loop),
+    Index(Indexing),
     /// Of logarithms of probabilities and labels.
     Ctc {
         blank: i32,
@@ -133,6 +132,7 @@ impl Method {
     pub fn shape(&self) -> &[Axis] {
         match self {
             Method::Keyed { shape, .. } => shape,
+            Method::Index(method) => method.shape(),
             _ => &[],
         }
     }
@@ -141,6 +141,7 @@ impl Method {
     pub fn shape_mut(&mut self) -> &mut [Axis] {
         match self {
             Method::Keyed { shape, .. } => shape,
+            Method::Index(method) => method.shape_mut(),
             _ => &mut [],
         }
     }
@@ -186,6 +187,7 @@ impl Method {
             (Method::AttentionWith { .. }, [q, k, v, mask @ ..]) => {
                 q.attention_with(*k, *v, self.attention(mask.first().copied()))
             }
+            (Method::Index(method), args) => method.apply(args, dim),
             (method, [x]) => method.of_one(*x),
             (Method::Conv1d(options), [x, w]) => x.conv1d_with(*w, *options),
             (Method::Conv2d(options), [x, w]) => x.conv2d_with(*w, *options),
@@ -230,27 +232,7 @@ impl Method {
             (&Method::LinearRecurrence { axis, by }, [x, factors]) => {
                 x.linear_recurrence(*factors, axis, running(by))
             }
-            (
-                &Method::Scan {
-                    reverse,
-                    checkpoint_every,
-                    last,
-                },
-                [x, first],
-            ) => {
-                let mut options = Scan::default();
-                if reverse {
-                    options = options.reverse();
-                }
-                if let Some(steps) = checkpoint_every {
-                    options = options.checkpoint_every(steps);
-                }
-                let ([carry], [results]) = trace.scan_with(options, [*first], [*x], |[c], [x]| {
-                    let c = (c * 0.5 + x).tanh();
-                    ([c], [c * x])
-                });
-                if last { carry } else { results }
-            }
+            (Method::Scan(l), args) => l.apply(trace, args),
             (&Method::Ctc { blank, reduction }, [x, labels]) => {
                 let options = Ctc {
                     blank,
@@ -430,24 +412,8 @@ impl Method {
             } => format!(
                 "{x}.linear_recurrence({y}, {axis}, slabwise::Running {{ exclusive: {exclusive}, reverse: {reverse} }})"
             ),
-            Method::Scan {
-                reverse,
-                checkpoint_every,
-                last,
-            } => {
-                let mut options = "slabwise::Scan::default()".to_string();
-                if *reverse {
-                    options += ".reverse()";
-                }
-                if let Some(steps) = checkpoint_every {
-                    options += &format!(".checkpoint_every({steps})");
-                }
-                let result = if *last { "carry" } else { "results" };
-                format!(
-                    "{{ let ([carry], [results]) = trace.scan_with({options}, [{y}], [{x}], |[c], [x]| {{ \
-                     let c = (c * 0.5 + x).tanh(); ([c], [c * x]) }}); {result} }}"
-                )
-            }
+            Method::Scan(l) => l.text(args),
+            Method::Index(method) => method.text(args),
             Method::Ctc { blank, reduction } => format!(
                 "{x}.ctc({y}, slabwise::tensor::Ctc {{ blank: {blank}, reduction: Reduction::{reduction:?}, \
                  zero_infinity: true, ..Default::default() }})"

@@ -144,24 +144,8 @@ pub fn infer(method: &Method, args: &[&Fact], scope: &mut Scope<'_>) -> Option<F
                     .exact(exact)
             })
         }
-        (
-            Method::Scan {
-                checkpoint_every,
-                last,
-                ..
-            },
-            [x, first],
-        ) => {
-            let (steps, rest) = x.dims.split_first()?;
-            let fixed = steps.as_fixed().is_some_and(|n| n > 0) && *checkpoint_every != Some(0);
-            let found = rest.iter().any(|d| d.is_data_dependent());
-            let floats = x.dtype == DType::F32 && first.dtype == DType::F32;
-            (fixed && !found && floats && first.dims == rest).then_some(())?;
-            Some(match last {
-                true => Fact::new(DType::F32, rest.to_vec()).within(-1.0, 1.0),
-                false => like(x, x.bound()),
-            })
-        }
+        (Method::Scan(l), args) => l.infer(args),
+        (Method::Index(method), args) => method.infer(args, scope),
         (&Method::Ctc { blank, reduction }, [x, labels]) => {
             let [time, n, classes] = x.dims[..] else {
                 return None;

@@ -41,6 +41,7 @@ pub fn infer(
             | Op::State(_)
             | Op::Full { .. }
             | Op::Arange(_)
+            | Op::Length(_)
             | Op::Uniform(_),
             [],
         ) => source(op, scope)?,
@@ -49,6 +50,10 @@ pub fn infer(
             .exact(true),
         (Op::Unary(_) | Op::Number(..) | Op::Clamp(..) | Op::Cast(_) | Op::Checkpoint(_), [x]) => {
             numbers::of_one(op, x)?
+        }
+        (Op::Checkpoint(_), [x, w]) => {
+            let product = inherit(matmul(x, w, scope)?, &Op::Matmul, args);
+            numbers::of_one(op, &product)?
         }
         (Op::Binary(op), [x, y]) => Fact {
             dims: broadcast(&x.dims, &y.dims)?,
@@ -205,7 +210,11 @@ pub fn infer(
             })?
         }
         (Op::Keep, [x]) => (*x).clone(),
-        (Op::Gradient, [of, wrt]) => {
+        (Op::Gradient, [of, wrt, others @ ..]) => {
+            // The mean of no elements is not a number.
+            let filled = |f: &Fact| f.dims.iter().all(|d| d.as_fixed().is_some_and(|n| n > 0));
+            let others = others.iter().all(|f| f.dtype == DType::F32 && filled(f));
+            (others && args.len() <= 3).then_some(())?;
             (of.dtype == DType::F32 && wrt.dtype.is_float()).then(|| {
                 // The gradient of a mean over no elements is not a number.
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
@@ -235,7 +244,6 @@ fn flows(op: &Op) -> bool {
         Op::Unique
         | Op::UniformLike
         | Op::OneHot(_)
-        | Op::Gradient
         | Op::Nonzero
         | Op::Fold {
             fold: Fold::Any | Fold::All | Fold::ArgMax | Fold::ArgMin,
@@ -379,7 +387,7 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
             dtype,
             shape,
         } => {
-            let v = f64::from(*value);
+            let v = numbers::known(*value);
             Fact::new(*dtype, scope.shape(shape)?)
                 .within(v, v)
                 .exact(true)
@@ -388,6 +396,12 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
             let n = scope.len(*axis)?;
             Fact::new(DType::I32, vec![n])
                 .within(0.0, scope.most(n).max(1) as f64 - 1.0)
+                .exact(true)
+        }
+        Op::Length(axis) => {
+            let n = scope.len(*axis)?;
+            Fact::new(DType::I32, Vec::new())
+                .within(n.least() as f64, scope.most(n) as f64)
                 .exact(true)
         }
         Op::Uniform(shape) => Fact::new(DType::F32, scope.shape(shape)?)

@@ -78,7 +78,7 @@ fn written(op: &Op) -> usize {
             shape.iter().map(axis).sum::<usize>() + 2 * usize::from(*dtype != DType::F32)
         }
         Op::Uniform(shape) | Op::Reshape(shape) | Op::Expand(shape) => shape.iter().map(axis).sum(),
-        Op::Arange(n) => axis(n),
+        Op::Arange(n) | Op::Length(n) => axis(n),
         Op::Method(method) => 4 + method.shape().iter().map(axis).sum::<usize>(),
         Op::Slice {
             start, end, step, ..
@@ -452,7 +452,7 @@ fn axes(op: &mut Op) -> Vec<&mut Axis> {
         | Op::Uniform(shape)
         | Op::Reshape(shape)
         | Op::Expand(shape) => shape.iter_mut().collect(),
-        Op::Arange(axis) => vec![axis],
+        Op::Arange(axis) | Op::Length(axis) => vec![axis],
         Op::Method(method) => method.shape_mut().iter_mut().collect(),
         _ => Vec::new(),
     }

@@ -4,8 +4,10 @@ use slabwise::{DType, Scatter};
 
 use super::Maker;
 use super::steps::single;
-use crate::case::{Binary, Op};
+use crate::case::{Axis, Binary, Fold, Op};
 use crate::facts::{Fact, Len};
+use crate::indexing::Indexing;
+use crate::method::Method;
 
 impl Maker<'_> {
     /// An index of a shape into `limit` places.
@@ -93,6 +95,96 @@ impl Maker<'_> {
                 })?;
                 let n = self.fact(index).high as usize + 1 + self.rng.below(2);
                 self.push(Op::OneHot(n), &[index])
+            }
+        }
+    }
+
+    /// A method of [`Indexing`].
+    pub(super) fn places(&mut self) -> Option<usize> {
+        let x = self.find(|f| f.rank() > 0)?;
+        let axis = self.an_axis(x)?;
+        let fact = self.fact(x).clone();
+        let mut dims = fact.dims.clone();
+        let n = Len::fixed(self.rng.pick(&self.lengths));
+        let ways = [
+            Scatter::Set,
+            Scatter::Add,
+            Scatter::Mul,
+            Scatter::Min,
+            Scatter::Max,
+        ];
+        let how = self.rng.pick(&ways);
+        let call = |method: Indexing| Op::Method(Method::Index(method));
+        match self.rng.below(7) {
+            0 => {
+                let limit = dims[axis].least();
+                dims[axis] = n;
+                for (i, len) in dims.iter_mut().enumerate() {
+                    if i != axis && self.rng.one_in(3) {
+                        *len = Len::fixed(1);
+                    }
+                }
+                let index = self.index(&dims, limit)?;
+                self.push(call(Indexing::Take(axis)), &[x, index])
+            }
+            1 | 2 => {
+                let x =
+                    self.find(|f| f.rank() > 0 && matches!(f.dtype, DType::F32 | DType::I32))?;
+                let count = 1 + self.rng.below(4);
+                let first = self.fact(x).dims[0];
+                let segments = self.index(&[first], count)?;
+                let folds = [Fold::Sum, Fold::Prod, Fold::Max, Fold::Min];
+                let fold = self.rng.pick(&folds);
+                self.push(call(Indexing::Segment(fold, count)), &[x, segments])
+            }
+            3 => {
+                let index = self.index(&[n], dims[axis].least())?;
+                dims[axis] = n;
+                let values = self.alike(fact.dtype, &dims)?;
+                self.push(call(Indexing::Slices(axis, how)), &[x, index, values])
+            }
+            4 => {
+                let &[a, b, ..] = &dims[..] else {
+                    return None;
+                };
+                let m = Len::fixed(self.rng.pick(&self.lengths));
+                let rows = self.index(&[n, Len::fixed(1)], a.least())?;
+                let columns = self.index(&[m], b.least())?;
+                let space: Vec<Len> = [n, m].into_iter().chain(dims.into_iter().skip(2)).collect();
+                let values = self.alike(fact.dtype, &space)?;
+                self.push(call(Indexing::Put(how)), &[x, values, rows, columns])
+            }
+            5 => {
+                let least = dims[axis].least();
+                let named = Axis::Named(0);
+                let start = self.rng.below(least + 1);
+                let count = Axis::Fixed(self.rng.below(least - start + 1));
+                let part = match self.rng.below(4) {
+                    0 => [named, count],
+                    1 => [Axis::Fixed(start), named],
+                    _ => [Axis::Fixed(start), count],
+                };
+                self.push(call(Indexing::Narrow(axis, part)), &[x])
+            }
+            _ => {
+                let open = |f: &Fact| f.dims.iter().any(|d| d.as_fixed().is_none());
+                let x = self.find(open).unwrap_or(x);
+                let dims = self.fact(x).dims.clone();
+                let open = dims.iter().position(|d| d.as_fixed().is_none());
+                let axis = open.unwrap_or(0);
+                let most = self.scope.most(*dims.get(axis)?) + self.rng.below(3);
+                self.push(call(Indexing::PadTo(axis, most)), &[x])
+            }
+        }
+    }
+
+    /// A value of this type and shape, or an input.
+    fn alike(&mut self, dtype: DType, dims: &[Len]) -> Option<usize> {
+        match self.find(|f| f.dtype == dtype && f.dims == dims) {
+            Some(x) => Some(x),
+            None => {
+                let shape = self.shape(dims)?;
+                self.input(dtype, shape)
             }
         }
     }

@@ -10,14 +10,15 @@ use super::{BOUND, Maker};
 use crate::case::{Axis, Binary, Op, Unary};
 use crate::facts::{Fact, Len};
 use crate::method::{Loss, Method, Numbers, Pool};
+use crate::scans::{Body, Loop, Take};
 
 impl Maker<'_> {
-    fn call(&mut self, method: Method, args: &[usize]) -> Option<usize> {
+    pub(super) fn call(&mut self, method: Method, args: &[usize]) -> Option<usize> {
         self.push(Op::Method(method), args)
     }
 
     /// A value of this shape, or an input.
-    fn of_shape(&mut self, dims: &[Len]) -> Option<usize> {
+    pub(super) fn of_shape(&mut self, dims: &[Len]) -> Option<usize> {
         let found = self.find(|f| single(f) && f.dims == dims);
         match found.filter(|_| !self.rng.one_in(3)) {
             Some(x) => Some(x),
@@ -81,7 +82,7 @@ impl Maker<'_> {
     }
 
     /// An operand of `axes` axes after batch and channels, or an input.
-    fn field(&mut self, axes: usize) -> Option<usize> {
+    pub(super) fn field(&mut self, axes: usize) -> Option<usize> {
         let small = |f: &Fact| {
             single(f)
                 && f.rank() == 2 + axes
@@ -159,7 +160,7 @@ impl Maker<'_> {
         }
     }
 
-    fn windows<const N: usize>(&mut self) -> PoolOptions<N> {
+    pub(super) fn windows<const N: usize>(&mut self) -> PoolOptions<N> {
         let mut options = PoolOptions::new([(); N].map(|()| 1 + self.rng.below(3)))
             .stride([(); N].map(|()| 1 + self.rng.below(3)));
         if self.rng.one_in(4) {
@@ -312,12 +313,20 @@ impl Maker<'_> {
         let x = self.find(|f| single(f) && steps(f) > 0)?;
         let dims = self.fact(x).dims[1..].to_vec();
         let first = self.of_shape(&dims)?;
-        let method = Method::Scan {
+        let mut args = vec![x, first];
+        let body = self.rng.pick(Body::ALL);
+        if let Some(captured) = Loop::captured(body, &dims) {
+            args.push(self.of_shape(&captured)?);
+        }
+        let method = Method::Scan(Loop {
+            body,
             reverse: self.rng.one_in(2),
             checkpoint_every: self.rng.one_in(3).then(|| 1 + self.rng.below(3)),
-            last: self.rng.one_in(3),
-        };
-        self.call(method, &[x, first])
+            take: self
+                .rng
+                .pick(&[Take::Carry, Take::Results, Take::All, Take::All]),
+        });
+        self.call(method, &args)
     }
 
     pub(super) fn ctc(&mut self) -> Option<usize> {

@@ -5,7 +5,8 @@ use slabwise::{DType, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
 use super::Maker;
-use crate::case::{Axis, Binary, Fold, Layer, Op, Run, Unary};
+use super::elementwise::ODD;
+use crate::case::{Axis, Fold, Layer, Op, Run, Unary};
 use crate::facts::Fact;
 
 macro_rules! steps {
@@ -17,11 +18,15 @@ macro_rules! steps {
             /// Tries one step.
             pub(super) fn step(&mut self) -> Option<usize> {
                 let steps = [$(Self::$step),*];
-                steps[self.rng.weighted(WEIGHTS)](self)
+                let weights = if self.plain { &WEIGHTS[..ELEMENTWISE] } else { WEIGHTS };
+                steps[self.rng.weighted(weights)](self)
             }
         }
     };
 }
+
+/// The first of these steps, which are elementwise.
+const ELEMENTWISE: usize = 6;
 
 steps! {
     14 unary,
@@ -64,6 +69,13 @@ steps! {
     2 keyed,
     5 arrange,
     5 dequantize,
+    4 pools,
+    3 grow,
+    5 edges,
+    4 parts,
+    4 turned,
+    3 computed,
+    6 places,
 }
 
 pub(super) fn float(f: &Fact) -> bool {
@@ -84,110 +96,6 @@ impl Maker<'_> {
         (0..self.fact(x).rank())
             .filter(|_| self.rng.one_in(2))
             .collect()
-    }
-
-    /// The operand, mapped to a range where a function is defined and not steep.
-    pub(super) fn positive(&mut self, x: usize) -> Option<usize> {
-        if self.fact(x).low >= 0.5 {
-            return Some(x);
-        }
-        let size = self.push(Op::Unary(Unary::Abs), &[x])?;
-        self.push(Op::Number(Binary::Add, 0.5), &[size])
-    }
-
-    fn unary(&mut self) -> Option<usize> {
-        let op = self.rng.pick(Unary::ALL);
-        let mut x = match op {
-            Unary::Not => self.find(|f| f.dtype == DType::Bool)?,
-            Unary::Neg | Unary::Abs | Unary::Sign | Unary::Square => {
-                self.find(|f| f.dtype != DType::Bool)?
-            }
-            _ => self.find(float)?,
-        };
-        if matches!(
-            op,
-            Unary::Ln | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Recip
-        ) {
-            x = self.positive(x)?;
-        }
-        if matches!(op, Unary::Exp | Unary::Exp2 | Unary::Expm1) && self.fact(x).bound() > 2.0 {
-            x = self.push(Op::Number(Binary::Mul, 0.25), &[x])?;
-        }
-        self.push(Op::Unary(op), &[x])
-    }
-
-    fn binary(&mut self) -> Option<usize> {
-        let op = self.rng.pick(Binary::ALL);
-        let logic = matches!(op, Binary::And | Binary::Or | Binary::Xor);
-        let x = self.find(|f| {
-            (f.dtype == DType::Bool) == logic || matches!(op, Binary::Equal | Binary::NotEqual)
-        })?;
-        let (lane, dims) = (self.fact(x).lane(), self.fact(x).dims.clone());
-        let mut y =
-            self.find(|f| f.lane() == lane && crate::facts::broadcast(&f.dims, &dims).is_some())?;
-        if lane == DType::F32 && op == Binary::Div {
-            y = self.positive(y)?;
-        }
-        if op == Binary::Pow {
-            let base = self.positive(x)?;
-            let exponent = self.rng.pick(&[0.0, 0.5, 1.0, 2.0, -1.0]);
-            return self.push(Op::Number(Binary::Pow, exponent), &[base]);
-        }
-        self.push(Op::Binary(op), &[x, y])
-    }
-
-    fn number(&mut self) -> Option<usize> {
-        let op = self.rng.pick(&[
-            Binary::Add,
-            Binary::Sub,
-            Binary::Mul,
-            Binary::Div,
-            Binary::Maximum,
-            Binary::Gt,
-            Binary::Equal,
-            Binary::Minimum,
-        ]);
-        let x = self.find(|f| f.dtype != DType::Bool)?;
-        let number = self.rng.pick(&[0.0, 1.0, 2.0, -1.0, 0.5, 3.0, -0.25]);
-        if op == Binary::Div && number == 0.0 {
-            return None;
-        }
-        self.push(Op::Number(op, number), &[x])
-    }
-
-    fn select(&mut self) -> Option<usize> {
-        let x = self.find(|_| true)?;
-        let (lane, dims) = (self.fact(x).lane(), self.fact(x).dims.clone());
-        let fits = |f: &Fact| crate::facts::broadcast(&f.dims, &dims).is_some();
-        let y = self.find(|f| f.lane() == lane && fits(f))?;
-        let c = match self.find(|f| f.dtype == DType::Bool && fits(f)) {
-            Some(c) => c,
-            None if self.fact(x).exact => self.push(Op::Number(Binary::Gt, 0.0), &[x])?,
-            None => return None,
-        };
-        self.push(Op::Select, &[c, x, y])
-    }
-
-    fn clamp(&mut self) -> Option<usize> {
-        let x = self.find(|f| f.dtype != DType::Bool)?;
-        let (low, high) = self
-            .rng
-            .pick(&[(0.0, 1.0), (-1.0, 1.0), (0.0, 6.0), (1.0, 1.0)]);
-        self.push(Op::Clamp(low, high), &[x])
-    }
-
-    fn cast(&mut self) -> Option<usize> {
-        let to = self.rng.pick(&[
-            DType::F32,
-            DType::F32,
-            DType::F16,
-            DType::BF16,
-            DType::I32,
-            DType::U8,
-            DType::Bool,
-        ]);
-        let x = self.find(|f| f.dtype != to && (f.exact || to == DType::F32))?;
-        self.push(Op::Cast(to), &[x])
     }
 
     fn fold(&mut self) -> Option<usize> {
@@ -687,7 +595,10 @@ impl Maker<'_> {
             }
             1 => {
                 let n = self.any_shape().first().copied()?;
-                self.push(Op::Arange(n), &[])
+                let op = self
+                    .rng
+                    .pick(&[Op::Arange(n), Op::Arange(n), Op::Length(n)]);
+                self.push(op, &[])
             }
             2 => {
                 let (dtype, shape) = (
@@ -695,7 +606,10 @@ impl Maker<'_> {
                         .pick(&[DType::F32, DType::I32, DType::F16, DType::Bool]),
                     self.any_shape(),
                 );
-                let value = self.rng.pick(&[0.0, 1.0]);
+                let mut value = self.rng.pick(&[0.0, 1.0]);
+                if self.scope.case.odd_numbers && dtype == DType::F32 {
+                    value = self.rng.pick(&ODD);
+                }
                 self.push(
                     Op::Full {
                         value,
@@ -724,14 +638,34 @@ impl Maker<'_> {
                     .iter()
                     .all(|d| d.least() > 0 || d.as_fixed().is_none())
         })?;
-        let wrt = self.find(|f| float(f) && f.smooth)?;
+        // Mostly a value that it depends on.
+        let above = self.above(of);
+        let near = self.find_at(|i, f| float(f) && f.smooth && above.contains(&i));
+        let wrt = match near.filter(|_| !self.rng.one_in(6)) {
+            Some(near) => near,
+            None => self.find(|f| float(f) && f.smooth)?,
+        };
         // The mean over a length of 0 is no number, so none is drawn here.
         let open = self.fact(of).dims.iter().any(|d| d.as_fixed().is_none());
         let zeros = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
         if open && (zeros || self.fact(of).dims.iter().any(|d| self.axis(*d).is_none())) {
             return None;
         }
-        self.push(Op::Gradient, &[of, wrt])
+        let known = |f: &Fact| f.dims.iter().all(|d| d.as_fixed().is_some_and(|n| n > 0));
+        let other = self.find_at(|i, f| single(f) && f.smooth && known(f) && above.contains(&i));
+        let mut args = vec![of, wrt];
+        args.extend(other.filter(|_| self.rng.one_in(3)));
+        let first = self.push(Op::Gradient, &args)?;
+        if self.rng.one_in(2) {
+            return Some(first);
+        }
+        // Of second order.
+        let square = self.push(Op::Unary(Unary::Square), &[first])?;
+        let wrt = match self.rng.one_in(2) {
+            true => wrt,
+            false => self.find_at(|i, f| single(f) && f.smooth && above.contains(&i))?,
+        };
+        self.push(Op::Gradient, &[square, wrt])
     }
 
     fn keep(&mut self) -> Option<usize> {
@@ -750,6 +684,12 @@ impl Maker<'_> {
         let segment = (0..1 + self.rng.below(3))
             .map(|_| self.rng.pick(&list))
             .collect();
-        self.push(Op::Checkpoint(segment), &[x])
+        let k = self.fact(x).dims.last().copied();
+        let dtype = self.fact(x).dtype;
+        let factor =
+            self.find(|f| f.dtype == dtype && f.rank() == 2 && f.dims.first().copied() == k);
+        let mut args = vec![x];
+        args.extend(factor.filter(|_| self.rng.one_in(2)));
+        self.push(Op::Checkpoint(segment), &args)
     }
 }

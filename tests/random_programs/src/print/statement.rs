@@ -7,6 +7,7 @@ fn unary(op: Unary, x: &str) -> String {
     match op {
         Unary::Neg => format!("(-{x})"),
         Unary::Not => format!("(!{x})"),
+        other if other.text().ends_with(')') => format!("{x}.{}", other.text()),
         other => format!("{x}.{}()", other.text()),
     }
 }
@@ -18,6 +19,16 @@ fn binary(op: Binary, x: &str, y: &str) -> String {
         Binary::Mul => format!("{x} * {y}"),
         Binary::Div => format!("{x} / {y}"),
         other => format!("{x}.{}({y})", other.text()),
+    }
+}
+
+/// A number as an operand.
+fn literal(number: f32) -> String {
+    match number {
+        f32::INFINITY => "f32::INFINITY".into(),
+        f32::NEG_INFINITY => "f32::NEG_INFINITY".into(),
+        n if n.is_sign_negative() => format!("({n:?})"),
+        n => format!("{n:?}"),
     }
 }
 
@@ -56,22 +67,20 @@ pub fn expression(op: &Op, args: &[String]) -> String {
             value,
             dtype,
             shape,
-        } => format!("trace.full({value:?}, {dtype:?}, {})", written(shape)),
+        } => format!(
+            "trace.full({}, {dtype:?}, {})",
+            literal(*value),
+            written(shape)
+        ),
         Op::Arange(Axis::Fixed(n)) => format!("trace.arange({n})"),
         Op::Arange(Axis::Named(at)) => format!("trace.arange(dim{at})"),
+        Op::Length(Axis::Fixed(n)) => format!("trace.length({n})"),
+        Op::Length(Axis::Named(at)) => format!("trace.length(dim{at})"),
         Op::Uniform(shape) => format!("trace.uniform({})", written(shape)),
         Op::UniformLike => format!("{x}.uniform_like()"),
         Op::Unary(u) => unary(*u, x),
         Op::Binary(b) => binary(*b, x, y),
-        Op::Number(b, number) => binary(
-            *b,
-            x,
-            &if *number < 0.0 {
-                format!("({number:?})")
-            } else {
-                format!("{number:?}")
-            },
-        ),
+        Op::Number(b, number) => binary(*b, x, &literal(*number)),
         Op::Select => format!("{x}.select({y}, {})", args[2]),
         Op::Clamp(low, high) => format!("{x}.clamp({low:?}, {high:?})"),
         Op::Cast(dtype) => format!("{x}.cast({dtype:?})"),
@@ -200,12 +209,21 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::Nms(threshold) => format!("{x}.nms({y}, {threshold:?})"),
         Op::Method(method) => method.text(args, &written(method.shape())),
         Op::Keep => format!("{x}.keep()"),
-        Op::Checkpoint(list) => format!(
-            "{x}.checkpoint(|x| {})",
-            list.iter().fold("x".to_string(), |x, u| unary(*u, &x))
+        Op::Checkpoint(list) => {
+            let first = match args.len() {
+                2 => format!("x.matmul({y})"),
+                _ => "x".to_string(),
+            };
+            let all = list.iter().fold(first, |x, u| unary(*u, &x));
+            format!("{x}.checkpoint(|x| {all})")
+        }
+        Op::Gradient if args.len() == 3 => format!(
+            "{{ let both = trace.gradients({x}.mean(), [{y}, {z}]); both[0] + both[1].mean() }}"
         ),
         Op::Gradient => format!("trace.gradients({x}.mean(), [{y}])[0]"),
         // These need the case, so that the printer of programs writes them.
-        Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) => String::new(),
+        Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) | Op::Length(Axis::Open) => {
+            String::new()
+        }
     }
 }
