@@ -1,5 +1,6 @@
-//! Slices and paddings whose start is not expressible as one size, because the offset of the first
-//! element is a sum of different products of lengths.
+//! Slices and paddings in unusual places: those whose start is not expressible as one size, because
+//! the offset of the first element is a sum of different products of lengths, and more slices of one
+//! tensor than a kernel has operands.
 
 use ndarray::{ArrayD, IxDyn, Slice};
 use slabwise::CompileOptions;
@@ -87,4 +88,23 @@ fn a_sum_of_one_element_behind_a_product() -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[test]
+fn more_slices_of_a_tensor_than_a_kernel_has_operands() {
+    let x = ArrayD::from_shape_fn(IxDyn(&[60, 4]), |at| (at[0] * 4 + at[1]) as f32);
+    let expected = x.sum_axis(ndarray::Axis(0));
+    for reversed in [false, true] {
+        let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+        let trace = Trace::inference();
+        let rows = trace.input("x", F32, [60, 4]);
+        let row = |at: usize| rows.slice(0, at..at + 1).squeeze(0);
+        let sum = match reversed {
+            false => (1..60).fold(row(0), |sum, at| sum + row(at)),
+            true => (0..59).rev().fold(row(59), |sum, at| row(at) + sum),
+        };
+        let program = session.compile(&trace, [sum]).expect("it compiles");
+        let [y] = session.run(&program, (&x,)).expect("a run");
+        assert_eq!(y.view::<f32>().expect("f32"), expected, "{reversed}");
+    }
 }

@@ -351,7 +351,8 @@ fn concat(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         .map(|at| call.known(at).ok())
         .collect::<Option<_>>()?;
     let first = *parts.first()?;
-    let axis = resolve(call.int("axis", 0), first.shape.len()).ok()?;
+    let default = if call.opset < 4 { 1 } else { 0 };
+    let axis = resolve(call.int("axis", default), first.shape.len()).ok()?;
     let mut shape = first.shape.clone();
     shape[axis] = parts
         .iter()
@@ -645,6 +646,8 @@ fn split(call: &Call<'_, '_>) -> Option<Vec<Array>> {
 pub fn split_lengths(call: &Call<'_, '_>, n: usize) -> Result<Vec<usize>, String> {
     let given = match call.opset >= 13 {
         true => call.ints(1)?,
+        // An input or an attribute in the first version.
+        false if call.value(1).is_some() => call.ints(1)?,
         false => call.int_list("split"),
     };
     if let Some(given) = given {
@@ -655,10 +658,13 @@ pub fn split_lengths(call: &Call<'_, '_>, n: usize) -> Result<Vec<usize>, String
             false => Err(format!("its parts {given:?} do not make up {n}")),
         };
     }
-    let parts = match call.opset >= 18 {
-        true => usize::try_from(call.int("num_outputs", call.outputs as i64)).unwrap_or(0),
-        false => call.outputs,
-    };
+    let parts = call.outputs;
+    if call.opset >= 18 && call.int("num_outputs", parts as i64) != parts as i64 {
+        let number = call.int("num_outputs", 0);
+        return Err(format!(
+            "num_outputs is {number}, and it has {parts} results"
+        ));
+    }
     if parts == 0 {
         return Err("it has no part".into());
     }
@@ -674,6 +680,7 @@ fn squeeze(call: &Call<'_, '_>) -> Option<Vec<Array>> {
         Some(axes) => resolve_all(&axes, a.shape.len()).ok()?,
         None => (0..a.shape.len()).filter(|&i| a.shape[i] == 1).collect(),
     };
+    drop.iter().all(|&axis| a.shape[axis] == 1).then_some(())?;
     let kept = (0..a.shape.len()).filter(|i| !drop.contains(i));
     made(
         a.element,

@@ -7,8 +7,10 @@
 //! Nodes that cannot be expressed are refused together, each by name, operator and reason.
 //!
 //! # Domains
-//! Operators are those of the default domain, `ai.onnx`, up to opset [`NEWEST_OPSET`], and of
-//! `com.microsoft` those that onnxruntime's optimizers, quantizers and model builders write:
+//! Operators are those of the default domain, `ai.onnx`, up to opset [`NEWEST_OPSET`], except those
+//! of strings and encoded images, `BitCast`, `DeformConv`, `Det`, `MaxRoiPool`, `RoiAlign` and
+//! `SequenceMap`, and of `com.microsoft` those that onnxruntime's optimizers, quantizers and model
+//! builders write:
 //! - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`, `RotaryEmbedding`;
 //! - `SkipLayerNormalization`, `SkipSimplifiedLayerNormalization`, `EmbedLayerNormalization`;
 //! - `BiasGelu`, `FastGelu`, `Gelu`, `QuickGelu`, `FusedConv`, `FusedGemm`, `FusedMatMul`,
@@ -36,7 +38,7 @@
 //! range of the type that the model declares. Shape arithmetic and other folded constants are
 //! computed in 64 bits. Nothing else is: sums, differences, products, powers and shifts of 64-bit
 //! integers that depend on the inputs wrap at 32 bits in the middle of a program, without an
-//! error. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
+//! error, casts of floats saturate there, and means of integers are computed in f32. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
 //!
 //! # How to add an operator
 //! A function in the file of its family under `ops/` (`ops/contributed/` for `com.microsoft`), from a

@@ -4,6 +4,7 @@ mod bytes;
 mod fold;
 mod help;
 mod open;
+mod operators;
 mod order;
 
 use prost::Message;

@@ -14,7 +14,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("Elu", |c| float(c, |x| x.elu(c.f("alpha", 1.0)))),
     ("Gelu", |c| match &*c.text("approximate", "none") {
         "tanh" => float(c, Tensor::gelu_tanh),
-        _ => float(c, Tensor::gelu),
+        "none" => float(c, Tensor::gelu),
+        other => Err(format!("approximate \"{other}\"")),
     }),
     ("HardSigmoid", |c| {
         let (alpha, beta) = (c.f("alpha", 0.2), c.f("beta", 0.5));

@@ -2,9 +2,9 @@
 
 use slabwise::shape::Size;
 use slabwise::tensor::{AttentionOptions, ConvOptions, RopeLayout};
-use slabwise::{DType, Tensor};
+use slabwise::{DType, Scan, Tensor};
 
-use super::Run;
+use super::{Run, UNROLLED_MAX};
 use crate::call::{Call, Results, length, result, shape_of, sizes};
 use crate::element::Element;
 use crate::value::Value;
@@ -275,8 +275,7 @@ fn rotary<'t>(call: &Call<'_, 't>) -> Results<'t> {
     call.same(if flat { united(y)? } else { y })
 }
 
-/// A state `[batch, heads, width of keys, width of values]` that each position updates and reads;
-/// unrolled.
+/// A state `[batch, heads, width of keys, width of values]` that each position updates and reads.
 fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let q = split(call, call.float(0)?, "q_num_heads")?;
     let k = split(call, call.float(1)?, "kv_num_heads")?;
@@ -318,29 +317,57 @@ fn linear_attention<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let shape = [heads, width, length(v, 3)?].map(|n| Size::fixed(n as i64));
     let shape = [&sizes(k)[..1], &shape].concat();
     let mut state = past.unwrap_or_else(|| call.trace.zeros(shape_of(&shape)));
-    let mut rows = Vec::with_capacity(steps);
-    for step in 0..steps {
-        // The row of a position, as [batch, heads, 1, width].
-        let at = |x: Tensor<'t>| x.slice(2, step..step + 1);
-        if let Some(gate) = gate {
-            state = state * at(gate).exp().transpose(2, 3);
+    if steps == 0 {
+        return Err("a sequence of no position".into());
+    }
+    let parts: Vec<Tensor<'t>> = [Some(q), Some(k), Some(v), gate, beta]
+        .into_iter()
+        .flatten()
+        .collect();
+    // The state after a position and what is read of it, of rows [batch, heads, 1, width].
+    let advance = |state: Tensor<'t>, rows: &[Tensor<'t>]| {
+        let mut state = state;
+        let (query, key, mut value) = (rows[0], rows[1], rows[2]);
+        if gate.is_some() {
+            state = state * rows[3].exp().transpose(2, 3);
         }
-        let key = at(k);
-        let mut value = at(v);
-        if let Some(beta) = beta {
-            value = at(beta) * (value - key.matmul(state));
+        if beta.is_some() {
+            value = rows[rows.len() - 1] * (value - key.matmul(state));
         }
         state = state + key.transpose(2, 3) * value;
         let read = match each {
             1 => state,
             each => state.repeat_interleave(1, each),
         };
-        rows.push(at(q).matmul(read) * scale);
-    }
-    if rows.is_empty() {
-        return Err("a sequence of no position".into());
-    }
-    let y = united(call.trace.concat(&rows, 2))?;
+        (state, query.matmul(read) * scale)
+    };
+    let y = if steps > UNROLLED_MAX {
+        let by_step = |x: &Tensor<'t>| x.permute([2, 0, 1, 3]);
+        let parts: Vec<Tensor<'t>> = parts.iter().map(by_step).collect();
+        let body = |states: &[Tensor<'t>], parts: &[Tensor<'t>]| {
+            let rows: Vec<Tensor<'t>> = parts.iter().map(|x| x.unsqueeze(2)).collect();
+            let (state, row) = advance(states[0], &rows);
+            (vec![state], vec![row.squeeze(2)])
+        };
+        let options = Scan::default();
+        let (last, rows) = call.trace.scan_many(options, &[state], &parts, body);
+        let (Some(&last), Some(rows)) = (last.first(), rows.first()) else {
+            return Err("its positions cannot be expressed".into());
+        };
+        state = last;
+        rows.permute([1, 2, 0, 3])
+    } else {
+        let mut all = Vec::with_capacity(steps);
+        for step in 0..steps {
+            let at = |x: &Tensor<'t>| x.slice(2, step..step + 1);
+            let rows: Vec<Tensor<'t>> = parts.iter().map(at).collect();
+            let row;
+            (state, row) = advance(state, &rows);
+            all.push(row);
+        }
+        call.trace.concat(&all, 2)
+    };
+    let y = united(y)?;
     let mut all = call.same(y)?;
     if call.outputs > 1 {
         let element = match past {

@@ -22,6 +22,9 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("BitwiseOr", |c| arithmetic(c, |a, b| a.bit_or(b))),
     ("BitwiseXor", |c| arithmetic(c, |a, b| a.bit_xor(b))),
     ("Cast", |c| {
+        if !c.text("to", "").is_empty() {
+            return Err("a type by name, of Cast before opset 6; convert the model to it".into());
+        }
         let to = i32::try_from(c.int("to", 0)).unwrap_or(0);
         cast(c, Element::of(to)?)
     }),
@@ -183,11 +186,12 @@ fn cast<'t>(call: &Call<'_, 't>, to: Element) -> Results<'t> {
 fn clip<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let mut x = lane(call, 0)?;
     if call.opset < 11 {
-        if call.has("min") {
-            x = x.maximum(call.f("min", 0.0));
+        // Since opset 6 the defaults are the extremes of f32, which infinities are beyond.
+        if call.has("min") || call.opset >= 6 {
+            x = x.maximum(call.f("min", f32::MIN));
         }
-        if call.has("max") {
-            x = x.minimum(call.f("max", 0.0));
+        if call.has("max") || call.opset >= 6 {
+            x = x.minimum(call.f("max", f32::MAX));
         }
         return call.same(x);
     }
@@ -222,14 +226,25 @@ fn power<'t>(call: &Call<'_, 't>) -> Results<'t> {
         return call.same(a.pow(to_f32(b)));
     }
     if let Some((_, exponent)) = call.required(1)?.known()
-        && let (Ok(values), 1) = (exponent.as_ints(), exponent.len())
-        && let n @ 0..=64 = values[0]
+        && let &[n] = &exponent.to_floats()[..]
+        && (0.0..=64.0).contains(&n)
+        && n.fract() == 0.0
     {
-        let product = (0..n).fold(a * 0.0 + 1.0, |product, _| product * a);
+        let product = (0..n as usize).fold(a * 0.0 + 1.0, |product, _| product * a);
         return kept(call, product);
     }
     // Exact where the power is below 2²⁴, as all of small integers are; larger ones saturate.
-    kept(call, to_f32(a).pow(to_f32(b)).round().cast(DType::I32))
+    let power = to_f32(a).pow(to_f32(b));
+    let near = power.round();
+    let power = match call.element(1)?.is_float() {
+        // Rounded toward zero, unless it is a whole number but for the rounding of f32.
+        true => (power - near)
+            .abs()
+            .le(near.abs() * 1e-6)
+            .select(near, power),
+        false => near,
+    };
+    kept(call, power.cast(DType::I32))
 }
 
 fn shift<'t>(call: &Call<'_, 't>) -> Results<'t> {

@@ -187,20 +187,21 @@ fn max_unpool<'t>(call: &Call<'_, 't>) -> Results<'t> {
 
 fn lp_pool<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let x = call.float(0)?;
-    let p = call.int("p", 2) as f32;
+    // A float in the first version.
+    let p = call.f("p", call.int("p", 2) as f32);
     let power = x.abs().pow(p);
     let sums = match x.rank() {
         3 => {
             let mut options = pool_options::<1>(call)?;
             options.count_padding = true;
-            let n = options.window.iter().product::<usize>();
-            power.avg_pool1d_with(options) * n as f32
+            let n = options.window.iter().map(|&n| n as f32).product::<f32>();
+            power.avg_pool1d_with(options) * n
         }
         4 => {
             let mut options = pool_options::<2>(call)?;
             options.count_padding = true;
-            let n = options.window.iter().product::<usize>();
-            power.avg_pool2d_with(options) * n as f32
+            let n = options.window.iter().map(|&n| n as f32).product::<f32>();
+            power.avg_pool2d_with(options) * n
         }
         n => return Err(format!("a pooling of {n} axes")),
     };
@@ -320,12 +321,12 @@ fn resize<'t>(call: &Call<'_, 't>) -> Results<'t> {
         let n = number(call, axis, to)?;
         let mut resized = ResizeAxis::new(axis, n);
         (resized.scale, resized.crop) = (scale, crop);
-        if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
+        if coordinates == Coordinates::AlignCorners && n == 1 {
+            resized.crop = (0.0, 0.0);
+        } else if let (Coordinates::AlignCorners, Some(scale)) = (coordinates, scale) {
             // Aligned to the length before it was rounded down.
             let whole = f64::from(scale) * length(x, axis)? as f64 - 1.0;
-            if n == 1 {
-                resized.crop = (0.0, 0.0);
-            } else if whole > 0.0 {
+            if whole > 0.0 {
                 resized.crop = (0.0, (n.saturating_sub(1) as f64 / whole) as f32);
             }
         }
@@ -370,7 +371,8 @@ fn upsample<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let kind = match &*call.text("mode", "nearest") {
         "nearest" => Interpolation::Nearest(Rounding::Floor),
-        _ => Interpolation::Linear,
+        "linear" | "bilinear" => Interpolation::Linear,
+        other => return Err(format!("mode \"{other}\"")),
     };
     if scales.len() != x.rank() {
         return Err(format!("{} scales for {} axes", scales.len(), x.rank()));

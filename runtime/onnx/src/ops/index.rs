@@ -5,7 +5,7 @@ use slabwise::{DType, Running, Tensor};
 
 use super::Run;
 use super::elementwise::lane;
-use crate::call::{Call, Results, dim, resolve, result, shape_of, sizes, to_f32};
+use crate::call::{Call, Results, dim, resolve, result, shape_of, sizes};
 use crate::element::Element;
 use crate::lengths::Lengths;
 use crate::value::Value;
@@ -31,8 +31,16 @@ pub const OPERATORS: &[(&str, Run)] = &[
     }),
     ("GatherElements", |c| {
         let axis = c.axis("axis", 0)?;
-        let x = c.x(0)?;
+        let mut x = c.x(0)?;
         let index = positive(c, c.x(1)?, sizes(x)[axis])?;
+        // The index may be shorter than the data along the other axes.
+        for other in (0..x.rank()).filter(|&other| other != axis) {
+            if let Some(n) = index.len(other)
+                && x.len(other).is_some_and(|own| n < own)
+            {
+                x = x.slice(other, 0..n);
+            }
+        }
         c.same(x.gather(axis, index))
     }),
     ("GatherND", |c| {
@@ -175,7 +183,11 @@ fn unique<'t>(call: &Call<'_, 't>) -> Results<'t> {
             "only the sorted values can be expressed, without axis, inverse or counts".into(),
         );
     }
-    let x = to_f32(call.x(0)?);
+    let x = lane(call, 0)?;
+    let x = match x.dtype() {
+        DType::Bool => x.cast(DType::I32),
+        _ => x,
+    };
     call.same(x.reshape([-1i64]).unique())
 }
 

@@ -20,17 +20,25 @@ pub const OPERATORS: &[(&str, Run)] = &[
     }),
     ("LRN", |c| {
         let size = usize::try_from(c.int("size", 1)).unwrap_or(0);
-        if !(1..=1 << 16).contains(&size) {
+        if size == 0 {
             return Err(format!("a size of {}", c.int("size", 1)));
         }
         let (alpha, beta) = (c.f("alpha", 1e-4), c.f("beta", 0.75));
         let x = c.float(0)?;
         let half = (size - 1) / 2;
         let n = x.len(1).ok_or("its channels are not fixed")?;
+        // A window reaches no further than all other channels.
+        let far = n.saturating_sub(1);
+        let (before, after) = (half.min(far), (size - 1 - half).min(far));
+        if before + after >= WINDOW_MAX {
+            return Err(format!(
+                "a size of {size} for {n} channels; windows of up to {WINDOW_MAX} can be expressed"
+            ));
+        }
         let mut pads = vec![(0, 0); x.rank()];
-        pads[1] = (half, size - 1 - half);
+        pads[1] = (before, after);
         let squares = (x * x).pad(&pads, 0.0);
-        let sum = (1..size).fold(squares.slice(1, 0..n), |sum, at| {
+        let sum = (1..=before + after).fold(squares.slice(1, 0..n), |sum, at| {
             sum + squares.slice(1, at..at + n)
         });
         let base = sum * (alpha / size as f32) + c.f("bias", 1.0);
@@ -52,6 +60,9 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("SimplifiedLayerNormalization", rms),
 ];
 
+/// Most channels of a window, whose squares are added one after the other.
+const WINDOW_MAX: usize = 512;
+
 /// Scale and bias of the channels, axis 1.
 fn scaled<'t>(x: Tensor<'t>, scale: Option<Tensor<'t>>, bias: Option<Tensor<'t>>) -> Tensor<'t> {
     let along = |v: Tensor<'t>| along_channels(v, x.rank());
@@ -65,12 +76,21 @@ fn batch<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (mean, variance) = (call.float(3)?, call.float(4)?);
     let eps = call.f("epsilon", 1e-5);
     let training = call.opset >= 14 && call.flag("training_mode");
+    // Before opset 9 there may be a number for each place, not one for each channel.
+    let of_places = call.opset < 9 && call.int("spatial", 1) == 0;
+    if !of_places && let Some(at) = (1..5).find(|&at| call.rank(at) != Ok(1)) {
+        return Err(format!("its input {at} is not a number for each channel"));
+    }
     if call.opset < 7 && call.int("is_test", 0) == 0 && call.outputs > 1 {
         return Err("training before opset 7".into());
     }
     if !training {
         let factor = scale / (variance + eps).sqrt();
-        return call.same(scaled(x, Some(factor), Some(bias - mean * factor)));
+        let bias = bias - mean * factor;
+        return call.same(match of_places {
+            true => x * factor + bias,
+            false => scaled(x, Some(factor), Some(bias)),
+        });
     }
     let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
     let (now, spread) = (x.mean_over(&axes[..]), x.var_over(&axes[..], 0));

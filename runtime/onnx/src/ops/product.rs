@@ -97,7 +97,8 @@ pub fn padding<const N: usize>(call: &Call<'_, '_>) -> Result<Padding<N>, String
     match &*call.text("auto_pad", "NOTSET") {
         "SAME_UPPER" => return Ok(Padding::Same),
         "SAME_LOWER" => return Ok(Padding::SameLower),
-        _ => {}
+        "NOTSET" | "VALID" | "" => {}
+        other => return Err(format!("auto_pad \"{other}\"")),
     }
     let pads = call.sizes("pads")?.unwrap_or_else(|| vec![0; 2 * N]);
     if pads.len() != 2 * N {

@@ -182,6 +182,9 @@ fn layer<'t>(call: &Call<'_, 't>, gates: usize, functions: &[&str], step: Step) 
         return Err("its input and its weights must be of three axes".into());
     };
     let direction = call.text("direction", "forward");
+    if !["forward", "reverse", "bidirectional"].contains(&&*direction) {
+        return Err(format!("direction \"{direction}\""));
+    }
     if directions != if direction == "bidirectional" { 2 } else { 1 } {
         return Err(format!(
             "weights of {directions} directions for \"{direction}\""

@@ -14,4 +14,5 @@ refused! {
     "sequences are mapped by their parts only; write the body out for each element":
         "SequenceMap";
     "images are not decoded; decode them outside of the model": "ImageDecoder";
+    "this operator is not expressed yet": "BitCast", "DeformConv", "Det", "MaxRoiPool", "RoiAlign";
 }

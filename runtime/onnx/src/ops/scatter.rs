@@ -68,7 +68,8 @@ fn tensor_scatter<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let place = start + along(axis, new, call.trace.arange(new).cast(DType::I32));
     let place = match &*call.text("mode", "linear") {
         "circular" => place.remainder(n as f32),
-        _ => place,
+        "linear" => place,
+        other => return Err(format!("mode \"{other}\"")),
     };
     let index = place.expand(&part[..]);
     call.same(cache.scatter(axis, index, update, Scatter::Set))

@@ -97,16 +97,27 @@ fn place(call: &Call<'_, '_>, at: usize, n: usize, behind: bool) -> Result<usize
         .ok_or_else(|| format!("position {position} of {n} elements"))
 }
 
+/// Most parts of a tensor.
+const PARTS_MAX: usize = 1 << 16;
+
 fn split<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (x, element) = (call.x(0)?, call.element(0)?);
     let axis = call.axis("axis", 0)?;
     let n = length(x, axis)?;
+    let many = |parts: usize| match parts > PARTS_MAX {
+        true => Err(format!("{parts} parts; up to {PARTS_MAX} can be expressed")),
+        false => Ok(()),
+    };
     let (parts, keep) = match call.ints(1)? {
-        None => (vec![1; n], call.int("keepdims", 1) != 0),
+        None => {
+            many(n)?;
+            (vec![1; n], call.int("keepdims", 1) != 0)
+        }
         // One length for all parts, of which the last may be shorter.
         Some(each) if call.rank(1)? == 0 => {
             let each = each.first().and_then(|&n| usize::try_from(n).ok());
             let each = each.filter(|&n| n > 0).ok_or("parts of no length")?;
+            many(n.div_ceil(each))?;
             let parts = (0..n).step_by(each).map(|start| each.min(n - start));
             (parts.collect(), true)
         }

@@ -89,7 +89,8 @@ pub const OPERATORS: &[(&str, Run)] = &[
         let block = block_size(c)?;
         c.same(match &*c.text("mode", "DCR") {
             "CRD" => c.x(0)?.pixel_unshuffle(block),
-            _ => c.x(0)?.space_to_depth(block),
+            "DCR" => c.x(0)?.space_to_depth(block),
+            other => return Err(format!("mode \"{other}\"")),
         })
     }),
     ("Split", |c| {
@@ -383,12 +384,31 @@ fn constant_of_shape<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let shape = shape_of(&call.lengths(0)?);
     let (element, value) = match call.array("value")? {
         Some(array) => match &array.data {
-            Data::Int(values) => (array.element, values.first().copied().unwrap_or(0) as f32),
-            Data::Float(values) => (array.element, values.first().copied().unwrap_or(0.0) as f32),
+            Data::Int(values) => (array.element, values.first().copied().unwrap_or(0) as f64),
+            Data::Float(values) => (array.element, values.first().copied().unwrap_or(0.0)),
         },
         None => (Element::F32, 0.0),
     };
+    if !element.is_float() && !is_exact(value) {
+        let zeros = call.trace.full(0.0, DType::I32, shape);
+        return call.typed(element, zeros + integer(call, value)?);
+    }
+    let value = value as f32;
     call.typed(element, call.trace.full(value, element.dtype(), shape))
+}
+
+/// Whether f32 holds a number that i32 holds.
+fn is_exact(value: f64) -> bool {
+    f64::from(value as f32) == value && value.abs() < 2f64.powi(31)
+}
+
+/// An integer that f32 doesn't hold, as a tensor.
+fn integer<'t>(call: &Call<'_, 't>, value: f64) -> Result<Tensor<'t>, String> {
+    let within = (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&value);
+    match within {
+        true => Ok(call.trace.constant(&[value as i32]).squeeze(0)),
+        false => Err(format!("its value {value} is beyond 32 bits")),
+    }
 }
 
 fn eye_like<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -418,7 +438,8 @@ fn depth_to_space<'t>(call: &Call<'_, 't>) -> Results<'t> {
     let (x, block) = (call.x(0)?, block_size(call)?);
     call.same(match &*call.text("mode", "DCR") {
         "CRD" => x.pixel_shuffle(block),
-        _ => x.depth_to_space(block),
+        "DCR" => x.depth_to_space(block),
+        other => return Err(format!("mode \"{other}\"")),
     })
 }
 
@@ -449,7 +470,13 @@ fn pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
     for (at, &axis) in axes.iter().enumerate() {
         all[axis] = (pads[at], pads[at + axes.len()]);
     }
+    // Padded with zeros, the difference from the number that is wanted.
+    let shift = match element.is_float() || is_exact(value) {
+        true => None,
+        false => Some(integer(call, value)?),
+    };
     let mode = match &*call.text("mode", "constant") {
+        "constant" if shift.is_some() => PadMode::Constant(0.0),
         "constant" => PadMode::Constant(value as f32),
         "reflect" => PadMode::Reflect,
         "edge" => PadMode::Replicate,
@@ -460,7 +487,10 @@ fn pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
         Element::Bool => x.cast(DType::I32),
         _ => x,
     };
-    call.same(x.pad_with(all, mode))
+    call.same(match (mode, shift) {
+        (PadMode::Constant(_), Some(shift)) => (x - shift).pad_with(all, mode) + shift,
+        _ => x.pad_with(all, mode),
+    })
 }
 
 fn center_crop_pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
@@ -473,6 +503,9 @@ fn center_crop_pad<'t>(call: &Call<'_, 't>) -> Results<'t> {
     };
     let mut pads = vec![(0, 0); shape.len()];
     for (&axis, &to) in axes.iter().zip(&to) {
+        if to < 0 {
+            return Err(format!("a length of {to} for axis {axis}"));
+        }
         let more = to.saturating_sub(shape[axis] as i64);
         // An odd element is added or taken at the end.
         let before = match more >= 0 {

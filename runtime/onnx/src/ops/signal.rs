@@ -225,6 +225,11 @@ fn stft<'t>(call: &Call<'_, 't>) -> Results<'t> {
         return Err(format!("frames of {length} elements of a signal of {n}"));
     }
     let frames = 1 + (n - length) / step;
+    if frames.checked_mul(length).is_none_or(|n| n > MOST) {
+        return Err(format!(
+            "{frames} frames of {length} elements; up to {MOST} elements can be expressed"
+        ));
+    }
     let (real, imaginary) = parts(x)?;
     let batch = real.len(0).ok_or("its batch is not fixed")?;
     let places: Vec<i32> = (0..frames)

@@ -216,8 +216,8 @@ impl Builder<'_> {
         }
     }
 
-    /// The number of values that kernels read and write: a node counts once as read and once as
-    /// stored.
+    /// The number of operands that kernels read and write: a node counts once for each view that it
+    /// is read through, and once as stored.
     fn operands_of(&mut self, clusters: &[usize]) -> usize {
         let mut marks = self.begin_marks();
         let count = |at: &usize| {
@@ -251,21 +251,23 @@ impl Builder<'_> {
         marks
     }
 
-    /// Marks the values that a member of a kernel reads and writes there; the number of new marks.
+    /// Marks the operands that a member of a kernel reads and writes there; the number of new marks.
     fn mark_operands(&self, id: NodeId, cluster: usize, marks: &mut Marks) -> usize {
         let outside = |n: NodeId| {
             self.places[n.at()]
                 .as_ref()
                 .is_none_or(|p| p.cluster != cluster)
         };
-        let mut sources: SmallVec<[NodeId; 8]> =
-            self.edges[id.at()].iter().map(|e| e.source).collect();
+        let mut readers: SmallVec<[NodeId; 8]> = SmallVec::from_elem(id, 1);
         let mut count = 0;
-        while let Some(source) = sources.pop() {
-            if self.inline[source.at()] {
-                sources.extend(self.edges[source.at()].iter().map(|e| e.source));
-            } else if outside(source) {
-                count += usize::from(marks.set(source, false));
+        while let Some(reader) = readers.pop() {
+            let views = &self.graph.node(reader).inputs;
+            for (edge, &view) in self.edges[reader.at()].iter().zip(views) {
+                if self.inline[edge.source.at()] {
+                    readers.push(edge.source);
+                } else if outside(edge.source) {
+                    count += usize::from(marks.set(view, false));
+                }
             }
         }
         let stored =

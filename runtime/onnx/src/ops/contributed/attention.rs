@@ -303,8 +303,12 @@ fn grouped<'t>(call: &Call<'_, 't>) -> Results<'t> {
             (13, "v_scale"),
             (14, "q_norm_weight"),
             (15, "k_norm_weight"),
+            (16, "query_seqlens"),
         ],
     )?;
+    if call.len() > 17 {
+        return Err(format!("{} inputs, of which 16 are known", call.len()));
+    }
     let [mut q, mut k, mut v] = grouped_heads(call)?;
     let trace = call.trace;
     let queries = size(q, 2)?;
