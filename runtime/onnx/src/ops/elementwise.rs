@@ -23,7 +23,10 @@ pub const OPERATORS: &[(&str, Run)] = &[
     ("BitwiseXor", |c| arithmetic(c, |a, b| a.bit_xor(b))),
     ("Cast", |c| {
         if !c.text("to", "").is_empty() {
-            return Err("a type by name, of Cast before opset 6; convert the model to it".into());
+            return Err(
+                "its type is a name, as in Cast before opset 6; convert the model to a later opset"
+                    .into(),
+            );
         }
         let to = i32::try_from(c.int("to", 0)).unwrap_or(0);
         cast(c, Element::of(to)?)

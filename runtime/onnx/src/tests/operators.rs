@@ -120,7 +120,10 @@ fn sums_of_many_parts_of_a_tensor() {
     let split = node("Split", &["x"], &parts);
     for operator in ["Sum", "Max"] {
         let nodes = vec![split.clone(), node(operator, &parts, &["y"])];
-        let y = results(model(graph(&["60", "4"], nodes), 13), &[x.clone()]);
+        let y = results(
+            model(graph(&["60", "4"], nodes), 13),
+            std::slice::from_ref(&x),
+        );
         let values = x.to_floats();
         for column in 0..4 {
             let of_column = (0..60).map(|row| values[row * 4 + column]);
@@ -169,9 +172,9 @@ fn linear_attention_of_long_sequences() {
         let mut state = [[[0.0; 2]; 2]; 2];
         let mut y = vec![0.0; steps * 4];
         for step in 0..steps {
-            for head in 0..2 {
+            for (head, state) in state.iter_mut().enumerate() {
                 let at = |i: usize| step * 4 + head * 2 + i;
-                for (i, row) in state[head].iter_mut().enumerate() {
+                for (i, row) in state.iter_mut().enumerate() {
                     for (j, sum) in row.iter_mut().enumerate() {
                         *sum += k[at(i)] * v[at(j)];
                         y[at(j)] += q[at(i)] * *sum;
@@ -209,7 +212,7 @@ fn a_resize_to_one_element() {
             initializer: sizes.initializer.clone(),
             ..graph(&["1", "1", "5", "5"], vec![resize])
         };
-        let y = results(model(graph, 13), &[x.clone()]);
+        let y = results(model(graph, 13), std::slice::from_ref(&x));
         assert_eq!(y, [real(&[1, 1, 1, 1], &[0.0])], "{mode}");
     }
 }
@@ -325,6 +328,16 @@ fn a_squeezed_constant_keeps_its_elements() {
     assert!(error.contains("axis 0 is of length 2"), "{error}");
 }
 
+/// Operator, opset, attribute, value, lengths of the inputs, and an attribute that is needed.
+type Case<'a> = (
+    &'a str,
+    i64,
+    &'a str,
+    &'a str,
+    &'a [&'a [&'a str]],
+    Option<(&'a str, AttributeProto)>,
+);
+
 /// Values that an enumeration does not have are no other value of it.
 #[test]
 fn unknown_values_of_enumerations() {
@@ -340,14 +353,7 @@ fn unknown_values_of_enumerations() {
         floats: vec![1.0, 1.0, 2.0, 2.0],
         ..AttributeProto::default()
     };
-    let cases: [(
-        &str,
-        i64,
-        &str,
-        &str,
-        &[&[&str]],
-        Option<(&str, AttributeProto)>,
-    ); 8] = [
+    let cases: [Case<'_>; 8] = [
         ("Conv", 13, "auto_pad", "SAME", &[image, kernel], None),
         (
             "MaxPool",
