@@ -6,7 +6,9 @@ use slabwise::nn::{
     BatchNorm1d, BatchNorm2d, Embedding, GroupNorm, GroupedQueryAttention, Gru, InstanceNorm,
     LayerNorm, Linear, Lstm, Module, MultiHeadAttention, RmsNorm, Rnn, TransformerEncoderLayer,
 };
-use slabwise::optim::{Adam, AdamW, Optimizer, Sgd};
+use slabwise::optim::{
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Lamb, NAdam, Optimizer, RAdam, RmsProp, Sgd,
+};
 use slabwise::{DType, Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
 
 use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Run, Unary};
@@ -115,7 +117,7 @@ pub fn build<'t>(
     let mut outputs: Vec<Tensor<'t>> = program.outputs.iter().map(|&o| values[o]).collect();
     if let Some(learn) = &program.learn {
         // A loss of micro-batches is the last output.
-        outputs.extend(builder.learn(learn, values[learn.loss]));
+        outputs.extend(builder.learn(learn, &values));
     }
     outputs
 }
@@ -159,29 +161,38 @@ impl<'t> Builder<'_, 't> {
         )
     }
 
-    fn learn(&self, learn: &Learn, loss: Tensor<'t>) -> Option<Tensor<'t>> {
-        let Learn { rule, parts, .. } = *learn;
-        match rule {
-            Rule::Sgd => minimize(self.trace, loss, parts, Sgd::new(0.05)),
-            Rule::Momentum => minimize(self.trace, loss, parts, Sgd::new(0.05).momentum(0.9)),
-            Rule::Nesterov => minimize(
-                self.trace,
-                loss,
-                parts,
-                Sgd::new(0.05).momentum(0.5).nesterov(),
-            ),
-            Rule::Adam => minimize(self.trace, loss, parts, Adam::new(0.01).eps(0.1)),
-            Rule::AdamW => minimize(
-                self.trace,
-                loss,
-                parts,
-                AdamW::new(0.01).weight_decay(0.1).eps(0.1),
-            ),
-            Rule::Clipped => minimize(self.trace, loss, parts, Sgd::new(0.05).clip_norm(1.0)),
-            Rule::ClippedValues => {
-                minimize(self.trace, loss, parts, Sgd::new(0.05).clip_value(0.5))
-            }
-            Rule::Averaged => minimize(self.trace, loss, parts, Sgd::new(0.05).ema(0.5)),
+    fn learn(&self, learn: &Learn, values: &[Tensor<'t>]) -> Option<Tensor<'t>> {
+        let done = self.minimize(learn.rule, values[learn.loss], learn.parts);
+        if let Some(also) = learn.also {
+            self.minimize(learn.rule, values[also], None);
+        }
+        done
+    }
+
+    fn minimize(&self, rule: Rule, loss: Tensor<'t>, parts: Option<usize>) -> Option<Tensor<'t>> {
+        macro_rules! by {
+            ($($rule:ident $optimizer:expr;)*) => {
+                match rule { $(Rule::$rule => minimize(self.trace, loss, parts, $optimizer)),* }
+            };
+        }
+        by! {
+            Sgd Sgd::new(0.05);
+            Momentum Sgd::new(0.05).momentum(0.9);
+            Nesterov Sgd::new(0.05).momentum(0.5).nesterov();
+            Adam Adam::new(0.01).eps(0.1);
+            AdamW AdamW::new(0.01).weight_decay(0.1).eps(0.1);
+            Clipped Sgd::new(0.05).clip_norm(1.0);
+            ClippedValues Sgd::new(0.05).clip_value(0.5);
+            Averaged Sgd::new(0.05).ema(0.5);
+            Amsgrad Adam::new(0.01).eps(0.1).amsgrad();
+            Adagrad Adagrad::new(0.01).eps(0.1);
+            Adadelta Adadelta::new(0.5).eps(0.1);
+            Adamax Adamax::new(0.01).eps(0.1);
+            NAdam NAdam::new(0.01).eps(0.1);
+            RAdam RAdam::new(0.01).eps(0.1);
+            RmsProp RmsProp::new(0.01).eps(0.1).momentum(0.5);
+            Lamb Lamb::new(0.01).eps(0.1);
+            Adafactor Adafactor::new(0.01).eps(0.1, 0.1);
         }
     }
 

@@ -1,6 +1,6 @@
 //! A case as plain data: programs as lists of statements, their data, and the way they are run.
 
-use slabwise::{DType, Precision, Window};
+use slabwise::{DType, LossScale, Precision, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
 pub use crate::axis::Axis;
@@ -80,6 +80,28 @@ methods! {
     Sgd "Sgd::new(0.05)", Momentum "Sgd::new(0.05).momentum(0.9)", Nesterov "Sgd::new(0.05).momentum(0.5).nesterov()",
     Adam "Adam::new(0.01).eps(0.1)", AdamW "AdamW::new(0.01).weight_decay(0.1).eps(0.1)",
     Clipped "Sgd::new(0.05).clip_norm(1.0)", ClippedValues "Sgd::new(0.05).clip_value(0.5)", Averaged "Sgd::new(0.05).ema(0.5)",
+    Amsgrad "Adam::new(0.01).eps(0.1).amsgrad()", Adagrad "Adagrad::new(0.01).eps(0.1)", Adadelta "Adadelta::new(0.5).eps(0.1)",
+    Adamax "Adamax::new(0.01).eps(0.1)", NAdam "NAdam::new(0.01).eps(0.1)", RAdam "RAdam::new(0.01).eps(0.1)",
+    RmsProp "RmsProp::new(0.01).eps(0.1).momentum(0.5)", Lamb "Lamb::new(0.01).eps(0.1)",
+    Adafactor "Adafactor::new(0.01).eps(0.1, 0.1)",
+}
+
+methods! {
+    /// A scale of losses.
+    Scale:
+    Fixed "LossScale::fixed(1024.0)", Dynamic "LossScale::dynamic().initial(64.0).interval(1)",
+    Overflows "LossScale::dynamic().initial(3e38).interval(2)",
+}
+
+impl Scale {
+    /// The option of a trace.
+    pub fn option(self) -> LossScale {
+        match self {
+            Scale::Fixed => LossScale::fixed(1024.0),
+            Scale::Dynamic => LossScale::dynamic().initial(64.0).interval(1),
+            Scale::Overflows => LossScale::dynamic().initial(3e38).interval(2),
+        }
+    }
 }
 
 /// The operation of a statement; its operands are earlier statements.
@@ -253,6 +275,10 @@ pub struct Learn {
     pub rule: Rule,
     /// Micro-batches along the first axis.
     pub parts: Option<usize>,
+    /// A second loss, a scalar that depends on other weights.
+    pub also: Option<usize>,
+    /// The scale of losses.
+    pub scale: Option<Scale>,
 }
 
 /// One traced program.

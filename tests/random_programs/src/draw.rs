@@ -8,7 +8,9 @@ mod steps;
 
 use slabwise::{DType, Precision};
 
-use crate::case::{Axis, Case, Learn, Named, Op, Param, Program, Rule, State, Statement};
+use crate::case::{
+    Axis, Case, Fold, Learn, Named, Op, Param, Program, Rule, Scale, State, Statement, Unary,
+};
 use crate::facts::{Fact, Len, Scope, Unknown};
 use crate::method::Method;
 use crate::numbers::jumps;
@@ -420,67 +422,63 @@ impl<'a> Maker<'a> {
     }
 
     fn learn(&mut self) {
-        let good = |f: &Fact| {
-            f.dtype == DType::F32 && f.learns && f.smooth && f.dims.iter().all(|d| d.least() > 0)
-        };
-        let good_open = |f: &Fact| f.dtype == DType::F32 && f.learns && f.smooth;
         let empty_batch = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
-        let Some(value) = self.find(|f| {
-            if empty_batch {
-                good(f)
-            } else {
-                good_open(f) && f.dims.iter().all(|d| d.as_fixed() != Some(0))
-            }
-        }) else {
+        let fits = |f: &Fact| {
+            let learns = f.dtype == DType::F32 && f.learns != 0 && f.smooth;
+            let filled = |d: &Len| d.least() > 0 || (!empty_batch && d.as_fixed().is_none());
+            learns && f.dims.iter().all(filled)
+        };
+        let Some(value) = self.find(fits) else {
             return;
         };
+        let learns = self.facts[value].learns;
         let rule = self.rng.pick(Rule::ALL);
-        let n = self.facts[value]
-            .dims
-            .first()
-            .and_then(|d| d.as_fixed())
-            .unwrap_or(0);
-        let parts = [2, 3, 4]
-            .into_iter()
-            .find(|p| n > 0 && n.is_multiple_of(*p));
-        if let Some(parts) = parts.filter(|_| self.rng.one_in(2)) {
-            self.program.learn = Some(Learn {
-                loss: value,
-                rule,
-                parts: Some(parts),
-            });
-            return;
+        let mut scale = match self.rng.one_in(4) {
+            true => Some(self.rng.pick(Scale::ALL)),
+            false => None,
+        };
+        let other = self.find(|f| fits(f) && f.learns & learns == 0);
+        let also = match other.filter(|_| self.rng.one_in(2)) {
+            Some(other) => self.scalar_loss(other),
+            None => None,
+        };
+        if also.is_some() {
+            scale = scale.map(|_| Scale::Fixed);
         }
-        let scalar = self.facts[value].rank() == 0;
+        let n = self.facts[value].dims.first().and_then(|d| d.as_fixed());
+        let n = n.unwrap_or(0);
+        let parts = [2, 3, 4].into_iter();
+        let mut parts = parts.filter(|p| n > 0 && n.is_multiple_of(*p));
+        let parts = parts.next().filter(|_| self.rng.one_in(2));
+        let loss = match parts {
+            Some(_) => Some(value),
+            None => self.scalar_loss(value),
+        };
+        self.program.learn = loss.map(|loss| Learn {
+            loss,
+            rule,
+            parts,
+            also,
+            scale,
+        });
+    }
+
+    /// The mean of a value's squares, or the value if it is a scalar.
+    fn scalar_loss(&mut self, value: usize) -> Option<usize> {
+        let fact = &self.facts[value];
+        if fact.rank() == 0 {
+            return Some(value);
+        }
         // A mean over a data-dependent length is no number if the length is 0.
-        let fold = if self.facts[value].dims.iter().all(|d| d.least() > 0) {
-            crate::case::Fold::Mean
-        } else {
-            crate::case::Fold::Sum
+        let fold = match fact.dims.iter().all(|d| d.least() > 0) {
+            true => Fold::Mean,
+            false => Fold::Sum,
         };
-        let loss = match scalar {
-            true => Some(value),
-            false => {
-                let square = self
-                    .push(Op::Unary(crate::case::Unary::Square), &[value])
-                    .unwrap_or(value);
-                self.push(
-                    Op::Fold {
-                        fold,
-                        axes: None,
-                        keep: false,
-                    },
-                    &[square],
-                )
-            }
-        };
-        if let Some(loss) = loss {
-            self.program.learn = Some(Learn {
-                loss,
-                rule,
-                parts: None,
-            });
-        }
+        let square = self
+            .push(Op::Unary(Unary::Square), &[value])
+            .unwrap_or(value);
+        let (axes, keep) = (None, false);
+        self.push(Op::Fold { fold, axes, keep }, &[square])
     }
 
     fn set_states(&mut self) {

@@ -154,8 +154,8 @@ pub struct Fact {
     pub high: f64,
     /// Whether every correct implementation computes the same bits.
     pub exact: bool,
-    /// Whether a gradient reaches a parameter.
-    pub learns: bool,
+    /// The parameters that a gradient reaches, a bit for each; several layers may share one.
+    pub learns: u64,
     /// Whether every gradient of it lacks jumps that rounding can cause.
     pub smooth: bool,
 }
@@ -169,7 +169,7 @@ impl Fact {
             low: f64::NEG_INFINITY,
             high: f64::INFINITY,
             exact: false,
-            learns: false,
+            learns: 0,
             smooth: true,
         }
     }

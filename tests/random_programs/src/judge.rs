@@ -2,7 +2,7 @@
 
 use slabwise_compiler::reference::{Array, Precision};
 
-use crate::case::{Case, Fold, Op, Program};
+use crate::case::{Case, Fold, Op, Program, Scale};
 use crate::facts::Scope;
 use crate::rules::facts;
 use crate::run::{Failure, Outcome, Witness, execute, reference};
@@ -214,8 +214,19 @@ pub fn is_valid(case: &Case) -> bool {
                     .and_then(|d| d.as_fixed())
                     .is_some_and(|len| n > 0 && len > 0 && len % n == 0)
             });
+            let apart = l.also.is_none_or(|also| {
+                let fits = |f: &&crate::facts::Fact| {
+                    f.rank() == 0 && f.dtype == slabwise::DType::F32 && f.learns != 0
+                };
+                let other = known.get(also).filter(fits);
+                other.is_some_and(|f| f.learns & fact.learns == 0)
+            });
+            // A scale that adapts is that of one loss.
+            let scales = l.also.is_none() || l.scale.is_none_or(|s| s == Scale::Fixed);
             p.training
-                && fact.learns
+                && apart
+                && scales
+                && fact.learns != 0
                 && fact.dtype == slabwise::DType::F32
                 && whole
                 && (l.parts.is_some() || fact.rank() == 0)

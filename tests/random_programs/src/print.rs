@@ -29,10 +29,10 @@ pub enum Claim<'a> {
 const HELPERS: &str = r#"    use half::{bf16, f16};
     use ndarray::{ArrayD, IxDyn};
     use slabwise::nn::*;
-    use slabwise::optim::{Adam, AdamW, Sgd};
+    use slabwise::optim::*;
     use slabwise::prelude::*;
     use slabwise::tensor::{AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding, PoolOptions, Reduction, Sampling};
-    use slabwise::{CompileOptions, Output};
+    use slabwise::{CompileOptions, LossScale, Output};
 
     fn array<T>(shape: &[usize], values: Vec<T>) -> ArrayD<T> {
         ArrayD::from_shape_vec(IxDyn(shape), values).expect("as many values as the shape has elements")
@@ -292,7 +292,7 @@ impl Body<'_> {
             "let program{at}_in = |session: &mut Session| -> Result<Program<{count}>> {{"
         ));
         self.line(&format!(
-            "    let trace = Trace::{}(){};",
+            "    let trace = Trace::{}(){}{};",
             if program.training {
                 "training"
             } else {
@@ -301,6 +301,10 @@ impl Body<'_> {
             match self.case.precision {
                 Precision::F32 => String::new(),
                 half => format!(".with_precision(slabwise::Precision::{half:?})"),
+            },
+            match program.learn.as_ref().and_then(|l| l.scale) {
+                None => String::new(),
+                Some(scale) => format!(".with_loss_scale({})", scale.text()),
             }
         ));
         let mut inputs = 0;
@@ -337,6 +341,9 @@ impl Body<'_> {
                     self.line(&format!("    let loss = trace.minimize_in_parts({parts}, {rule}, |i| each[i].square().mean());"));
                     outputs.push("loss".into());
                 }
+            }
+            if let Some(also) = learn.also {
+                self.line(&format!("    trace.minimize(v{also}, {rule});"));
             }
         }
         self.line(&format!(

@@ -259,8 +259,13 @@ fn flows(op: &Op) -> bool {
 /// Adds the facts that follow from the operands of any statement.
 fn inherit(mut fact: Fact, op: &Op, args: &[&Fact]) -> Fact {
     let through = fact.dtype.is_float() && flows(op);
-    let makes = matches!(op, Op::Param(_)) || matches!(op, Op::Layer { .. });
-    fact.learns = makes || (through && args.iter().any(|a| a.dtype.is_float() && a.learns));
+    let makes = match op {
+        Op::Param(at) => 1 << (at % 8),
+        Op::Layer { name, .. } => 1 << (8 + name % 56),
+        _ => 0,
+    };
+    let floats = args.iter().filter(|a| through && a.dtype.is_float());
+    fact.learns = floats.fold(makes, |all, a| all | a.learns);
     fact.smooth = fact.smooth && args.iter().all(|a| a.smooth);
     if !fact.dtype.is_float() {
         fact.smooth = true;

@@ -411,6 +411,11 @@ impl Runner<'_> {
             Trace::inference()
         };
         let trace = trace.with_precision(self.case.precision);
+        let scale = program.learn.as_ref().and_then(|learn| learn.scale);
+        let trace = match scale {
+            Some(scale) => trace.with_loss_scale(scale.option()),
+            None => trace,
+        };
         let outputs = build(
             self.case,
             program,

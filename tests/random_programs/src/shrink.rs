@@ -30,13 +30,18 @@ impl Trial {
             .map(|p| p.outputs.len() + p.sets.len() + usize::from(p.donate.is_some()))
             .sum();
         let learns = case.programs.iter().filter(|p| p.learn.is_some()).count();
+        let learn = case.programs.iter().filter_map(|p| p.learn.as_ref());
+        let more: usize = learn
+            .map(|l| usize::from(l.also.is_some()) + usize::from(l.scale.is_some()))
+            .sum();
         let lines = case.size() * 4
             + case.params.len()
             + case.states.len()
             + case.dims.len()
             + case.runs.len()
             + extras
-            + 4 * learns;
+            + 4 * learns
+            + more;
         let elements: usize = case
             .programs
             .iter()
@@ -196,8 +201,20 @@ fn extras(trial: &Trial) -> Vec<Trial> {
             p.learn = None;
             true
         }
+        4 => {
+            if let Some(learn) = &mut p.learn {
+                learn.also = None;
+            }
+            true
+        }
+        5 => {
+            if let Some(learn) = &mut p.learn {
+                learn.scale = None;
+            }
+            true
+        }
         i => {
-            let at = i - 4;
+            let at = i - 6;
             if at >= p.outputs.len() {
                 return false;
             }
@@ -249,6 +266,7 @@ fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
     p.learn = p.learn.take().and_then(|l| {
         Some(crate::case::Learn {
             loss: to[l.loss]?,
+            also: l.also.and_then(|also| to[also]),
             ..l
         })
     });
@@ -284,7 +302,11 @@ fn needed(p: &Program) -> Vec<usize> {
         .iter()
         .copied()
         .chain(p.sets.iter().map(|s| s.1))
-        .chain(p.learn.iter().map(|l| l.loss))
+        .chain(
+            p.learn
+                .iter()
+                .flat_map(|l| [Some(l.loss), l.also].into_iter().flatten()),
+        )
         .collect();
     let mut seen = Vec::new();
     while let Some(at) = open.pop() {
@@ -348,7 +370,10 @@ fn redirect(p: &mut Program, from: usize, to: usize) {
         .for_each(change);
     p.outputs.iter_mut().for_each(change);
     p.sets.iter_mut().for_each(|s| change(&mut s.1));
-    p.learn.iter_mut().for_each(|l| change(&mut l.loss));
+    p.learn.iter_mut().for_each(|l| {
+        change(&mut l.loss);
+        l.also.iter_mut().for_each(change);
+    });
 }
 
 /// Replaces a statement by an input of its type and shape; removes the other contents of the case.

@@ -1,13 +1,14 @@
 //! The hunt itself: a few hundred programs, a planted bug, and reproducibility from the seed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slabwise::DType::U8;
-use slabwise_random_programs::case::{Case, Op, Unary};
+use slabwise_random_programs::case::{Axis, Binary, Case, Op, Statement, Unary};
 use slabwise_random_programs::hunt::{Hunt, drawn, seed_of};
 use slabwise_random_programs::judge::{Fault, is_valid};
 use slabwise_random_programs::method::Method;
 use slabwise_random_programs::run::Outcome;
+use slabwise_random_programs::scans::Body;
 use slabwise_random_programs::setup::Setup;
 
 fn hunt(seed: u64, graphs: u64, threads: usize) -> Hunt {
@@ -69,6 +70,69 @@ fn weights_of_every_format_are_drawn() {
     }
     assert_eq!(formats.len(), 9, "{formats:?}");
     assert!(products > 50, "{products}");
+}
+
+/// Every function, loop, place and optimizer is drawn, some of them in values with many elements.
+#[test]
+fn every_kind_of_statement_is_drawn() {
+    let (mut drawn_ops, mut large) = (BTreeMap::<String, usize>::new(), 0);
+    for number in 0..6000 {
+        let (case, _) = drawn(seed_of(13, number), 12);
+        for program in &case.programs {
+            for Statement { op, args } in &program.statements {
+                let name = match op {
+                    Op::Unary(u) => format!("{u:?}"),
+                    Op::Binary(b) | Op::Number(b, _) => format!("{b:?}"),
+                    Op::Method(Method::Scan(l)) => format!("{:?}", l.body),
+                    Op::Method(Method::Index(i)) => first_word(i),
+                    Op::Gradient | Op::Checkpoint(_) => {
+                        format!("{} {}", first_word(op), args.len())
+                    }
+                    op => first_word(op),
+                };
+                *drawn_ops.entry(name).or_default() += 1;
+                let Op::Input { shape, .. } = op else {
+                    continue;
+                };
+                let lengths = shape.iter().map(|axis| match axis {
+                    Axis::Fixed(n) => *n,
+                    _ => 1,
+                });
+                large += usize::from(lengths.product::<usize>() > 400);
+            }
+        }
+    }
+    let unary = Unary::ALL.iter().map(|op| format!("{op:?}"));
+    let binary = Binary::ALL.iter().map(|op| format!("{op:?}"));
+    let bodies = Body::ALL.iter().map(|body| format!("{body:?}"));
+    let others = [
+        "Take",
+        "Segment",
+        "Slices",
+        "Put",
+        "Narrow",
+        "PadTo",
+        "Length",
+        "Gradient 3",
+        "Checkpoint 2",
+    ];
+    let all = unary
+        .chain(binary)
+        .chain(bodies)
+        .chain(others.map(String::from));
+    let rare: Vec<String> = all
+        .filter(|name| drawn_ops.get(name).is_none_or(|n| *n < 5))
+        .collect();
+    assert!(
+        rare.is_empty() && large > 50000,
+        "{rare:?}, {large}, {drawn_ops:?}"
+    );
+}
+
+fn first_word(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    let word = text.split(|c: char| !c.is_alphanumeric()).next();
+    word.unwrap_or_default().to_string()
 }
 
 /// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function.

@@ -689,7 +689,7 @@ impl Maker<'_> {
         let factor =
             self.find(|f| f.dtype == dtype && f.rank() == 2 && f.dims.first().copied() == k);
         let mut args = vec![x];
-        args.extend(factor.filter(|_| self.rng.one_in(2)));
+        args.extend(factor);
         self.push(Op::Checkpoint(segment), &args)
     }
 }
