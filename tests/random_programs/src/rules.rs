@@ -241,7 +241,9 @@ fn flows(op: &Op) -> bool {
     match op {
         Op::Unary(u) => !stops(u),
         Op::Checkpoint(list) => !list.iter().any(stops),
-        Op::Unique
+        // The gradient of a linear function depends on nothing.
+        Op::Gradient
+        | Op::Unique
         | Op::UniformLike
         | Op::OneHot(_)
         | Op::Nonzero
