@@ -372,10 +372,13 @@ fn a_panic_reaches_the_caller_and_the_session_goes_on() {
     let of_other_type = CustomKernel::new("confused", [F32], F32, |run| {
         run.input::<i32>(0);
     });
+    let of_other_input = CustomKernel::new("absent", [F32], F32, |run| {
+        run.input_dims(1);
+    });
     let trace = Trace::inference();
     let x = trace.input("x", F32, (3,));
     let mut session = session(2);
-    let [good, bad] = [&picky, &of_other_type].map(|kernel| {
+    let [good, bad, absent] = [&picky, &of_other_type, &of_other_input].map(|kernel| {
         let y = trace.custom(kernel, &[x], x.shape());
         session.compile(&trace, [y]).expect("it compiles")
     });
@@ -392,6 +395,11 @@ fn a_panic_reaches_the_caller_and_the_session_goes_on() {
     let text = told(&bad, [0.0; 3]).expect_err("it reads another type");
     assert!(text.starts_with("input 0 of \"confused\""), "{text}");
     assert!(text.ends_with("is read as i32"), "{text}");
+    let text = told(&absent, [0.0; 3]).expect_err("there is no such input");
+    assert!(
+        text.starts_with("\"absent\" of [F32] to F32 has no input 1"),
+        "{text}"
+    );
     assert_eq!(told(&good, [1.0, 2.0, 4.0]), Ok(vec![2.0, 4.0, 8.0]));
 }
 

@@ -155,13 +155,7 @@ impl<'a> CustomRun<'a> {
     /// # Panics
     /// If there is no such input, or `T` is not its type.
     pub fn input<T: Element>(&self, input: usize) -> &'a [T] {
-        let kernel = self.kernel;
-        let Some(found) = self.inputs.get(input) else {
-            panic!(
-                "{kernel:?} has no input {input}, because it has {}",
-                self.inputs.len()
-            )
-        };
+        let (kernel, found) = (self.kernel, self.given(input));
         let is_byte = found.dtype == DType::Bool && T::DTYPE == DType::U8;
         assert!(
             is_byte || found.dtype == T::DTYPE,
@@ -177,7 +171,13 @@ impl<'a> CustomRun<'a> {
     /// # Panics
     /// If there is no such input.
     pub fn input_dims(&self, input: usize) -> &'a [usize] {
-        &self.inputs[input].dims
+        &self.given(input).dims
+    }
+
+    fn given(&self, input: usize) -> &'a CustomInput<'a> {
+        let (kernel, count) = (self.kernel, self.inputs.len());
+        let found = self.inputs.get(input);
+        found.unwrap_or_else(|| panic!("{kernel:?} has no input {input}, because it has {count}"))
     }
 
     /// The shape of the result.

@@ -199,9 +199,9 @@ pub struct Matmul {
     /// Length of the contracted axis.
     pub k: Size,
     /// Whether every element is summed in the order of the contracted axis, so that rows have the
-    /// same bits in products of any number of rows, if the left operand's rows are contiguous
-    /// (else a long axis is split on the CPU, by the number of rows). Otherwise products of few rows on the CPU are
-    /// summed in another order, which is faster.
+    /// same bits in products of any number of rows, if the left operand's rows are contiguous (else
+    /// a long axis is split on the CPU, by the number of rows). Otherwise products of few rows on
+    /// the CPU are summed in another order, which is faster.
     pub in_order: bool,
     /// Strides over `batch…, m, k`.
     pub a: Operand,

@@ -223,7 +223,7 @@ impl Plan {
         }
     }
 
-    /// The error for a plan that exceeds the limit together with these bytes of weights and state.
+    /// The error for a plan that exceeds the limit beside the memory that is in use.
     pub(crate) fn over_budget(&self, budget: Bytes, memory: &MemoryUse) -> Error {
         let ahead = self.details.persistent.prefetch;
         let beside = memory.persistent.saturating_add(memory.queues);

@@ -38,7 +38,8 @@
 //! range of the type that the model declares. Shape arithmetic and other folded constants are
 //! computed in 64 bits. Nothing else is: sums, differences, products, powers and shifts of 64-bit
 //! integers that depend on the inputs wrap at 32 bits in the middle of a program, without an
-//! error, casts of floats saturate there, and means of integers are computed in f32. f64 is computed in f32 only where [`OnnxModel::with_narrow`] allows it.
+//! error, casts of floats saturate there, and means of integers are computed in f32. f64 is computed
+//! in f32 only where [`OnnxModel::with_narrow`] allows it.
 //!
 //! # How to add an operator
 //! A function in the file of its family under `ops/` (`ops/contributed/` for `com.microsoft`), from a

@@ -307,7 +307,7 @@ fn grouped<'t>(call: &Call<'_, 't>) -> Results<'t> {
         ],
     )?;
     if call.len() > 17 {
-        return Err(format!("{} inputs, of which 16 are known", call.len()));
+        return Err(format!("{} inputs, of which 17 are known", call.len()));
     }
     let [mut q, mut k, mut v] = grouped_heads(call)?;
     let trace = call.trace;
