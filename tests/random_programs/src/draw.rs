@@ -22,13 +22,13 @@ use crate::setup::{Feed, Setup, Switch};
 /// Most elements of a value, and of a value of a large case.
 const ELEMENTS_MAX: [usize; 2] = [400, 20_000];
 /// The longest axis, and that of a large case.
-const LENGTH_MAX: [usize; 2] = [100, 1100];
+const LENGTH_MAX: [usize; 2] = [100, 3600];
 /// The longest axis of which each pair of elements has a number.
 const PAIRS_MAX: usize = 130;
 /// Lengths beside those of vectors, of 8 and of 16 lanes, and beside the block of a product's sums.
 const EDGES: [usize; 13] = [1, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 129];
 /// Lengths of sums that products split.
-const DEEP: [usize; 4] = [512, 513, 600, 1030];
+const DEEP: [usize; 5] = [512, 513, 600, 1030, 3600];
 /// One of so many cases is large, because these take long.
 const LARGE: usize = 40;
 /// Most statements of a large case, about.

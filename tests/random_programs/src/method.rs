@@ -6,7 +6,7 @@ use slabwise::tensor::{
     AttentionOptions, Beyond, ConvOptions, CrossEntropy, Interpolate, PadMode, Padding,
     PoolOptions, Reduction, Sampling,
 };
-use slabwise::{Dim, Mask, Quantization, Running, Tensor, Tiles, Trace};
+use slabwise::{DType, Dim, Mask, Quantization, Running, Tensor, Tiles, Trace};
 
 use crate::axis::Axis;
 use crate::indexing::Indexing;
@@ -286,7 +286,10 @@ impl Method {
         let mut options = AttentionOptions::new()
             .past(past)
             .tiles(tiles.map_or(Tiles::Auto, Tiles::Queries))
-            .mask(mask.map_or(Mask::None, Mask::Added));
+            .mask(mask.map_or(Mask::None, |mask| match mask.dtype() {
+                DType::Bool => Mask::Seen(mask),
+                _ => Mask::Added(mask),
+            }));
         if causal {
             options = options.causal();
         }
@@ -320,7 +323,9 @@ impl Method {
                     options += &format!(".tiles(Tiles::Queries({queries}))");
                 }
                 if let Some(mask) = args.get(3) {
-                    options += &format!(".mask(Mask::Added({mask}))");
+                    options += &format!(
+                        ".mask(if {mask}.dtype() == Bool {{ Mask::Seen({mask}) }} else {{ Mask::Added({mask}) }})"
+                    );
                 }
                 if *causal {
                     options += ".causal()";

@@ -260,7 +260,8 @@ fn attention(
     scores.push(keys);
     scope.elements(&scores)?;
     if let Some(mask) = mask {
-        let ok = mask.dtype == DType::F32 && mask.rank() == rank;
+        let types = mask.dtype == DType::F32 || (mask.dtype == DType::Bool && mask.exact);
+        let ok = types && mask.rank() == rank;
         let broadcasts = (0..rank).all(|i| mask.dims[i] == scores[i] || mask.dims[i].is(1));
         (ok && broadcasts).then_some(())?;
     }

@@ -157,7 +157,7 @@ fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
 #[test]
 fn a_planted_bug_is_found_and_shrunk_with_any_number_of_threads() {
     for threads in [1, 3] {
-        let bag = hunt(5, 200, threads).go_planted(&wrong);
+        let bag = hunt(7, 400, threads).go_planted(&wrong);
         let reports: Vec<_> = bag
             .reports
             .values()

@@ -29,6 +29,32 @@ impl Maker<'_> {
         }
     }
 
+    /// A value of this shape, often a part of a longer one along its last axis, or turned, so that
+    /// its rows are not neighbours in memory.
+    fn cut(&mut self, dims: &[Len]) -> Option<usize> {
+        let last = dims.len().wrapping_sub(1);
+        let count = dims.last().and_then(|d| d.as_fixed());
+        let Some(count) = count.filter(|_| !self.rng.one_in(3)) else {
+            return self.of_shape(dims);
+        };
+        let mut longer = dims.to_vec();
+        if self.rng.one_in(3) && last > 0 {
+            longer.swap(last, last - 1);
+            let x = self.of_shape(&longer)?;
+            return self.push(Op::T, &[x]);
+        }
+        let start = self.rng.below(2);
+        longer[last] = Len::fixed(count + 1 + self.rng.below(2));
+        let x = self.of_shape(&longer)?;
+        let part = Op::Slice {
+            axis: last,
+            start,
+            end: Some(start + count),
+            step: 1,
+        };
+        self.push(part, &[x])
+    }
+
     pub(super) fn attention_with(&mut self) -> Option<usize> {
         let q = match self.find(|f| single(f) && f.rank() > 2) {
             Some(q) => q,
@@ -56,7 +82,7 @@ impl Maker<'_> {
         let of_scores = self.fact(q).dims.clone();
         if self.rng.one_in(4) {
             args.extend(self.find(|f| {
-                single(f)
+                (single(f) || (f.dtype == DType::Bool && f.exact))
                     && f.rank() == rank
                     && f.dims[rank - 1] == keys
                     && (0..rank - 1).all(|i| f.dims[i] == of_scores[i] || f.dims[i].is(1))
@@ -310,13 +336,19 @@ impl Maker<'_> {
     /// A loop over the first axis of a value.
     pub(super) fn scan(&mut self) -> Option<usize> {
         let steps = |f: &Fact| f.dims.first().and_then(|n| n.as_fixed()).unwrap_or(0);
-        let x = self.find(|f| single(f) && steps(f) > 0)?;
+        let x = match self.find(|f| single(f) && steps(f) > 0 && f.rank() > 1) {
+            Some(x) => x,
+            None => {
+                let lengths = [self.rng.pick(&[1, 2, 3, 5]), 2, self.rng.pick(&[1, 3])];
+                self.input(DType::F32, lengths.map(Axis::Fixed).to_vec())?
+            }
+        };
         let dims = self.fact(x).dims[1..].to_vec();
-        let first = self.of_shape(&dims)?;
+        let first = self.cut(&dims)?;
         let mut args = vec![x, first];
         let body = self.rng.pick(Body::ALL);
         if let Some(captured) = Loop::captured(body, &dims) {
-            args.push(self.of_shape(&captured)?);
+            args.push(self.cut(&captured)?);
         }
         let method = Method::Scan(Loop {
             body,

@@ -26,11 +26,11 @@ impl Maker<'_> {
         let x = self.rectified(x)?;
         let first: PoolOptions<2> = self.windows();
         let (mut second, other) = (first, self.windows());
-        match self.rng.below(7) {
+        match self.rng.below(9) {
             0 => second.window = other.window,
             1 => second.stride = other.stride,
             2 => second.padding = other.padding,
-            3 => second.ceil = other.ceil,
+            3 | 5 => second.ceil = !first.ceil,
             4 => second = other,
             _ => {}
         }
@@ -43,7 +43,42 @@ impl Maker<'_> {
             let is_float = pool != Pool::Positions;
             pooled.push(if is_float { self.rectified(one)? } else { one });
         }
-        self.join_two(pooled[0], pooled[1], 1)
+        let joined = self.join_two(pooled[0], pooled[1], 1)?;
+        if self.fact(joined).smooth && single(self.fact(joined)) && self.rng.one_in(2) {
+            return self.push(Op::Gradient, &[joined, x]);
+        }
+        Some(joined)
+    }
+
+    /// A sum of two values that are padded beside each other, as gradients of parts are; their
+    /// types may differ.
+    pub(super) fn meet(&mut self) -> Option<usize> {
+        let x = self.find(|f| float(f) && f.rank() > 0)?;
+        let axis = self.an_axis(x)?;
+        let dims = self.fact(x).dims.clone();
+        let alike = |f: &Fact| {
+            let same = |i: usize| i == axis || f.dims[i] == dims[i];
+            float(f) && f.rank() == dims.len() && (0..dims.len()).all(same)
+        };
+        let y = self.find(|f| alike(f) && f.dims[axis].as_fixed().is_some())?;
+        let y = match self.rng.one_in(3) && self.fact(y).exact {
+            true => {
+                let to = self.rng.pick(&[DType::F16, DType::BF16, DType::F32]);
+                self.push(Op::Cast(to), &[y])?
+            }
+            false => y,
+        };
+        let [n, m] = [dims[axis].as_fixed()?, self.fact(y).dims[axis].as_fixed()?];
+        let gap = self.rng.below(4) / 3;
+        let value = self.rng.pick(&[0.0, 0.0, 0.0, -0.0]);
+        let padded = |sides: (usize, usize)| {
+            let mut pads = vec![(0, 0); dims.len()];
+            pads[axis] = sides;
+            Op::Pad { pads, value }
+        };
+        let first = self.push(padded((0, m + gap)), &[x])?;
+        let second = self.push(padded((n + gap, 0)), &[y])?;
+        self.push(Op::Binary(Binary::Add), &[first, second])
     }
 
     /// Both in one value where their types and shapes allow it, else the second.
@@ -54,9 +89,10 @@ impl Maker<'_> {
             2 => Op::Binary(Binary::Sub),
             _ => return Some(y),
         };
-        if self.fact(x).dtype != self.fact(y).dtype {
-            return Some(y);
-        }
+        let [x, y] = [x, y].map(|at| match self.fact(at).dtype {
+            DType::I32 => self.push(Op::Cast(DType::F32), &[at]).unwrap_or(at),
+            _ => at,
+        });
         self.push(op, &[x, y]).or(Some(y))
     }
 
@@ -197,7 +233,11 @@ impl Maker<'_> {
         let b = match self.find(fits).filter(|_| self.rng.one_in(2)) {
             Some(b) => b,
             None => {
-                let n = Axis::Fixed(self.rng.pick(&self.lengths));
+                let named = !self.scope.case.dims.is_empty() && self.rng.one_in(3);
+                let n = match named {
+                    true => Axis::Named(0),
+                    false => Axis::Fixed(self.rng.pick(&self.lengths)),
+                };
                 let mut shape = vec![self.axis(k)?, n];
                 if turn[1] {
                     shape.swap(0, 1);

@@ -72,6 +72,7 @@ steps! {
     4 pools,
     3 grow,
     5 edges,
+    3 meet,
     4 parts,
     4 turned,
     3 computed,
