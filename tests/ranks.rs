@@ -1,6 +1,8 @@
 //! Training on several ranks of one process: the same bits in worlds of every size, faults that
 //! every rank reports, and ranks that run different programs.
 
+#[path = "ranks/fit.rs"]
+mod fit;
 #[path = "ranks/mesh.rs"]
 mod mesh;
 #[path = "ranks/models.rs"]
@@ -10,7 +12,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray::{Array1, Array2, s};
-use slabwise::fit::{Better, End, Fit};
 use slabwise::nn::{LayerNorm, Linear};
 use slabwise::optim::{AdamW, Sgd};
 use slabwise::prelude::*;
@@ -701,41 +702,6 @@ fn a_rank_that_ends_or_hangs_is_named() {
         let (seconds, _) = waited.split_once(" s").expect(error);
         assert!(seconds.parse::<f64>().expect(error) >= 4.0, "{error}");
     }
-}
-
-/// Each rank validates its own rows, and all of them stop and save the best after the same epoch.
-#[test]
-fn ranks_decide_alike_about_epochs() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("best.safetensors");
-    let ran = on_each(World::local(2).expect("a world"), |world| {
-        let world = world.with_strategy(Strategy::ShardedState);
-        let (mut session, step) = learner(&world, 8).expect("it compiles");
-        // Alone, rank 0 would stop after the third epoch, and rank 1 never.
-        let own = match world.rank() {
-            0 => [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-            _ => [9.0, 6.0, 4.0, 4.0, 3.0, 0.0],
-        };
-        let mut values = own.into_iter();
-        let fit = Fit::new(&step).epochs(6).patience(2).checkpoint_best(&path);
-        let fitted = fit
-            .validate_by(Better::Lower, |_| Ok(values.next().unwrap_or(f64::NAN)))
-            .run(&mut session, |epoch| {
-                let (x, labels) = batch(8, u64::from(epoch));
-                let own = world.share(8);
-                [(
-                    x.slice(s![own.clone(), ..]).to_owned(),
-                    labels.slice(s![own]).to_owned(),
-                )]
-            })
-            .expect("it learns");
-        let means: Vec<Option<f64>> = fitted.epochs.iter().map(|e| e.validation).collect();
-        (fitted.end, means, fitted.best().map(|e| e.number))
-    });
-    let means = [5.0, 4.0, 3.5, 4.0, 4.0].map(Some).to_vec();
-    assert_eq!(ran[0], (End::Patience, means, Some(3)));
-    assert_eq!(ran[0], ran[1]);
-    assert!(path.exists());
 }
 
 #[test]

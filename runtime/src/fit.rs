@@ -42,6 +42,7 @@
 //! # Ok::<(), slabwise::Error>(())
 //! ```
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -51,6 +52,7 @@ use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::program::Program;
 use crate::session::{BestEpoch, Session};
+use crate::world::World;
 
 /// A step that has ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +70,7 @@ pub struct Step {
 
 impl Step {
     /// Ends training now: this epoch is cut short, but validated and saved as any other. In a
-    /// [world](Session::on), all ranks are to do so after the same step.
+    /// [world](Session::on), one rank that does so ends it after this step on all of them.
     pub fn stop(&mut self) {
         self.stop = true;
     }
@@ -94,7 +96,8 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Ends training after this epoch. In a [world](Session::on), all ranks are to do so.
+    /// Ends training after this epoch. In a [world](Session::on), one rank that does so ends it on
+    /// all of them.
     pub fn stop(&mut self) {
         self.stop = true;
     }
@@ -262,7 +265,8 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// # Errors
     /// Any error of a step, a callback, the validation or saving; a loss that is not finite, with
     /// its step; an epoch without batches; patience, or a checkpoint of the best, without a
-    /// validation.
+    /// validation. In a [world](Session::on): [`Error::Peer`] with such an error of another rank, and
+    /// ranks that do not have equally many batches.
     pub fn run<B>(self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
     where
         B: IntoIterator,
@@ -322,9 +326,11 @@ impl<'a, const N: usize> Fit<'a, N> {
         for number in self.first..=self.epochs {
             let started = Instant::now();
             let mut epoch = self.train(session, number, data(number))?;
+            let ended = format_args!("epoch {number}");
             if let Some((better, judge)) = &mut self.validation {
-                let validation = judge(session)?;
-                let validation = session.world.mean(validation)?;
+                let judged = judge(session);
+                let (own, _) = share(&session.world, judged, |_| GO, ended)?;
+                let validation = session.world.mean(own)?;
                 epoch.validation = Some(validation);
                 epoch.is_best = best.is_none_or(|best| better.holds(validation, best.validation));
                 if epoch.is_best {
@@ -333,14 +339,15 @@ impl<'a, const N: usize> Fit<'a, N> {
             }
             session.variables.best_epoch = best;
             epoch.seconds = started.elapsed().as_secs_f64();
-            for call in &mut self.on_epoch {
-                call(session, &mut epoch)?;
-            }
+            let mut calls = self.on_epoch.iter_mut();
+            let called = calls.try_for_each(|call| call(session, &mut epoch));
+            let code = if epoch.stop { STOP } else { GO };
+            let ((), all) = share(&session.world, called, |()| code, ended)?;
+            let stopped = all.contains(&STOP);
             let best_path = self.best.as_ref().filter(|_| epoch.is_best);
-            for path in self.latest.iter().chain(best_path) {
-                session.save(path)?;
-            }
-            let stopped = epoch.stop;
+            let mut paths = self.latest.iter().chain(best_path);
+            let saved = paths.try_for_each(|path| session.save(path));
+            share(&session.world, saved, |()| GO, ended)?;
             fitted.epochs.push(epoch);
             let waited = best.map_or(0, |best| number - best.number);
             if stopped
@@ -363,33 +370,48 @@ impl<'a, const N: usize> Fit<'a, N> {
         Error: From<E>,
     {
         let mut mean = Mean::default();
-        let (mut steps, mut stop) = (0, false);
-        for batch in batches {
-            let batch = batch?;
-            let examples = self.program.inner.examples(&batch)?;
-            let loss = first(session.run(self.program, &batch)?)?;
-            steps += 1;
-            if !loss.is_finite() {
+        let mut batches = batches.into_iter();
+        let mut steps = 0;
+        // Whether a callback of the step before has stopped training, or its error.
+        let mut stopped = Ok(false);
+        let stop = loop {
+            let number = steps + 1;
+            let next = stopped.and_then(|stopped| match stopped {
+                true => Ok(Next::Stop),
+                false => Ok(match batches.next() {
+                    Some(batch) => Next::Step(batch?),
+                    None => Next::End,
+                }),
+            });
+            let place = format_args!("step {number} of epoch {epoch}");
+            let (next, all) = share(&session.world, next, Next::code, place)?;
+            if all.contains(&STOP) {
+                break true;
+            }
+            if let Some(without) = all.iter().position(|code| *code == END)
+                && let Some(with) = all.iter().position(|code| *code == GO)
+            {
                 return Err(Error::Value(format!(
-                    "fit: the loss of step {steps} in epoch {epoch} is {loss}; a smaller learning rate, or clipping gradients by their norm, would help"
+                    "fit: rank {without} of {} has no batch for {place}, and rank {with} has one; give all ranks equally many batches",
+                    all.len()
                 )));
             }
+            let Next::Step(batch) = next else {
+                break false;
+            };
+            let examples = self.program.inner.examples(&batch)?;
+            let loss = first(session.run(self.program, &batch)?)?;
+            steps = number;
             mean.add(loss, examples);
             let mut step = Step {
                 epoch,
-                number: steps,
+                number,
                 loss,
                 examples,
                 stop: false,
             };
-            for call in &mut self.on_step {
-                call(session, &mut step)?;
-            }
-            if step.stop {
-                stop = true;
-                break;
-            }
-        }
+            stopped = self.end_step(session, &mut step).map(|()| step.stop);
+        };
         let loss = mean
             .value()
             .ok_or_else(|| Error::Value(format!("fit: epoch {epoch} has no batches")))?;
@@ -403,6 +425,81 @@ impl<'a, const N: usize> Fit<'a, N> {
             stop,
         })
     }
+
+    /// Checks the loss of a step, and calls its callbacks.
+    fn end_step(&mut self, session: &mut Session, step: &mut Step) -> Result<()> {
+        let Step {
+            epoch,
+            number,
+            loss,
+            ..
+        } = *step;
+        if !loss.is_finite() {
+            return Err(Error::Value(format!(
+                "fit: the loss of step {number} in epoch {epoch} is {loss}; a smaller learning rate, or clipping gradients by their norm, would help"
+            )));
+        }
+        let mut calls = self.on_step.iter_mut();
+        calls.try_for_each(|call| call(session, step))
+    }
+}
+
+/// The next action of a rank in an epoch.
+enum Next<F> {
+    /// A step with this batch.
+    Step(F),
+    /// No step: there are no more batches.
+    End,
+    /// No step: a callback has stopped training.
+    Stop,
+}
+
+impl<F> Next<F> {
+    fn code(&self) -> u8 {
+        match self {
+            Next::Step(_) => GO,
+            Next::End => END,
+            Next::Stop => STOP,
+        }
+    }
+}
+
+/// The codes by which ranks tell each other how they go on; the last precedes an error's text.
+const GO: u8 = 0;
+const END: u8 = 1;
+const STOP: u8 = 2;
+const FAILED: u8 = 3;
+
+/// Shows the other ranks how this one goes on, or its error, which ends training on all of them; its
+/// result, and the codes of all ranks.
+///
+/// # Errors
+/// This rank's own, else [`Error::Peer`] with that of the first rank that has one, or of a lost rank.
+fn share<T>(
+    world: &World,
+    own: Result<T>,
+    code: impl FnOnce(&T) -> u8,
+    place: fmt::Arguments<'_>,
+) -> Result<(T, Vec<u8>)> {
+    let message = match &own {
+        Ok(own) => vec![code(own)],
+        Err(error) => [&[FAILED], error.to_string().as_bytes()].concat(),
+    };
+    let all = world.gather(&message);
+    let (own, all) = (own?, all?);
+    if let Some((rank, [_, error @ ..])) = all
+        .iter()
+        .map(Vec::as_slice)
+        .enumerate()
+        .find(|(_, message)| message.first() == Some(&FAILED))
+    {
+        return Err(Error::Peer(format!(
+            "fit: rank {rank} of {} has failed in {place}: {}",
+            all.len(),
+            String::from_utf8_lossy(error)
+        )));
+    }
+    Ok((own, all.concat()))
 }
 
 /// The number that a run's first output is.

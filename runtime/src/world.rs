@@ -263,13 +263,12 @@ impl World {
         let own = Header {
             program,
             step: ranks.runs.load(Ordering::Relaxed),
-            health: fault,
-            ..Header::default()
+            fault,
         };
         let (mut first, mut rank) = (None::<(u32, usize)>, 0);
         let note = |header: Header| {
-            if header.health != 0 {
-                let this = (header.health, rank);
+            if header.fault != 0 {
+                let this = (header.fault, rank);
                 first = Some(first.map_or(this, |other| other.min(this)));
             }
             rank += 1;

@@ -10,9 +10,9 @@ use crate::{Error, Result};
 const VALUES_MAX: u64 = 1 << 30;
 
 /// The bytes of a header.
-const BYTES: usize = 64;
+const BYTES: usize = 20;
 
-/// The state of a rank at the beginning of a step, which travels as 64 bytes.
+/// The state of a rank at the beginning of a step, which travels as 20 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// The hash of the program.
@@ -20,11 +20,7 @@ pub struct Header {
     /// The step.
     pub step: u64,
     /// 0 if the rank can run the step; else the code of its fault.
-    pub health: u32,
-    /// The number of entries of `sizes` in use.
-    pub used: u32,
-    /// The sizes of the bounded dimensions on this rank.
-    pub sizes: [u32; 10],
+    pub fault: u32,
 }
 
 impl Header {
@@ -33,24 +29,17 @@ impl Header {
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&self.program.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.step.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.health.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.used.to_le_bytes());
-        for (to, size) in bytes[24..].chunks_exact_mut(4).zip(self.sizes) {
-            to.copy_from_slice(&size.to_le_bytes());
-        }
+        bytes[16..].copy_from_slice(&self.fault.to_le_bytes());
         bytes
     }
 
     /// The header with these bytes.
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Header {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         Header {
             program: long(0),
             step: long(8),
-            health: short(16),
-            used: short(20),
-            sizes: std::array::from_fn(|i| short(24 + 4 * i)),
+            fault: u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
         }
     }
 }
@@ -247,9 +236,7 @@ mod tests {
         let header = Header {
             program: 0x0123_4567_89ab_cdef,
             step: 41,
-            health: 3,
-            used: 2,
-            sizes: std::array::from_fn(|i| 7 * i as u32 + 1),
+            fault: 3,
         };
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
     }
