@@ -173,3 +173,31 @@ fn checkpoints_meet_budgets_on_very_long_chains() {
         );
     }
 }
+
+#[test]
+fn a_deep_chain_is_recomputed_with_a_small_stack() {
+    const LENGTH: u32 = 10_000;
+    let computation = |bytes, inputs: &[u32]| Computation {
+        bytes,
+        inputs: inputs.to_vec(),
+        ..Computation::default()
+    };
+    let mut computations = vec![computation(16, &[])];
+    computations.extend((0..LENGTH).map(|i| computation(16, &[i])));
+    // The end of the chain is read, is idle while a large value lives, and is read again.
+    computations.push(computation(0, &[LENGTH]));
+    computations.push(computation(1000, &[]));
+    computations.push(computation(0, &[LENGTH + 2]));
+    computations.push(computation(16, &[LENGTH, LENGTH + 3]));
+    let net = Network::new(computations, Vec::new(), vec![LENGTH + 4]);
+    let order: Vec<u32> = (0..=net.sink()).collect();
+    let repair = move || {
+        let mut state = ScheduleState::new(&net, &order);
+        let mut repairer = Repairer::new(net.len(), 1000);
+        assert!(repairer.repair(&mut state, &mut Random(1), usize::MAX, u128::MAX));
+        assert_eq!((state.peak(), state.len()), (1000, 2 * LENGTH + 7));
+    };
+    let thread = std::thread::Builder::new().stack_size(256 << 10);
+    let thread = thread.spawn(repair).expect("a thread");
+    thread.join().expect("the chain is recomputed");
+}
