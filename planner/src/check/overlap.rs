@@ -4,11 +4,13 @@
 //! collective starts once and ends once, and each task depends on the ends of all it depended on.
 //! Three properties of the plan are verified from offsets and steps alone, independent of its
 //! lifetimes. Between the start and the end of a collective, no task writes bytes of its sources,
-//! because they are read meanwhile; none reads or writes bytes of its destinations; and collectives
-//! start in one order and end in the same, because ranks that have different orders wait for each
-//! other for ever.
+//! because they are read meanwhile, and none reads or writes bytes of its destinations. Its
+//! destinations share no bytes with each other or with its sources. And collectives start in one
+//! order and end in the same, because ranks that have different orders wait for each other for
+//! ever.
 
 use super::Checked;
+use super::order::steps;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, TaskId};
 use crate::offload::Work;
 use crate::overlap::Overlapped;
@@ -164,7 +166,12 @@ impl Checker<'_> {
                     (task.workspace, task.cost, task.repeatable)
                         == (old.workspace, old.cost, old.repeatable)
                 }
-                Work::Start(_) | Work::Finish(_) => task.workspace == 0 && !task.repeatable,
+                // A workspace would have to live from the start to the end.
+                Work::Start(_) => {
+                    (task.workspace, old.workspace, task.cost) == (0, 0, old.cost)
+                        && !task.repeatable
+                }
+                Work::Finish(_) => (task.workspace, task.cost) == (0, 0) && !task.repeatable,
             };
             if !same || !needs {
                 return Err(V::Differs {
@@ -262,20 +269,7 @@ type Bytes = (Space, u64, u64);
 /// Checks collectives in flight by the steps and offsets of a plan: `halves` are the tasks that
 /// start and end each, in their order.
 fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(), V> {
-    let (tasks, buffers) = (dag.tasks.len(), dag.buffers.len());
-    if plan.order.len() != tasks
-        || plan.workspace_offsets.len() != tasks
-        || plan.offsets.len() != buffers
-        || plan.lifetimes.len() != buffers
-    {
-        return Err(V::Length { what: "the plan" });
-    }
-    let mut step_of = vec![usize::MAX; tasks];
-    for (step, task) in plan.order.iter().enumerate() {
-        if let Some(slot) = step_of.get_mut(task.index()) {
-            *slot = step;
-        }
-    }
+    let step_of = steps(dag, plan).map_err(|_| V::Length { what: "the plan" })?;
     let name = |task: TaskId| dag.task_name(task).to_string();
     for pair in halves.windows(2) {
         let [early, late] = [pair[0], pair[1]].map(|halves| halves.map(|t| step_of[t.index()]));
@@ -290,7 +284,8 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
         let (buffer, offset) = (&dag.buffers[b.index()], plan.offsets[b.index()]);
         (buffer.space, offset, offset.saturating_add(buffer.bytes))
     };
-    let overlaps = |a: Bytes, b: Bytes| a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
+    // Those without bytes overlap with none.
+    let overlaps = |a: Bytes, b: Bytes| a.0 == b.0 && a.1.max(b.1) < a.2.min(b.2);
     for &[start, finish] in halves {
         let collective = &dag.tasks[start.index()];
         let (from, to) = (step_of[start.index()], step_of[finish.index()]);
@@ -304,6 +299,20 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
                 return Err(V::Dead {
                     collective: name(start),
                     buffer: dag.buffer_name(*buffer).into(),
+                });
+            }
+        }
+        for written in &collective.writes {
+            let shared = touched()
+                .map(|(buffer, _)| buffer)
+                .find(|&buffer| buffer != written && overlaps(bytes_of(written), bytes_of(buffer)));
+            if let Some(buffer) = shared {
+                return Err(V::Touched {
+                    collective: name(start),
+                    buffer: dag.buffer_name(*buffer).into(),
+                    task: name(start),
+                    how: "writes",
+                    step: from,
                 });
             }
         }

@@ -61,6 +61,10 @@ pub fn plan_overlapped(
 ) -> Result<(Overlapped, Plan), PlanError> {
     dag.verify()?;
     let room = room.max(once.height);
+    let mut is_collective = vec![false; dag.tasks.len()];
+    for task in collectives {
+        is_collective[task.index()] = true;
+    }
     let relations = Relations::new(dag);
     let options = Options {
         order: OrderPolicy::Program,
@@ -68,7 +72,7 @@ pub fn plan_overlapped(
     };
     let mut target = room;
     for _ in 0..if options.overlap { TARGETS } else { 0 } {
-        let walk = Walk::new(dag, &relations, once, collectives, target);
+        let walk = Walk::new(dag, &relations, once, &is_collective, target);
         let overlapped = Overlapped::new(dag, &walk.events());
         let planned = plan(&overlapped.dag, &options)?;
         if planned.height <= room {
@@ -76,7 +80,13 @@ pub fn plan_overlapped(
         }
         target = target.saturating_sub((planned.height - room).max(target / 64));
     }
-    Ok(Overlapped::in_turn(dag, once, collectives))
+    let overlapped = Overlapped::in_turn(dag, once, &is_collective);
+    if once.reused.iter().any(|p| is_collective[p.task.index()]) {
+        let planned = plan(&overlapped.dag, &options)?;
+        return Ok((overlapped, planned));
+    }
+    let planned = overlapped.with_offsets(once);
+    Ok((overlapped, planned))
 }
 
 impl Overlapped {
@@ -140,21 +150,25 @@ impl Overlapped {
         new
     }
 
-    /// The dag in which each collective ends where it starts, with the offsets of a plan.
-    fn in_turn(dag: &Dag, once: &Plan, collectives: &[TaskId]) -> (Self, Plan) {
+    /// The dag in which each collective ends where it starts, in the order of a plan.
+    fn in_turn(dag: &Dag, once: &Plan, is_collective: &[bool]) -> Self {
         let events: Vec<Event> = once
             .order
             .iter()
-            .flat_map(|task| match collectives.contains(task) {
+            .flat_map(|task| match is_collective[task.index()] {
                 true => vec![Event::Start(task.0), Event::Finish(task.0)],
                 false => vec![Event::Run(task.0)],
             })
             .collect();
-        let new = Overlapped::new(dag, &events);
-        let order: Vec<TaskId> = (0..new.dag.tasks.len() as u32).map(TaskId).collect();
-        let mut runs = vec![TaskId(0); dag.tasks.len()];
+        Overlapped::new(dag, &events)
+    }
+
+    /// The plan of its tasks in their order with the offsets of a plan of the original dag.
+    fn with_offsets(&self, once: &Plan) -> Plan {
+        let order: Vec<TaskId> = (0..self.dag.tasks.len() as u32).map(TaskId).collect();
+        let mut runs = vec![TaskId(0); once.order.len()];
         let mut workspace_offsets = Vec::with_capacity(order.len());
-        for (task, work) in order.iter().zip(&new.work) {
+        for (task, work) in order.iter().zip(&self.work) {
             workspace_offsets.push(match *work {
                 Work::Run(of) => {
                     runs[of.index()] = *task;
@@ -169,14 +183,13 @@ impl Overlapped {
         });
         let mut reused: Vec<MayReuse> = reused.collect();
         reused.sort_unstable();
-        let plan = Plan {
-            lifetimes: lifetimes(&new.dag, &order),
+        Plan {
+            lifetimes: lifetimes(&self.dag, &order),
             order,
             workspace_offsets,
             reused,
             ..once.clone()
-        };
-        (new, plan)
+        }
     }
 
     /// The tasks that start and end each collective.

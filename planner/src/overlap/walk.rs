@@ -27,7 +27,7 @@ pub(super) struct Walk<'a> {
     dag: &'a Dag,
     relations: &'a Relations,
     order: &'a [TaskId],
-    is_collective: Vec<bool>,
+    is_collective: &'a [bool],
     /// For each buffer that is computed in place: by which task, on the bytes of which other.
     taken: TakenAt,
     target: u64,
@@ -61,13 +61,9 @@ impl<'a> Walk<'a> {
         dag: &'a Dag,
         relations: &'a Relations,
         once: &'a Plan,
-        collectives: &[TaskId],
+        is_collective: &'a [bool],
         target: u64,
     ) -> Self {
-        let mut is_collective = vec![false; dag.tasks.len()];
-        for task in collectives {
-            is_collective[task.index()] = true;
-        }
         let mut taken = vec![None; dag.buffers.len()];
         for pair in &once.reused {
             taken[pair.to.index()] = Some((pair.task, pair.from.0));
