@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::network::Network;
 use super::state::{CopyId, ScheduleState};
-use slabwise_packer::random::Random;
+use slabwise_packer::random::{Random, exp};
 
 /// The limits and the buffers of repairs.
 pub(super) struct Repairer {
@@ -285,7 +285,7 @@ impl Repairer {
                 .all(|v| v == value || state.last_read(v, p + 1, read).is_none());
         let steps = self.relieved(used + 1, read);
         let noise_factor = if self.noise > 0.0 {
-            (self.noise * (random.unit() - 0.5)).exp()
+            exp(self.noise * (random.unit() - 0.5))
         } else {
             1.0
         };
@@ -515,7 +515,7 @@ impl Repairer {
                 let held = state.made_at(p).map(held).sum::<f64>() + 1.0;
                 let mut score = (self.price(state.net, node) as f64 + 1.0) / held;
                 if self.noise > 0.0 {
-                    score *= (self.noise * (random.unit() - 0.5)).exp();
+                    score *= exp(self.noise * (random.unit() - 0.5));
                 }
                 self.order.push((score, c));
             }
