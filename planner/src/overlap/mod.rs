@@ -228,3 +228,6 @@ impl Overlapped {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests;
