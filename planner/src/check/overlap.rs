@@ -11,7 +11,7 @@
 
 use super::Checked;
 use super::order::steps;
-use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, TaskId};
+use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, Task, TaskId};
 use crate::offload::Work;
 use crate::overlap::Overlapped;
 use crate::plan::Plan;
@@ -185,7 +185,7 @@ impl Checker<'_> {
             match runs[..] {
                 [(run, Work::Run(_))] if !is_collective => Ok([run, run]),
                 [(start, Work::Start(a)), (end, Work::Finish(b))] if a == b => {
-                    if self.waits(end, start) {
+                    if new.tasks[end.index()].after.contains(&start) {
                         Ok([start, end])
                     } else {
                         Err(V::Order {
@@ -202,15 +202,13 @@ impl Checker<'_> {
         runs.iter().enumerate().map(ends).collect()
     }
 
-    fn waits(&self, task: TaskId, before: TaskId) -> bool {
-        self.new.dag.tasks[task.index()].after.contains(&before)
-    }
-
     fn order(&self, ends: &Ends) -> Result<(), V> {
         for (task, [first, _]) in self.dag.tasks.iter().zip(ends) {
+            let mut waits = self.new.dag.tasks[first.index()].after.clone();
+            waits.sort_unstable();
             for before in &task.after {
                 let [_, last] = ends[before.index()];
-                if !self.waits(*first, last) {
+                if waits.binary_search(&last).is_err() {
                     return Err(V::Order {
                         task: self.new.dag.task_name(*first).into(),
                         before: self.new.dag.task_name(last).into(),
@@ -302,19 +300,14 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
                 });
             }
         }
-        for written in &collective.writes {
-            let shared = touched()
-                .map(|(buffer, _)| buffer)
-                .find(|&buffer| buffer != written && overlaps(bytes_of(written), bytes_of(buffer)));
-            if let Some(buffer) = shared {
-                return Err(V::Touched {
-                    collective: name(start),
-                    buffer: dag.buffer_name(*buffer).into(),
-                    task: name(start),
-                    how: "writes",
-                    step: from,
-                });
-            }
+        if let Some(buffer) = shared_with_destination(collective, &bytes_of) {
+            return Err(V::Touched {
+                collective: name(start),
+                buffer: dag.buffer_name(buffer).into(),
+                task: name(start),
+                how: "writes",
+                step: from,
+            });
         }
         for (step, other) in plan.order.iter().enumerate().take(to).skip(from + 1) {
             let task = &dag.tasks[other.index()];
@@ -346,4 +339,40 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// A buffer of a collective, other than the destination itself, that has bytes of a destination.
+fn shared_with_destination(
+    collective: &Task,
+    bytes_of: &impl Fn(&BufferId) -> Bytes,
+) -> Option<BufferId> {
+    let writes = collective.writes.iter().map(|b| (*b, true));
+    let mut buffers: Vec<(BufferId, bool)> = writes
+        .chain(collective.reads.iter().map(|b| (*b, false)))
+        .collect();
+    buffers.sort_unstable_by_key(|&(b, is_written)| (b, !is_written));
+    buffers.dedup_by_key(|&mut (b, _)| b);
+    let ranges = buffers
+        .into_iter()
+        .map(|(b, is_written)| (bytes_of(&b), is_written, b));
+    let mut ranges: Vec<(Bytes, bool, BufferId)> = ranges.filter(|(r, ..)| r.1 < r.2).collect();
+    ranges.sort_unstable();
+    // Of the sources and of the destinations before, the one that ends last.
+    let mut last: [Option<(Bytes, BufferId)>; 2] = [None; 2];
+    for (own, is_written, buffer) in ranges {
+        let meets = |side: Option<(Bytes, BufferId)>| {
+            side.filter(|(other, _)| other.0 == own.0 && own.1 < other.2)
+        };
+        if let Some((_, other)) = meets(last[1]) {
+            return Some(if is_written { other } else { buffer });
+        }
+        if let Some((_, other)) = meets(last[0]).filter(|_| is_written) {
+            return Some(other);
+        }
+        let side = &mut last[usize::from(is_written)];
+        if side.is_none_or(|(other, _)| (other.0, other.2) < (own.0, own.2)) {
+            *side = Some((own, buffer));
+        }
+    }
+    None
 }

@@ -208,24 +208,40 @@ impl Overlapped {
     /// The bytes that collectives in flight hold at each step of a plan: their sources and their
     /// destinations, each buffer once.
     pub fn bytes_in_flight(&self, plan: &Plan) -> Vec<u64> {
-        let mut bytes = vec![0; plan.order.len()];
-        let mut held: Vec<Vec<BufferId>> = vec![Vec::new(); plan.order.len()];
         let mut step_of = vec![0; plan.order.len()];
         for (step, task) in plan.order.iter().enumerate() {
             step_of[task.index()] = step;
         }
+        let mut held: Vec<(BufferId, usize, usize)> = Vec::new();
         for [start, finish] in self.halves() {
             let task = &self.dag.tasks[start.index()];
-            for step in step_of[start.index()]..=step_of[finish.index()] {
-                for buffer in task.reads.iter().chain(&task.writes) {
-                    if !held[step].contains(buffer) {
-                        held[step].push(*buffer);
-                        bytes[step] += self.dag.buffers[buffer.index()].occupied_on_device();
-                    }
-                }
-            }
+            let (from, to) = (step_of[start.index()], step_of[finish.index()] + 1);
+            held.extend(
+                task.reads
+                    .iter()
+                    .chain(&task.writes)
+                    .map(|b| (*b, from, to)),
+            );
         }
-        bytes
+        held.sort_unstable();
+        let mut changes = vec![0i128; plan.order.len() + 1];
+        let mut counted: Option<(BufferId, usize)> = None;
+        for (buffer, from, to) in held {
+            // The steps of an earlier collective on the same buffer are counted already.
+            let until = counted.filter(|c| c.0 == buffer).map_or(0, |c| c.1);
+            if to <= until {
+                continue;
+            }
+            let bytes = self.dag.buffers[buffer.index()].occupied_on_device();
+            changes[from.max(until)] += i128::from(bytes);
+            changes[to] -= i128::from(bytes);
+            counted = Some((buffer, to));
+        }
+        let sums = changes.iter().scan(0i128, |live, change| {
+            *live += change;
+            Some(*live as u64)
+        });
+        sums.take(plan.order.len()).collect()
     }
 }
 

@@ -309,6 +309,25 @@ fn disturbed_collectives_are_found_by_their_bytes() {
     );
     // "send a" receives where it reads.
     touched(broken(|_, p| p.offsets[SUM_A] = p.offsets[A]), "writes a");
+    // It receives two values in one place.
+    let (mut dag, collectives, mut new, mut plan) = sample();
+    let second = new
+        .dag
+        .add_buffer(Buffer::new("second", Kind::Gradient, 64));
+    dag.buffers = new.dag.buffers.clone();
+    dag.tasks[1].writes.push(second);
+    for half in [1, 6] {
+        new.dag.tasks[half].writes.push(second);
+    }
+    plan.lifetimes.push(plan.lifetimes[SUM_A]);
+    plan.offsets.push(plan.offsets[SUM_A] + 192);
+    touched(
+        check_overlap(&dag, &collectives, new.clone(), &plan).expect_err("received twice"),
+        "writes sum a",
+    );
+    plan.offsets.pop();
+    plan.offsets.push(1 << 20);
+    assert!(check_overlap(&dag, &collectives, new, &plan).is_ok());
     // Workspaces without bytes have no place.
     let (dag, collectives, new, mut plan) = sample();
     plan.workspace_offsets[2] = plan.offsets[A] + 64;
@@ -393,4 +412,33 @@ fn collectives_in_place_are_planned_apart() {
         let new = check_overlap(&dag, &collectives, new, &plan).expect("the same work");
         check(&new.dag, plan).expect("a valid plan");
     }
+}
+
+/// Searching a list for each of them would take a minute in a debug build.
+#[test]
+fn a_task_may_wait_for_many_and_a_collective_may_move_many_buffers() {
+    const MANY: usize = 200_000;
+    let mut dag = Dag::new();
+    let parts: Vec<BufferId> = (0..MANY)
+        .map(|_| dag.add_buffer(Buffer::new("part", Kind::Gradient, 64)))
+        .collect();
+    dag.add_task(Task::new("make all", &[], &parts));
+    let send = dag.add_task(Task::new("send all", &parts, &[]));
+    let after = (0..MANY).map(|_| dag.add_task(Task::new("other", &[], &[])));
+    let after: Vec<TaskId> = after.collect();
+    dag.add_task(Task {
+        after,
+        ..Task::new("last", &[], &[])
+    });
+    let once = planned(&dag);
+    let options = Options {
+        overlap: false,
+        effort: 0,
+        ..Options::default()
+    };
+    let (new, plan) =
+        plan_overlapped(&dag, &once, &[send], u64::MAX, &options).expect("a valid dag");
+    let bytes = new.bytes_in_flight(&plan);
+    assert_eq!(bytes.iter().max(), Some(&(64 * MANY as u64)));
+    check_overlap(&dag, &[send], new, &plan).expect("the same work");
 }
