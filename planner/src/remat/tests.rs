@@ -7,6 +7,7 @@ use super::network::{Computation, Network};
 use super::repair::Repairer;
 use super::search::Search;
 use super::state::ScheduleState;
+use crate::dag::{Buffer, BufferId, Dag, Kind, Task, TaskId};
 use slabwise_packer::random::Random;
 
 /// A random network: some computations have more than one value, and some values have fetches.
@@ -200,4 +201,26 @@ fn a_deep_chain_is_recomputed_with_a_small_stack() {
     let thread = std::thread::Builder::new().stack_size(256 << 10);
     let thread = thread.spawn(repair).expect("a thread");
     thread.join().expect("the chain is recomputed");
+}
+
+/// Comparing all values of a computation with each other would take a minute in a debug build.
+#[test]
+fn a_task_may_make_many_values() {
+    const MANY: usize = 100_000;
+    let mut dag = Dag::new();
+    let values: Vec<BufferId> = (0..MANY)
+        .map(|_| dag.add_buffer(Buffer::new("value", Kind::Activation, 64)))
+        .collect();
+    dag.add_task(Task::new("make all", &[], &values));
+    for value in &values {
+        dag.add_task(Task::new("read", &[*value], &[]));
+    }
+    let order: Vec<TaskId> = (0..dag.tasks.len() as u32).map(TaskId).collect();
+    let (net, buffers) = Network::of_dag(&dag, &order);
+    // One more for the sink.
+    assert_eq!(
+        (net.values(), buffers.len()),
+        (MANY + MANY + 1, MANY + MANY + 1)
+    );
+    assert!(buffers.iter().all(|buffers| buffers.len() <= 1));
 }
