@@ -3,7 +3,7 @@
 
 mod peak;
 
-use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, Space, TaskId};
+use crate::dag::{ALIGN, Dag, DagError, MayReuse, Space, TaskId};
 use crate::liveness::lifetimes;
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
 use crate::reuse::{Chains, ReusePolicy, choose};
@@ -207,12 +207,10 @@ impl Candidate {
     fn into_plan(self, dag: &Dag, packing: Packing, host: Option<Packing>) -> Plan {
         let offset = |item: &Option<u32>| item.map_or(0, |item| packing.offsets[item as usize]);
         let mut offsets: Vec<u64> = self.layout.item_of_buffer.iter().map(offset).collect();
-        if let Some(host) = &host {
-            self.layout
-                .on_host
-                .iter()
-                .zip(&host.offsets)
-                .for_each(|(buffer, &offset)| offsets[buffer.index()] = offset);
+        for (place, item) in offsets.iter_mut().zip(&self.layout.item_on_host) {
+            if let (Some(host), Some(item)) = (&host, item) {
+                *place = host.offsets[*item as usize];
+            }
         }
         let mut plan = Plan {
             offsets,
@@ -241,10 +239,10 @@ pub(crate) struct Layout {
     pub(crate) item_of_buffer: Vec<Option<u32>>,
     /// For each task, the item that is its workspace.
     pub(crate) item_of_workspace: Vec<Option<u32>>,
-    /// The packing problem of the host's space, if any buffer lies there: an item for each of
-    /// `on_host`.
+    /// The packing problem of the host's space, if any buffer lies there.
     host: Option<Problem>,
-    on_host: Vec<BufferId>,
+    /// For each buffer, the item of the host's space it lies in.
+    item_on_host: Vec<Option<u32>>,
 }
 
 impl Layout {
@@ -256,25 +254,27 @@ impl Layout {
     ) -> Self {
         let chains = Chains::new(dag.buffers.len(), reused);
         let mut items = Vec::with_capacity(dag.buffers.len());
+        let mut items_on_host = Vec::new();
         let mut item_of_buffer = vec![None; dag.buffers.len()];
-        let mut on_host = Vec::new();
+        let mut item_on_host = item_of_buffer.clone();
         for (i, buffer) in dag.buffers.iter().enumerate() {
-            if buffer.space == Space::Host {
-                if buffer.bytes > 0 && !lives[i].is_empty() {
-                    on_host.push(BufferId(i as u32));
-                }
-            } else if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
-                let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
-                item_of_buffer[i] = Some(items.len() as u32);
+            if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
+                let (items, item_of) = match buffer.space {
+                    Space::Device => (&mut items, &mut item_of_buffer),
+                    Space::Host => (&mut items_on_host, &mut item_on_host),
+                };
+                item_of[i] = Some(items.len() as u32);
                 items.push(Item {
-                    life,
+                    life: Lifetime::new(lives[i].start, lives[chains.tail(i)].end),
                     size: buffer.occupied(),
                     align: buffer.align,
                 });
             }
         }
         for buffer in 0..dag.buffers.len() {
-            item_of_buffer[buffer] = item_of_buffer[chains.head(buffer)];
+            let head = chains.head(buffer);
+            item_of_buffer[buffer] = item_of_buffer[head];
+            item_on_host[buffer] = item_on_host[head];
         }
         let mut item_of_workspace = vec![None; dag.tasks.len()];
         for (step, &task) in (0u64..).zip(order) {
@@ -288,21 +288,13 @@ impl Layout {
                 });
             }
         }
-        let own = |b: &BufferId| {
-            let buffer = &dag.buffers[b.index()];
-            Item {
-                life: lives[b.index()],
-                size: buffer.occupied(),
-                align: buffer.align,
-            }
-        };
-        let host = (!on_host.is_empty()).then(|| Problem::new(on_host.iter().map(own).collect()));
+        let host = (!items_on_host.is_empty()).then(|| Problem::new(items_on_host));
         Layout {
             problem: Problem::new(items),
             item_of_buffer,
             item_of_workspace,
             host,
-            on_host,
+            item_on_host,
         }
     }
 }

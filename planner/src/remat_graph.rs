@@ -15,8 +15,9 @@
 //! | `mutates` | persistent buffers that it changes: it runs once, and no other reader of them runs after it |
 //! | `recompute` | false: it runs once |
 //!
-//! Other keys are labels and are ignored. Memory is counted in bytes as given, without alignment.
-//! While a node runs, memory holds all live buffers, its own buffer and its workspace.
+//! Other keys are labels and are ignored. A graph has at most 1,000,000 nodes. Memory is counted in
+//! bytes as given, without alignment. While a node runs, memory holds all live buffers, its own
+//! buffer and its workspace.
 
 use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 use crate::order::{BestOrder, Effort, Sizes, best_order};

@@ -6,7 +6,7 @@
 //! buffer that takes over a larger one keeps the larger rectangle alive for longer. Therefore such
 //! a pair is chosen only if the steps it raises stay below the current need around them.
 
-use crate::dag::{BufferId, Dag, MayReuse, TaskId};
+use crate::dag::{BufferId, Dag, MayReuse, Space, TaskId};
 use crate::liveness::Profile;
 use slabwise_packer::Lifetime;
 
@@ -85,7 +85,9 @@ pub(crate) fn choose(
         meets
             && to.bytes > 0
             && to.align <= from.align
-            && (policy == ReusePolicy::AnySize || from.occupied() == to.occupied())
+            // The profile of live bytes is that of the slab.
+            && (policy == ReusePolicy::AnySize && to.space == Space::Device
+                || from.occupied() == to.occupied())
     };
     let mut pairs: Vec<MayReuse> = dag.may_reuse.iter().filter(fits).copied().collect();
     pairs.sort_by_key(|pair| {
@@ -140,7 +142,7 @@ impl LiveBytes {
         let own: Vec<u32> = (0..dag.buffers.len() as u32).collect();
         LiveBytes {
             profile,
-            bytes: dag.buffers.iter().map(|b| b.occupied()).collect(),
+            bytes: dag.buffers.iter().map(|b| b.occupied_on_device()).collect(),
             end: lives.iter().map(|live| live.end).collect(),
             head: own.clone(),
             tail: own,

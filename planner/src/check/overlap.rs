@@ -4,12 +4,14 @@
 //! collective starts once and ends once, and each task depends on the ends of all it depended on.
 //! Three properties of the plan are verified from offsets and steps alone, independent of its
 //! lifetimes. Between the start and the end of a collective, no task writes bytes of its sources,
-//! because they are read meanwhile; none reads or writes bytes of its destinations; and collectives
-//! start in one order and end in the same, because ranks that have different orders wait for each
-//! other for ever.
+//! because they are read meanwhile, and none reads or writes bytes of its destinations. Its
+//! destinations share no bytes with each other or with its sources. And collectives start in one
+//! order and end in the same, because ranks that have different orders wait for each other for
+//! ever.
 
 use super::Checked;
-use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, TaskId};
+use super::order::steps;
+use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, Task, TaskId};
 use crate::offload::Work;
 use crate::overlap::Overlapped;
 use crate::plan::Plan;
@@ -164,7 +166,12 @@ impl Checker<'_> {
                     (task.workspace, task.cost, task.repeatable)
                         == (old.workspace, old.cost, old.repeatable)
                 }
-                Work::Start(_) | Work::Finish(_) => task.workspace == 0 && !task.repeatable,
+                // A workspace would have to live from the start to the end.
+                Work::Start(_) => {
+                    (task.workspace, old.workspace, task.cost) == (0, 0, old.cost)
+                        && !task.repeatable
+                }
+                Work::Finish(_) => (task.workspace, task.cost) == (0, 0) && !task.repeatable,
             };
             if !same || !needs {
                 return Err(V::Differs {
@@ -178,7 +185,7 @@ impl Checker<'_> {
             match runs[..] {
                 [(run, Work::Run(_))] if !is_collective => Ok([run, run]),
                 [(start, Work::Start(a)), (end, Work::Finish(b))] if a == b => {
-                    if self.waits(end, start) {
+                    if new.tasks[end.index()].after.contains(&start) {
                         Ok([start, end])
                     } else {
                         Err(V::Order {
@@ -195,15 +202,13 @@ impl Checker<'_> {
         runs.iter().enumerate().map(ends).collect()
     }
 
-    fn waits(&self, task: TaskId, before: TaskId) -> bool {
-        self.new.dag.tasks[task.index()].after.contains(&before)
-    }
-
     fn order(&self, ends: &Ends) -> Result<(), V> {
         for (task, [first, _]) in self.dag.tasks.iter().zip(ends) {
+            let mut waits = self.new.dag.tasks[first.index()].after.clone();
+            waits.sort_unstable();
             for before in &task.after {
                 let [_, last] = ends[before.index()];
-                if !self.waits(*first, last) {
+                if waits.binary_search(&last).is_err() {
                     return Err(V::Order {
                         task: self.new.dag.task_name(*first).into(),
                         before: self.new.dag.task_name(last).into(),
@@ -262,20 +267,7 @@ type Bytes = (Space, u64, u64);
 /// Checks collectives in flight by the steps and offsets of a plan: `halves` are the tasks that
 /// start and end each, in their order.
 fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(), V> {
-    let (tasks, buffers) = (dag.tasks.len(), dag.buffers.len());
-    if plan.order.len() != tasks
-        || plan.workspace_offsets.len() != tasks
-        || plan.offsets.len() != buffers
-        || plan.lifetimes.len() != buffers
-    {
-        return Err(V::Length { what: "the plan" });
-    }
-    let mut step_of = vec![usize::MAX; tasks];
-    for (step, task) in plan.order.iter().enumerate() {
-        if let Some(slot) = step_of.get_mut(task.index()) {
-            *slot = step;
-        }
-    }
+    let step_of = steps(dag, plan).map_err(|_| V::Length { what: "the plan" })?;
     let name = |task: TaskId| dag.task_name(task).to_string();
     for pair in halves.windows(2) {
         let [early, late] = [pair[0], pair[1]].map(|halves| halves.map(|t| step_of[t.index()]));
@@ -290,7 +282,8 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
         let (buffer, offset) = (&dag.buffers[b.index()], plan.offsets[b.index()]);
         (buffer.space, offset, offset.saturating_add(buffer.bytes))
     };
-    let overlaps = |a: Bytes, b: Bytes| a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
+    // Those without bytes overlap with none.
+    let overlaps = |a: Bytes, b: Bytes| a.0 == b.0 && a.1.max(b.1) < a.2.min(b.2);
     for &[start, finish] in halves {
         let collective = &dag.tasks[start.index()];
         let (from, to) = (step_of[start.index()], step_of[finish.index()]);
@@ -306,6 +299,15 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
                     buffer: dag.buffer_name(*buffer).into(),
                 });
             }
+        }
+        if let Some(buffer) = shared_with_destination(collective, &bytes_of) {
+            return Err(V::Touched {
+                collective: name(start),
+                buffer: dag.buffer_name(buffer).into(),
+                task: name(start),
+                how: "writes",
+                step: from,
+            });
         }
         for (step, other) in plan.order.iter().enumerate().take(to).skip(from + 1) {
             let task = &dag.tasks[other.index()];
@@ -337,4 +339,40 @@ fn check_in_flight(dag: &Dag, plan: &Plan, halves: &[[TaskId; 2]]) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// A buffer of a collective, other than the destination itself, that has bytes of a destination.
+fn shared_with_destination(
+    collective: &Task,
+    bytes_of: &impl Fn(&BufferId) -> Bytes,
+) -> Option<BufferId> {
+    let writes = collective.writes.iter().map(|b| (*b, true));
+    let mut buffers: Vec<(BufferId, bool)> = writes
+        .chain(collective.reads.iter().map(|b| (*b, false)))
+        .collect();
+    buffers.sort_unstable_by_key(|&(b, is_written)| (b, !is_written));
+    buffers.dedup_by_key(|&mut (b, _)| b);
+    let ranges = buffers
+        .into_iter()
+        .map(|(b, is_written)| (bytes_of(&b), is_written, b));
+    let mut ranges: Vec<(Bytes, bool, BufferId)> = ranges.filter(|(r, ..)| r.1 < r.2).collect();
+    ranges.sort_unstable();
+    // Of the sources and of the destinations before, the one that ends last.
+    let mut last: [Option<(Bytes, BufferId)>; 2] = [None; 2];
+    for (own, is_written, buffer) in ranges {
+        let meets = |side: Option<(Bytes, BufferId)>| {
+            side.filter(|(other, _)| other.0 == own.0 && own.1 < other.2)
+        };
+        if let Some((_, other)) = meets(last[1]) {
+            return Some(if is_written { other } else { buffer });
+        }
+        if let Some((_, other)) = meets(last[0]).filter(|_| is_written) {
+            return Some(other);
+        }
+        let side = &mut last[usize::from(is_written)];
+        if side.is_none_or(|(other, _)| (other.0, other.2) < (own.0, own.2)) {
+            *side = Some((own, buffer));
+        }
+    }
+    None
 }

@@ -28,7 +28,7 @@ pub enum RepeatViolation {
         count: usize,
     },
     /// A run needs other bytes or time than its task, or a buffer has other bytes than its
-    /// original.
+    /// original or lies in another space.
     #[error("`{name}` differs in {what} from its original")]
     Differs {
         /// The run or buffer.
@@ -121,7 +121,7 @@ fn origins(
     })
 }
 
-/// Checks sizes, and the buffers that are live at the start and at the end.
+/// Checks sizes and spaces, and the buffers that are live at the start and at the end.
 fn buffers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     let (mut at_start, mut at_end) = (vec![0; dag.buffers.len()], vec![0; dag.buffers.len()]);
     let mut copies = vec![0; dag.buffers.len()];
@@ -131,6 +131,12 @@ fn buffers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
             return Err(RepeatViolation::Differs {
                 name: buffer.name.clone(),
                 what: "bytes or alignment",
+            });
+        }
+        if buffer.space != original.space {
+            return Err(RepeatViolation::Differs {
+                name: buffer.name.clone(),
+                what: "its space",
             });
         }
         copies[of.index()] += 1;

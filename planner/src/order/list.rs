@@ -9,6 +9,7 @@ use super::Schedule;
 use super::expand::is_past;
 use crate::dag::relations::{Csr, Relations};
 use crate::dag::{Dag, TaskId};
+use rustc_hash::FxHashSet;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
@@ -196,7 +197,7 @@ impl<'a> Greedy<'a> {
     /// The bytes that need not exist twice while a task runs: of each pair, one buffer ends here
     /// and the other begins.
     fn saved_in_place(&self, task: u32) -> i128 {
-        let mut taken: Vec<u32> = Vec::new();
+        let mut taken: FxHashSet<u32> = FxHashSet::default();
         let mut saved = 0;
         for &pair in self.pairs.row(task as usize) {
             let pair = self.dag.may_reuse[pair as usize];

@@ -61,6 +61,10 @@ pub fn plan_overlapped(
 ) -> Result<(Overlapped, Plan), PlanError> {
     dag.verify()?;
     let room = room.max(once.height);
+    let mut is_collective = vec![false; dag.tasks.len()];
+    for task in collectives {
+        is_collective[task.index()] = true;
+    }
     let relations = Relations::new(dag);
     let options = Options {
         order: OrderPolicy::Program,
@@ -68,7 +72,7 @@ pub fn plan_overlapped(
     };
     let mut target = room;
     for _ in 0..if options.overlap { TARGETS } else { 0 } {
-        let walk = Walk::new(dag, &relations, once, collectives, target);
+        let walk = Walk::new(dag, &relations, once, &is_collective, target);
         let overlapped = Overlapped::new(dag, &walk.events());
         let planned = plan(&overlapped.dag, &options)?;
         if planned.height <= room {
@@ -76,7 +80,13 @@ pub fn plan_overlapped(
         }
         target = target.saturating_sub((planned.height - room).max(target / 64));
     }
-    Ok(Overlapped::in_turn(dag, once, collectives))
+    let overlapped = Overlapped::in_turn(dag, once, &is_collective);
+    if once.reused.iter().any(|p| is_collective[p.task.index()]) {
+        let planned = plan(&overlapped.dag, &options)?;
+        return Ok((overlapped, planned));
+    }
+    let planned = overlapped.with_offsets(once);
+    Ok((overlapped, planned))
 }
 
 impl Overlapped {
@@ -140,21 +150,25 @@ impl Overlapped {
         new
     }
 
-    /// The dag in which each collective ends where it starts, with the offsets of a plan.
-    fn in_turn(dag: &Dag, once: &Plan, collectives: &[TaskId]) -> (Self, Plan) {
+    /// The dag in which each collective ends where it starts, in the order of a plan.
+    fn in_turn(dag: &Dag, once: &Plan, is_collective: &[bool]) -> Self {
         let events: Vec<Event> = once
             .order
             .iter()
-            .flat_map(|task| match collectives.contains(task) {
+            .flat_map(|task| match is_collective[task.index()] {
                 true => vec![Event::Start(task.0), Event::Finish(task.0)],
                 false => vec![Event::Run(task.0)],
             })
             .collect();
-        let new = Overlapped::new(dag, &events);
-        let order: Vec<TaskId> = (0..new.dag.tasks.len() as u32).map(TaskId).collect();
-        let mut runs = vec![TaskId(0); dag.tasks.len()];
+        Overlapped::new(dag, &events)
+    }
+
+    /// The plan of its tasks in their order with the offsets of a plan of the original dag.
+    fn with_offsets(&self, once: &Plan) -> Plan {
+        let order: Vec<TaskId> = (0..self.dag.tasks.len() as u32).map(TaskId).collect();
+        let mut runs = vec![TaskId(0); once.order.len()];
         let mut workspace_offsets = Vec::with_capacity(order.len());
-        for (task, work) in order.iter().zip(&new.work) {
+        for (task, work) in order.iter().zip(&self.work) {
             workspace_offsets.push(match *work {
                 Work::Run(of) => {
                     runs[of.index()] = *task;
@@ -169,14 +183,13 @@ impl Overlapped {
         });
         let mut reused: Vec<MayReuse> = reused.collect();
         reused.sort_unstable();
-        let plan = Plan {
-            lifetimes: lifetimes(&new.dag, &order),
+        Plan {
+            lifetimes: lifetimes(&self.dag, &order),
             order,
             workspace_offsets,
             reused,
             ..once.clone()
-        };
-        (new, plan)
+        }
     }
 
     /// The tasks that start and end each collective.
@@ -195,23 +208,42 @@ impl Overlapped {
     /// The bytes that collectives in flight hold at each step of a plan: their sources and their
     /// destinations, each buffer once.
     pub fn bytes_in_flight(&self, plan: &Plan) -> Vec<u64> {
-        let mut bytes = vec![0; plan.order.len()];
-        let mut held: Vec<Vec<BufferId>> = vec![Vec::new(); plan.order.len()];
         let mut step_of = vec![0; plan.order.len()];
         for (step, task) in plan.order.iter().enumerate() {
             step_of[task.index()] = step;
         }
+        let mut held: Vec<(BufferId, usize, usize)> = Vec::new();
         for [start, finish] in self.halves() {
             let task = &self.dag.tasks[start.index()];
-            for step in step_of[start.index()]..=step_of[finish.index()] {
-                for buffer in task.reads.iter().chain(&task.writes) {
-                    if !held[step].contains(buffer) {
-                        held[step].push(*buffer);
-                        bytes[step] += self.dag.buffers[buffer.index()].occupied_on_device();
-                    }
-                }
-            }
+            let (from, to) = (step_of[start.index()], step_of[finish.index()] + 1);
+            held.extend(
+                task.reads
+                    .iter()
+                    .chain(&task.writes)
+                    .map(|b| (*b, from, to)),
+            );
         }
-        bytes
+        held.sort_unstable();
+        let mut changes = vec![0i128; plan.order.len() + 1];
+        let mut counted: Option<(BufferId, usize)> = None;
+        for (buffer, from, to) in held {
+            // The steps of an earlier collective on the same buffer are counted already.
+            let until = counted.filter(|c| c.0 == buffer).map_or(0, |c| c.1);
+            if to <= until {
+                continue;
+            }
+            let bytes = self.dag.buffers[buffer.index()].occupied_on_device();
+            changes[from.max(until)] += i128::from(bytes);
+            changes[to] -= i128::from(bytes);
+            counted = Some((buffer, to));
+        }
+        let sums = changes.iter().scan(0i128, |live, change| {
+            *live += change;
+            Some(*live as u64)
+        });
+        sums.take(plan.order.len()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use super::Event;
-use crate::dag::relations::Relations;
+use crate::dag::relations::{Relations, count_looks};
 use crate::dag::{Dag, TaskId};
 use crate::plan::Plan;
 
@@ -27,14 +27,13 @@ pub(super) struct Walk<'a> {
     dag: &'a Dag,
     relations: &'a Relations,
     order: &'a [TaskId],
-    is_collective: Vec<bool>,
+    is_collective: &'a [bool],
     /// For each buffer that is computed in place: by which task, on the bytes of which other.
     taken: TakenAt,
     target: u64,
 }
 
 /// The state between two events.
-#[derive(Clone)]
 struct State {
     /// By task, the number of unfinished tasks that it depends on.
     waiting: Vec<u32>,
@@ -44,16 +43,62 @@ struct State {
     users: Vec<u32>,
     /// By buffer, whether it occupies bytes.
     alive: Vec<bool>,
+    /// Collectives that have started, the oldest first.
+    in_flight: VecDeque<u32>,
+    totals: Totals,
+    /// The changes since the last trial began.
+    changes: Vec<Change>,
+}
+
+/// The numbers of a state that are those of no task or buffer.
+#[derive(Clone, Copy, Default)]
+struct Totals {
     /// Bytes of all live buffers.
     live: u64,
     /// The largest number of live bytes, workspaces included, since this was last set to 0.
     peak: u64,
-    /// Collectives that have started, the oldest first.
-    in_flight: VecDeque<u32>,
     /// The first position of the order whose task has not begun.
     first: usize,
     /// One past the last position of the order whose task has begun.
     end: usize,
+}
+
+/// A change of the state of a task or a buffer.
+#[derive(Clone, Copy)]
+enum Change {
+    /// A task waits for one less.
+    Waiting(u32),
+    /// A task has begun.
+    Begun(u32),
+    /// A buffer has one user less.
+    Users(u32),
+    /// A buffer occupies bytes, or no longer does.
+    Alive(u32),
+}
+
+impl State {
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Waiting(task) => self.waiting[task as usize] -= 1,
+            Change::Begun(task) => self.begun[task as usize] = true,
+            Change::Users(buffer) => self.users[buffer as usize] -= 1,
+            Change::Alive(buffer) => self.alive[buffer as usize] ^= true,
+        }
+        self.changes.push(change);
+    }
+
+    /// Undoes all changes since the trial began.
+    fn undo(&mut self) {
+        count_looks(self.changes.len() as u64);
+        while let Some(change) = self.changes.pop() {
+            match change {
+                Change::Waiting(task) => self.waiting[task as usize] += 1,
+                Change::Begun(task) => self.begun[task as usize] = false,
+                Change::Users(buffer) => self.users[buffer as usize] += 1,
+                Change::Alive(buffer) => self.alive[buffer as usize] ^= true,
+            }
+        }
+    }
 }
 
 impl<'a> Walk<'a> {
@@ -61,13 +106,9 @@ impl<'a> Walk<'a> {
         dag: &'a Dag,
         relations: &'a Relations,
         once: &'a Plan,
-        collectives: &[TaskId],
+        is_collective: &'a [bool],
         target: u64,
     ) -> Self {
-        let mut is_collective = vec![false; dag.tasks.len()];
-        for task in collectives {
-            is_collective[task.index()] = true;
-        }
         let mut taken = vec![None; dag.buffers.len()];
         for pair in &once.reused {
             taken[pair.to.index()] = Some((pair.task, pair.from.0));
@@ -88,9 +129,9 @@ impl<'a> Walk<'a> {
         let mut events = Vec::with_capacity(self.order.len());
         let (mut now, mut engine) = (0.0f64, 0.0f64);
         let mut done: VecDeque<f64> = VecDeque::new();
-        while state.first < self.order.len() || !state.in_flight.is_empty() {
+        while state.totals.first < self.order.len() || !state.in_flight.is_empty() {
             let is_over = done.front().is_some_and(|&done| done <= now);
-            let next = if is_over { None } else { self.next(&state) };
+            let next = if is_over { None } else { self.next(&mut state) };
             let Some(task) = next else {
                 if let Some(task) = state.in_flight.front().copied() {
                     now = now.max(done.pop_front().unwrap_or(now));
@@ -126,74 +167,88 @@ impl<'a> Walk<'a> {
             begun: vec![false; tasks as usize],
             users: users.collect(),
             alive: self.dag.buffers.iter().map(|b| b.live_in).collect(),
-            live: 0,
-            peak: 0,
             in_flight: VecDeque::new(),
-            first: 0,
-            end: 0,
+            totals: Totals::default(),
+            changes: Vec::new(),
         };
         let inputs = self.dag.buffers.iter().filter(|b| b.live_in);
-        state.live = inputs.map(|b| b.occupied_on_device()).sum();
+        state.totals.live = inputs.map(|b| b.occupied_on_device()).sum();
         state
     }
 
     /// The task to begin next; `None` if a collective is to be waited for before that.
-    fn next(&self, state: &State) -> Option<u32> {
-        let until = (state.first + AHEAD).min(self.order.len());
-        let window = &self.order[state.first..until];
-        let ready = |task: &&TaskId| !state.begun[task.index()] && state.waiting[task.index()] == 0;
+    fn next(&self, state: &mut State) -> Option<u32> {
+        let first = state.totals.first;
+        let window = &self.order[first..(first + AHEAD).min(self.order.len())];
+        let is_collective = |task: &TaskId| self.is_collective[task.index()];
+        let mut ready = window
+            .iter()
+            .copied()
+            .filter(|t| !state.begun[t.index()] && state.waiting[t.index()] == 0);
+        let task = ready.next();
+        let early = task.into_iter().chain(ready).find(is_collective);
         let is_free = state.in_flight.len() < IN_FLIGHT_MAX;
-        let collective = |task: &TaskId| self.is_collective[task.index()];
-        let early = window.iter().filter(ready).find(|task| collective(task));
-        if let Some(task) = early.filter(|task| is_free && self.fits(state, task.0)) {
-            return Some(task.0);
+        if let Some(early) = early.filter(|_| is_free)
+            && self.fits(state, early.0)
+        {
+            return Some(early.0);
         }
-        let task = window.iter().find(ready)?;
+        let task = task?;
         // Without collectives in flight, it is the next one of the plan.
         let may = state.in_flight.is_empty()
-            || ((is_free || !collective(task)) && self.fits(state, task.0));
+            || ((is_free || !is_collective(&task)) && self.fits(state, task.0));
         may.then_some(task.0)
     }
 
     /// Whether a task can begin, and all deferred ones be caught up with behind it, within the
-    /// target.
-    fn fits(&self, state: &State, task: u32) -> bool {
-        let mut ahead = state.clone();
-        ahead.peak = 0;
-        self.apply(&mut ahead, task);
-        let end = ahead.end;
-        for &task in &self.order[ahead.first..end] {
-            while !ahead.begun[task.index()] && ahead.peak <= self.target {
-                if ahead.waiting[task.index()] == 0 {
-                    self.apply(&mut ahead, task.0);
-                } else if !self.finish(&mut ahead) {
+    /// target. Leaves the state as it is.
+    fn fits(&self, state: &mut State, task: u32) -> bool {
+        let (totals, in_flight) = (state.totals, state.in_flight.clone());
+        state.changes.clear();
+        state.totals.peak = 0;
+        let fits = self.catches_up(state, task);
+        state.undo();
+        (state.totals, state.in_flight) = (totals, in_flight);
+        fits
+    }
+
+    /// Begins a task and catches up with all deferred ones, until that exceeds the target.
+    fn catches_up(&self, state: &mut State, task: u32) -> bool {
+        self.apply(state, task);
+        let Totals { first, end, .. } = state.totals;
+        for &task in &self.order[first..end] {
+            while !state.begun[task.index()] && state.totals.peak <= self.target {
+                if state.waiting[task.index()] == 0 {
+                    self.apply(state, task.0);
+                } else if !self.finish(state) {
                     // It waits for a task that comes later in the order, which cannot be.
                     return false;
                 }
             }
         }
-        while ahead.peak <= self.target && self.finish(&mut ahead) {}
-        ahead.peak <= self.target
+        while state.totals.peak <= self.target && self.finish(state) {}
+        state.totals.peak <= self.target
     }
 
     /// Runs a task, or starts a collective.
     fn apply(&self, state: &mut State, task: u32) {
         let own = &self.dag.tasks[task as usize];
-        state.begun[task as usize] = true;
-        let mut live = state.live;
+        state.change(Change::Begun(task));
+        let mut live = state.totals.live;
         for &b in self.relations.uses.row(task as usize) {
-            if std::mem::replace(&mut state.alive[b as usize], true) {
+            if state.alive[b as usize] {
                 continue;
             }
+            state.change(Change::Alive(b));
             let bytes = self.dag.buffers[b as usize].occupied_on_device();
-            state.live += bytes;
+            state.totals.live += bytes;
             // A buffer in place needs no bytes of its own while both are touched.
             let in_place = self.taken[b as usize].is_some_and(|(by, from)| {
                 by.0 == task && state.users[from as usize] == 1 && state.alive[from as usize]
             });
             live += if in_place { 0 } else { bytes };
         }
-        state.peak = state.peak.max(live + own.workspace_occupied());
+        state.totals.peak = state.totals.peak.max(live + own.workspace_occupied());
         if self.is_collective[task as usize] {
             state.in_flight.push_back(task);
         } else {
@@ -201,12 +256,12 @@ impl<'a> Walk<'a> {
         }
         let position = |at: usize| self.order.get(at).map(|task| task.index());
         // The tasks at and beyond `end` have not begun, except for this one.
-        let ahead = &self.order[state.end..];
+        let ahead = &self.order[state.totals.end..];
         if let Some(at) = ahead.iter().take(AHEAD).position(|t| t.0 == task) {
-            state.end += at + 1;
+            state.totals.end += at + 1;
         }
-        while position(state.first).is_some_and(|task| state.begun[task]) {
-            state.first += 1;
+        while position(state.totals.first).is_some_and(|task| state.begun[task]) {
+            state.totals.first += 1;
         }
     }
 
@@ -215,7 +270,7 @@ impl<'a> Walk<'a> {
         let Some(task) = state.in_flight.pop_front() else {
             return false;
         };
-        state.peak = state.peak.max(state.live);
+        state.totals.peak = state.totals.peak.max(state.totals.live);
         self.end(state, task);
         true
     }
@@ -223,13 +278,13 @@ impl<'a> Walk<'a> {
     /// Lets the dependents of a task go on, and ends the buffers that it was the last to touch.
     fn end(&self, state: &mut State, task: u32) {
         for &next in self.relations.after.row(task as usize) {
-            state.waiting[next as usize] -= 1;
+            state.change(Change::Waiting(next));
         }
         for &b in self.relations.uses.row(task as usize) {
-            state.users[b as usize] -= 1;
+            state.change(Change::Users(b));
             if state.users[b as usize] == 0 {
-                state.alive[b as usize] = false;
-                state.live -= self.dag.buffers[b as usize].occupied_on_device();
+                state.change(Change::Alive(b));
+                state.totals.live -= self.dag.buffers[b as usize].occupied_on_device();
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The input of the search: computations, numbered without gaps, with neighbours in flat lists.
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -174,8 +174,9 @@ impl Network {
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
         let (mut outputs, mut more) = (Vec::new(), Vec::new());
-        // For each task, the users of each of its values, and whether the value is an output.
-        let mut made: Vec<Vec<(&[u32], bool, u32)>> = vec![Vec::new(); dag.tasks.len()];
+        // By the task that makes it, its users, and whether it is an output.
+        let mut values: FxHashMap<(u32, &[u32], bool), u32> = FxHashMap::default();
+        let mut makes = vec![false; dag.tasks.len()];
         let mut buffers: Vec<(u32, BufferId)> = Vec::new();
         for (b, buffer) in dag.buffers.iter().enumerate() {
             let writers = relations.writers.row(b);
@@ -184,23 +185,19 @@ impl Network {
             };
             let users = relations.users.row(b);
             if !buffer.live_in {
-                let (values, bytes) = (&mut made[first as usize], buffer.occupied());
-                let value = match values
-                    .iter()
-                    .find(|(other, out, _)| *other == users && *out == buffer.live_out)
-                {
-                    Some(&(.., value)) => value,
-                    None if values.is_empty() => first,
-                    None => {
-                        more.push((first, 0));
-                        (dag.tasks.len() + more.len()) as u32
+                let bytes = buffer.occupied();
+                let key = (first, users, buffer.live_out);
+                let value = *values.entry(key).or_insert_with(|| {
+                    if !std::mem::replace(&mut makes[first as usize], true) {
+                        return first;
                     }
-                };
+                    more.push((first, 0));
+                    (dag.tasks.len() + more.len()) as u32
+                });
                 match (value as usize).checked_sub(dag.tasks.len() + 1) {
                     Some(at) => more[at].1 += bytes,
                     None => computations[first as usize].bytes += bytes,
                 }
-                values.push((users, buffer.live_out, value));
                 buffers.push((value, BufferId(b as u32)));
                 users
                     .iter()

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::network::Network;
 use super::state::{CopyId, ScheduleState};
-use slabwise_packer::random::Random;
+use slabwise_packer::random::{Random, exp};
 
 /// The limits and the buffers of repairs.
 pub(super) struct Repairer {
@@ -30,6 +30,9 @@ pub(super) struct Repairer {
     /// The computations to repeat for the current candidate, inputs first; and for the best one.
     chain: Vec<u32>,
     best_chain: Vec<u32>,
+    /// The unfinished computations of a chain, each an input of the one before, and the number of
+    /// their inputs that are dealt with.
+    path: Vec<(u32, usize)>,
     /// For each computation, the last `round` in which it was in `chain` or was found impossible.
     seen: Vec<u32>,
     round: u32,
@@ -97,6 +100,7 @@ impl Repairer {
             before: Vec::new(),
             chain,
             best_chain,
+            path: Vec::new(),
             seen: vec![0; nodes],
             round: 0,
             moved: vec![0; nodes],
@@ -281,7 +285,7 @@ impl Repairer {
                 .all(|v| v == value || state.last_read(v, p + 1, read).is_none());
         let steps = self.relieved(used + 1, read);
         let noise_factor = if self.noise > 0.0 {
-            (self.noise * (random.unit() - 0.5)).exp()
+            exp(self.noise * (random.unit() - 0.5))
         } else {
             1.0
         };
@@ -435,14 +439,30 @@ impl Repairer {
         relief: Relief,
         most: u128,
     ) -> Option<(u128, i64)> {
-        let (mut cost, mut kept) = (u128::from(state.net.cost[node as usize]), 0);
-        if cost > most || !state.may_insert(node, read) {
-            return None;
-        }
-        self.seen[node as usize] = self.round;
         let Relief { at, worth } = relief;
-        for &j in state.net.inputs.of(node) {
-            if self.seen[state.net.maker(j) as usize] == self.round {
+        let (mut cost, mut kept) = (0, 0);
+        self.path.clear();
+        let mut next = Some(node);
+        loop {
+            if let Some(node) = next.take() {
+                cost += u128::from(state.net.cost[node as usize]);
+                if cost > most || !state.may_insert(node, read) {
+                    return None;
+                }
+                self.seen[node as usize] = self.round;
+                self.path.push((node, 0));
+            }
+            let Some((node, input)) = self.path.last_mut() else {
+                return Some((cost, kept));
+            };
+            let Some(&j) = state.net.inputs.of(*node).get(*input) else {
+                self.chain.push(*node);
+                self.path.pop();
+                continue;
+            };
+            *input += 1;
+            let maker = state.net.maker(j);
+            if self.seen[maker as usize] == self.round {
                 continue;
             }
             let source = state.source(j, read)?;
@@ -460,7 +480,6 @@ impl Repairer {
                 kept += if last < at { bytes } else { 0 };
                 continue;
             }
-            let maker = state.net.maker(j);
             let fetch = self.fetching.and_then(|_| state.net.fetch_of(j));
             let dearer = |&fetch: &u32| {
                 !state.may_insert(maker, read)
@@ -472,13 +491,8 @@ impl Repairer {
                 self.chain.push(fetch);
                 continue;
             }
-            let (more, other) =
-                self.extend_chain(state, maker, read, relief, most.checked_sub(cost)?)?;
-            cost += more;
-            kept += other;
+            next = Some(maker);
         }
-        self.chain.push(node);
-        Some((cost, kept))
     }
 
     /// Removes copies made in `steps`, those with the highest cost per byte × step first, until no
@@ -501,7 +515,7 @@ impl Repairer {
                 let held = state.made_at(p).map(held).sum::<f64>() + 1.0;
                 let mut score = (self.price(state.net, node) as f64 + 1.0) / held;
                 if self.noise > 0.0 {
-                    score *= (self.noise * (random.unit() - 0.5)).exp();
+                    score *= exp(self.noise * (random.unit() - 0.5));
                 }
                 self.order.push((score, c));
             }

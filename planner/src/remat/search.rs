@@ -12,7 +12,7 @@ use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::repair::Repairer;
 use super::state::{CopyId, ScheduleState};
-use slabwise_packer::random::Random;
+use slabwise_packer::random::{Random, exp, ln};
 
 /// A schedule with its cost and needs.
 #[derive(Clone, Debug)]
@@ -265,7 +265,7 @@ impl<'n> Search<'n> {
             let part = if self.random.below(6) == 0 {
                 0.0
             } else {
-                1.5 * (-7.0 * self.random.unit()).exp()
+                1.5 * exp(-7.0 * self.random.unit())
             };
             self.repairer.fetching = Some(part * copy_planner.link());
         }
@@ -324,7 +324,7 @@ impl<'n> Search<'n> {
             let heat = hottest * (1.0 - cold);
             self.perturb();
             let fits = self.repair_and_prune((time * 1.2) as u128);
-            let most = time - heat * (self.random.unit() + 1e-12).ln();
+            let most = time - heat * ln(self.random.unit() + 1e-12);
             let found = if fits {
                 self.time(most).filter(|&found| found <= most)
             } else {

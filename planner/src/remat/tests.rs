@@ -7,6 +7,7 @@ use super::network::{Computation, Network};
 use super::repair::Repairer;
 use super::search::Search;
 use super::state::ScheduleState;
+use crate::dag::{Buffer, BufferId, Dag, Kind, Task, TaskId};
 use slabwise_packer::random::Random;
 
 /// A random network: some computations have more than one value, and some values have fetches.
@@ -172,4 +173,54 @@ fn checkpoints_meet_budgets_on_very_long_chains() {
             found.peak
         );
     }
+}
+
+#[test]
+fn a_deep_chain_is_recomputed_with_a_small_stack() {
+    const LENGTH: u32 = 10_000;
+    let computation = |bytes, inputs: &[u32]| Computation {
+        bytes,
+        inputs: inputs.to_vec(),
+        ..Computation::default()
+    };
+    let mut computations = vec![computation(16, &[])];
+    computations.extend((0..LENGTH).map(|i| computation(16, &[i])));
+    // The end of the chain is read, is idle while a large value lives, and is read again.
+    computations.push(computation(0, &[LENGTH]));
+    computations.push(computation(1000, &[]));
+    computations.push(computation(0, &[LENGTH + 2]));
+    computations.push(computation(16, &[LENGTH, LENGTH + 3]));
+    let net = Network::new(computations, Vec::new(), vec![LENGTH + 4]);
+    let order: Vec<u32> = (0..=net.sink()).collect();
+    let repair = move || {
+        let mut state = ScheduleState::new(&net, &order);
+        let mut repairer = Repairer::new(net.len(), 1000);
+        assert!(repairer.repair(&mut state, &mut Random(1), usize::MAX, u128::MAX));
+        assert_eq!((state.peak(), state.len()), (1000, 2 * LENGTH + 7));
+    };
+    let thread = std::thread::Builder::new().stack_size(256 << 10);
+    let thread = thread.spawn(repair).expect("a thread");
+    thread.join().expect("the chain is recomputed");
+}
+
+/// Comparing all values of a computation with each other would take a minute in a debug build.
+#[test]
+fn a_task_may_make_many_values() {
+    const MANY: usize = 100_000;
+    let mut dag = Dag::new();
+    let values: Vec<BufferId> = (0..MANY)
+        .map(|_| dag.add_buffer(Buffer::new("value", Kind::Activation, 64)))
+        .collect();
+    dag.add_task(Task::new("make all", &[], &values));
+    for value in &values {
+        dag.add_task(Task::new("read", &[*value], &[]));
+    }
+    let order: Vec<TaskId> = (0..dag.tasks.len() as u32).map(TaskId).collect();
+    let (net, buffers) = Network::of_dag(&dag, &order);
+    // One more for the sink.
+    assert_eq!(
+        (net.values(), buffers.len()),
+        (MANY + MANY + 1, MANY + MANY + 1)
+    );
+    assert!(buffers.iter().all(|buffers| buffers.len() <= 1));
 }

@@ -1,40 +1,77 @@
 //! The reader and verifier of graph files.
+//!
+//! Values stay text until they are needed: as parsed JSON, objects take up to a hundred times the
+//! bytes of their text.
 
 use super::{GraphError, Node, RematGraph};
 use crate::dag::DagError;
-use serde_json::{Map, Value};
+use serde_json::Deserializer;
+use serde_json::value::RawValue;
 use slabwise_packer::brief;
 use slabwise_packer::files::Gunzip;
+use std::collections::BTreeMap;
 use std::io::Read;
 
 /// The largest permitted text, decompressed: some hundred thousand nodes, and small enough to be
-/// parsed in memory.
+/// read in memory.
 pub const TEXT_MAX: u64 = 64 << 20;
+/// The most nodes of a graph.
+const NODES_MAX: usize = 1_000_000;
 /// The format's name in the file.
 const FORMAT: &str = "remat-graph-v1";
 
+/// The fields of a JSON object, as text.
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+/// The items of a JSON list that has been found valid: the rest of its text.
+struct Items<'a>(&'a str);
+
+impl<'a> Items<'a> {
+    /// The items of a value, if it is a list.
+    fn of(value: &'a RawValue) -> Option<Items<'a>> {
+        value.get().starts_with('[').then_some(Items(value.get()))
+    }
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = &'a RawValue;
+
+    fn next(&mut self) -> Option<&'a RawValue> {
+        let rest = self.0.trim_ascii_start().strip_prefix(['[', ','])?;
+        let mut values = Deserializer::from_str(rest).into_iter();
+        let item = values.next()?.ok();
+        self.0 = &rest[values.byte_offset()..];
+        item
+    }
+}
+
 pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     // Both bytes of gzip's magic number; JSON begins with neither.
-    let value: Value = if content.starts_with(&[0x1f, 0x8b]) {
-        let mut text = Vec::new();
-        Gunzip::new(content)
-            .take(TEXT_MAX + 1)
-            .read_to_end(&mut text)
-            .map_err(GraphError::Gzip)?;
-        parse(&text)?
-    } else {
-        parse(content)?
-    };
+    if !content.starts_with(&[0x1f, 0x8b]) {
+        return parse(content);
+    }
+    let mut text = Vec::new();
+    Gunzip::new(content)
+        .take(TEXT_MAX + 1)
+        .read_to_end(&mut text)
+        .map_err(GraphError::Gzip)?;
+    parse(&text)
+}
+
+fn parse(text: &[u8]) -> Result<RematGraph, GraphError> {
+    if text.len() as u64 > TEXT_MAX {
+        return Err(GraphError::TooLarge { most: TEXT_MAX });
+    }
+    let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
     let format = |what: &str| GraphError::Format(what.into());
-    let object = value
-        .as_object()
-        .ok_or_else(|| format("a graph is a JSON object"))?;
+    let value: &RawValue = serde_json::from_slice(text)?;
+    let object = fields(value)?.ok_or_else(|| format("a graph is a JSON object"))?;
     match object.get("format") {
-        Some(Value::String(name)) if name == FORMAT => {}
+        Some(name) if string(name).as_deref() == Some(FORMAT) => {}
         Some(other) => {
             return Err(GraphError::Format(format!(
                 "the format is {}, not \"{FORMAT}\"",
-                brief(&other.to_string())
+                brief(other.get())
             )));
         }
         None => {
@@ -43,27 +80,28 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
             )));
         }
     }
-    let nodes = object
-        .get("nodes")
-        .and_then(Value::as_array)
-        .ok_or_else(|| format("there is no list \"nodes\""))?;
-    let outputs = object
-        .get("outputs")
-        .and_then(Value::as_array)
-        .ok_or_else(|| format("there is no list \"outputs\""))?;
+    let list = |key| object.get(key).and_then(|value| Items::of(value));
+    let nodes = list("nodes").ok_or_else(|| format("there is no list \"nodes\""))?;
+    let outputs = list("outputs").ok_or_else(|| format("there is no list \"outputs\""))?;
+    let nodes: Vec<&RawValue> = nodes.take(NODES_MAX + 1).collect();
+    if nodes.len() > NODES_MAX {
+        return Err(GraphError::Format(format!(
+            "there are more than {NODES_MAX} nodes, which is the most a graph may have"
+        )));
+    }
     let mut graph = RematGraph {
-        name: text(object, "name"),
+        name: label(&object, "name"),
         ..RematGraph::default()
     };
     for (index, value) in nodes.iter().enumerate() {
         graph.nodes.push(node(index, value, nodes.len())?);
     }
     for value in outputs {
-        let output = value.as_u64().filter(|&o| o < nodes.len() as u64);
+        let output = number(value).filter(|&o| o < nodes.len() as u64);
         let output = output.ok_or_else(|| {
             GraphError::Format(format!(
                 "output {} is none of the {} nodes",
-                brief(&value.to_string()),
+                brief(value.get()),
                 nodes.len()
             ))
         })?;
@@ -75,80 +113,84 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     Ok(graph)
 }
 
-fn parse(text: &[u8]) -> Result<Value, GraphError> {
-    if text.len() as u64 > TEXT_MAX {
-        return Err(GraphError::TooLarge { most: TEXT_MAX });
-    }
-    Ok(serde_json::from_slice(
-        text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text),
-    )?)
+/// The fields of a value, if it is an object.
+fn fields(value: &RawValue) -> Result<Option<Fields<'_>>, GraphError> {
+    let is_object = value.get().starts_with('{');
+    Ok(is_object
+        .then(|| serde_json::from_str(value.get()))
+        .transpose()?)
+}
+
+fn string(value: &RawValue) -> Option<String> {
+    serde_json::from_str(value.get()).ok()
+}
+
+/// A number in digits.
+fn number(value: &RawValue) -> Option<u64> {
+    serde_json::from_str(value.get()).ok()
 }
 
 /// A label; empty if it is missing.
-fn text(object: &Map<String, Value>, key: &str) -> String {
+fn label(object: &Fields, key: &str) -> String {
     object
         .get(key)
-        .and_then(Value::as_str)
+        .and_then(|value| string(value))
         .unwrap_or_default()
-        .to_string()
 }
 
-fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
-    let object = value
-        .as_object()
+fn node(index: usize, value: &RawValue, count: usize) -> Result<Node, GraphError> {
+    let object = fields(value)?
         .ok_or_else(|| GraphError::Format(format!("node {index} is not a JSON object")))?;
-    let name = text(object, "name");
+    let name = label(&object, "name");
     let error = |what: String| GraphError::Node {
         index,
         name: name.clone(),
         what,
     };
-    let number = |key: &str, default: Option<u64>| match object.get(key) {
+    let amount = |key: &str, default: Option<u64>| match object.get(key) {
         None => default.ok_or_else(|| error(format!("there is no \"{key}\""))),
         Some(value) => {
-            let whole = value.as_u64().or_else(|| value.as_f64().and_then(whole));
-            whole.ok_or_else(|| {
+            let real = || serde_json::from_str(value.get()).ok().and_then(whole);
+            number(value).or_else(real).ok_or_else(|| {
                 error(format!(
                     "\"{key}\" is {}, not a whole number from 0 to 2^64-1",
-                    brief(&value.to_string())
+                    brief(value.get())
                 ))
             })
         }
     };
     let flag = |key: &str, default: bool| match object.get(key) {
         None => Ok(default),
-        Some(value) => value.as_bool().ok_or_else(|| {
+        Some(value) => serde_json::from_str(value.get()).map_err(|_| {
             error(format!(
                 "\"{key}\" is {}, neither true nor false",
-                brief(&value.to_string())
+                brief(value.get())
             ))
         }),
     };
     let indices = |key: &str| -> Result<Vec<u32>, GraphError> {
-        let list = match object.get(key) {
-            None => return Ok(Vec::new()),
-            Some(value) => value
-                .as_array()
-                .ok_or_else(|| error(format!("\"{key}\" is not a list")))?,
+        let Some(list) = object.get(key) else {
+            return Ok(Vec::new());
         };
-        let known = |value: &Value| match value.as_u64().filter(|&j| j < count as u64) {
+        let list = Items::of(list).ok_or_else(|| error(format!("\"{key}\" is not a list")))?;
+        let known = |value: &RawValue| match number(value).filter(|&j| j < count as u64) {
             Some(j) => Ok(j as u32),
             None => Err(error(format!(
                 "\"{key}\" names {}, which is none of the {count} nodes",
-                brief(&value.to_string())
+                brief(value.get())
             ))),
         };
-        let mut list = list.iter().map(known).collect::<Result<Vec<u32>, _>>()?;
+        let mut list = list.map(known).collect::<Result<Vec<u32>, _>>()?;
         list.sort_unstable();
         list.dedup();
         Ok(list)
     };
     Ok(Node {
         inputs: indices("inputs")?,
-        bytes: number("bytes", None)?,
-        flops: number("flops", Some(0))?,
-        cost: number("cost", Some(0))?,
-        workspace: number("workspace", Some(0))?,
+        bytes: amount("bytes", None)?,
+        flops: amount("flops", Some(0))?,
+        cost: amount("cost", Some(0))?,
+        workspace: amount("workspace", Some(0))?,
         persistent: flag("persistent", false)?,
         inplace: indices("inplace")?,
         mutates: indices("mutates")?,

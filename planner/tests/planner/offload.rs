@@ -363,6 +363,33 @@ fn plans_that_copy_too_late_or_reuse_bytes_too_early_are_rejected() {
 }
 
 #[test]
+fn buffers_on_the_host_are_computed_in_place() {
+    let mut dag = Dag::new();
+    let [a, b, c, d] = [("a", 128), ("b", 128), ("c", 64), ("d", 64)].map(|(name, bytes)| {
+        dag.add_buffer(Buffer {
+            space: Space::Host,
+            ..Buffer::new(name, Kind::Other, bytes)
+        })
+    });
+    let [x, y] = ["x", "y"].map(|name| dag.add_buffer(Buffer::new(name, Kind::Other, 64)));
+    dag.add_task(Task::new("make", &[], &[a, x]));
+    for (from, to) in [(a, b), (b, c)] {
+        let task = dag.add_task(Task::new("next", &[from], &[to]));
+        dag.may_reuse.push(MayReuse { task, from, to });
+    }
+    dag.add_task(Task::new("beside", &[c, x], &[d, y]));
+    for options in [true, false].map(|in_place| Options {
+        in_place,
+        ..Options::default()
+    }) {
+        let found = plan(&dag, &options).expect("a valid dag");
+        let found = check(&dag, found).expect("a valid plan");
+        assert_eq!((found.height, found.lower_bound), (128, 128));
+        assert_eq!(found.host_height, if options.in_place { 192 } else { 256 });
+    }
+}
+
+#[test]
 fn buffers_on_the_host_do_not_share_bytes() {
     let mut dag = Dag::new();
     let [a, b] = ["a", "b"].map(|name| {

@@ -207,7 +207,7 @@ const SUM_A: usize = 5;
 fn broken_schedules_are_refused() {
     use OverlapViolation as V;
     let (dag, collectives, new, plan) = sample();
-    assert!(check_overlap(&dag, &collectives, new, &plan).is_ok());
+    assert!(check_overlap(&dag, &collectives, new.clone(), &plan).is_ok());
     assert!(matches!(
         broken(|o, _| o.work.truncate(8)),
         V::Length { .. }
@@ -231,7 +231,11 @@ fn broken_schedules_are_refused() {
         broken(|o, _| o.work[1] = Work::Run(TaskId(1))),
         V::Runs { .. }
     ));
-    assert!(matches!(broken(|o, _| o.work.swap(1, 6)), V::Runs { .. }));
+    let ends_first = |o: &mut Overlapped, _: &mut Plan| {
+        o.work.swap(1, 6);
+        (o.dag.tasks[1].cost, o.dag.tasks[6].cost) = (0, 8);
+    };
+    assert!(matches!(broken(ends_first), V::Runs { .. }));
     assert!(matches!(
         broken(|o, _| o.dag.tasks[1].reads.clear()),
         V::Differs { .. }
@@ -243,6 +247,21 @@ fn broken_schedules_are_refused() {
     assert!(matches!(
         broken(|o, _| o.dag.tasks[4].cost += 1),
         V::Differs { .. }
+    ));
+    // Another time of a collective, and a workspace that has no place.
+    assert!(matches!(
+        broken(|o, _| o.dag.tasks[1].cost = 0),
+        V::Differs { .. }
+    ));
+    assert!(matches!(
+        broken(|o, _| o.dag.tasks[6].cost = 8),
+        V::Differs { .. }
+    ));
+    let mut scratch = dag.clone();
+    scratch.tasks[collectives[0].index()].workspace = 64;
+    assert!(matches!(
+        check_overlap(&scratch, &collectives, new.clone(), &plan),
+        Err(V::Differs { .. })
     ));
     // An end that does not wait for its start; a task that waits for a start instead of the end.
     let start = TaskId(1);
@@ -288,6 +307,31 @@ fn disturbed_collectives_are_found_by_their_bytes() {
         broken(|_, p| p.offsets[0] = p.offsets[SUM_A]),
         "reads sum a",
     );
+    // "send a" receives where it reads.
+    touched(broken(|_, p| p.offsets[SUM_A] = p.offsets[A]), "writes a");
+    // It receives two values in one place.
+    let (mut dag, collectives, mut new, mut plan) = sample();
+    let second = new
+        .dag
+        .add_buffer(Buffer::new("second", Kind::Gradient, 64));
+    dag.buffers = new.dag.buffers.clone();
+    dag.tasks[1].writes.push(second);
+    for half in [1, 6] {
+        new.dag.tasks[half].writes.push(second);
+    }
+    plan.lifetimes.push(plan.lifetimes[SUM_A]);
+    plan.offsets.push(plan.offsets[SUM_A] + 192);
+    touched(
+        check_overlap(&dag, &collectives, new.clone(), &plan).expect_err("received twice"),
+        "writes sum a",
+    );
+    plan.offsets.pop();
+    plan.offsets.push(1 << 20);
+    assert!(check_overlap(&dag, &collectives, new, &plan).is_ok());
+    // Workspaces without bytes have no place.
+    let (dag, collectives, new, mut plan) = sample();
+    plan.workspace_offsets[2] = plan.offsets[A] + 64;
+    assert!(check_overlap(&dag, &collectives, new, &plan).is_ok());
     // The source is freed at the start, or the destination taken only at the end.
     assert!(matches!(
         broken(|_, p| p.lifetimes[A].end = 2),
@@ -302,6 +346,14 @@ fn disturbed_collectives_are_found_by_their_bytes() {
     assert!(matches!(broken(|_, p| p.order.swap(1, 3)), V::Turns { .. }));
     assert!(matches!(
         broken(|_, p| p.order.truncate(8)),
+        V::Length { .. }
+    ));
+    assert!(matches!(
+        broken(|_, p| p.order[4] = TaskId(99)),
+        V::Length { .. }
+    ));
+    assert!(matches!(
+        broken(|_, p| p.order[4] = p.order[5]),
         V::Length { .. }
     ));
 }
@@ -336,4 +388,57 @@ fn a_second_writer_does_not_come_between_the_halves() {
         ),
         "{error}"
     );
+}
+
+#[test]
+fn collectives_in_place_are_planned_apart() {
+    let (mut dag, collectives, ..) = sample();
+    let [from, to] = [A, SUM_A].map(|b| BufferId(b as u32));
+    let pair = MayReuse {
+        task: collectives[0],
+        from,
+        to,
+    };
+    dag.may_reuse.push(pair);
+    let once = planned(&dag);
+    assert!(once.reused.contains(&pair));
+    for overlap in [false, true] {
+        let options = Options {
+            overlap,
+            ..Options::default()
+        };
+        let (new, plan) =
+            plan_overlapped(&dag, &once, &collectives, 0, &options).expect("a valid dag");
+        let new = check_overlap(&dag, &collectives, new, &plan).expect("the same work");
+        check(&new.dag, plan).expect("a valid plan");
+    }
+}
+
+/// Searching a list for each of them would take a minute in a debug build.
+#[test]
+fn a_task_may_wait_for_many_and_a_collective_may_move_many_buffers() {
+    const MANY: usize = 200_000;
+    let mut dag = Dag::new();
+    let parts: Vec<BufferId> = (0..MANY)
+        .map(|_| dag.add_buffer(Buffer::new("part", Kind::Gradient, 64)))
+        .collect();
+    dag.add_task(Task::new("make all", &[], &parts));
+    let send = dag.add_task(Task::new("send all", &parts, &[]));
+    let after = (0..MANY).map(|_| dag.add_task(Task::new("other", &[], &[])));
+    let after: Vec<TaskId> = after.collect();
+    dag.add_task(Task {
+        after,
+        ..Task::new("last", &[], &[])
+    });
+    let once = planned(&dag);
+    let options = Options {
+        overlap: false,
+        effort: 0,
+        ..Options::default()
+    };
+    let (new, plan) =
+        plan_overlapped(&dag, &once, &[send], u64::MAX, &options).expect("a valid dag");
+    let bytes = new.bytes_in_flight(&plan);
+    assert_eq!(bytes.iter().max(), Some(&(64 * MANY as u64)));
+    check_overlap(&dag, &[send], new, &plan).expect("the same work");
 }

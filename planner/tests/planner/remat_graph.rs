@@ -192,3 +192,40 @@ fn cycles_are_named() {
     .expect("an order exists");
     assert_eq!(both.mutation_order(), [(2, 1)]);
 }
+
+/// The largest number of bytes that this process has had in memory, if the system tells.
+fn most_bytes_in_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
+}
+
+#[test]
+fn small_files_take_no_gigabytes() {
+    let in_memory = || {
+        if let Some(most) = most_bytes_in_memory() {
+            assert!(most < 1 << 30, "{most} bytes");
+        }
+    };
+    // The largest text there may be, of the values that take the most memory for their length. It
+    // compresses to less than 100 kB.
+    let file = |start: &str, item: &str, most: usize| {
+        let items = most.min((64 << 20) / item.len() - 32);
+        [start, &item.repeat(items), "0]}"].concat()
+    };
+    let start = r#"{"format":"remat-graph-v1","outputs":[],"nodes":["#;
+    let labels = file(&format!(r#"{start}],"x":["#), r#"{"":0},"#, usize::MAX);
+    let graph = RematGraph::read(labels.as_bytes()).expect("labels are ignored");
+    assert!(graph.nodes.is_empty());
+    in_memory();
+    for item in [r#"{"bytes":0},"#, "0,"] {
+        let nodes = file(start, item, 1_000_001);
+        let why = RematGraph::read(nodes.as_bytes()).expect_err("too many nodes");
+        assert_eq!(
+            why.to_string(),
+            "there are more than 1000000 nodes, which is the most a graph may have"
+        );
+    }
+    in_memory();
+}

@@ -6,7 +6,7 @@ use crate::remat::cases;
 use arbtest::arbitrary::Result;
 use slabwise_planner::{
     Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun,
-    Task, TaskId, Work, check, check_repeats, plan, plan_within,
+    Space, Task, TaskId, Work, check, check_repeats, plan, plan_within,
 };
 
 /// The outputs of tasks run in an order: for each output buffer, a number that depends on every
@@ -271,6 +271,13 @@ fn every_deviation_from_the_program_is_rejected() {
             ..
         }
     ));
+    assert_eq!(
+        broken(&|r| r.dag.buffers[3].space = Space::Host),
+        V::Differs {
+            name: "x again".into(),
+            what: "its space"
+        }
+    );
     assert_eq!(
         broken(&|r| r.dag.tasks[2].reads[0] = BufferId(2)),
         V::Touches {

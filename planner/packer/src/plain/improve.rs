@@ -16,7 +16,7 @@ use super::sections::Sections;
 use super::skyline::Skyline;
 use super::{Found, luby};
 use crate::method::Rank;
-use crate::random::Random;
+use crate::random::{Random, exp2};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
 
@@ -295,7 +295,7 @@ impl Lane<'_> {
             return order;
         }
         let random = &mut self.random;
-        let noise = (-4.0 - 8.0 * unit(random)).exp2() * order.len() as f64;
+        let noise = exp2(-4.0 - 8.0 * unit(random)) * order.len() as f64;
         self.keys.clear();
         self.keys.extend(
             (0u32..)
@@ -323,7 +323,7 @@ impl Lane<'_> {
         };
         let high = order.iter().filter(|&&i| top(i) > aim).count() as u64;
         let (sure, share) = (random.below(high.max(1)), unit(random));
-        let kept = 1.0 - (-8.0 * unit(random)).exp2();
+        let kept = 1.0 - exp2(-8.0 * unit(random));
         let culprit = order
             .iter()
             .copied()
@@ -331,7 +331,7 @@ impl Lane<'_> {
             .nth(sure as usize)
             .unwrap_or(0);
         // Noise moves all items, or only those alive at one instant with the promoted one.
-        let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
+        let noise = exp2(-12.0 * unit(random)) * 0.3 * order.len() as f64;
         let life = &spans[culprit as usize];
         let instant = life.start + random.below(u64::from(life.end - life.start)) as u32;
         let noisy = match random.below(3) {
