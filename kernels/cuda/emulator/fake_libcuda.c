@@ -220,6 +220,8 @@ Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count
 }
 /* A mapping is removed as a whole. */
 Result cuMemUnmap(Address at, size_t bytes) {
+    ++unmaps;
+    usleep((useconds_t)unmap_us);
     CALL
     const Block* block = block_at(at);
     if (!block || !block->memory || block->bytes != bytes) LEAVE(INVALID_VALUE);

@@ -1,7 +1,7 @@
 //! A device as a session uses it: a stream of work on arenas of its memory, and the record of its
 //! failures.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use slabwise_kernels::memory::Region;
 
@@ -28,6 +28,28 @@ pub(crate) struct Shared {
     lost: OnceLock<String>,
     pub(crate) libraries: Handles,
     pub(crate) context: Context,
+    /// Dropped last.
+    _open: OpenDevice,
+}
+
+/// The devices that the process has open: by number, until all of their state is dropped.
+static OPEN: Mutex<Vec<(u32, Weak<Shared>)>> = Mutex::new(Vec::new());
+/// Notified when a device is no longer open.
+static CLOSED: Condvar = Condvar::new();
+
+fn all_open() -> MutexGuard<'static, Vec<(u32, Weak<Shared>)>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The entry of a device, by its number, in the list of those that are open.
+#[derive(Debug)]
+struct OpenDevice(u32);
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        all_open().retain(|(ordinal, _)| *ordinal != self.0);
+        CLOSED.notify_all();
+    }
 }
 
 /// The devices that the process has lost, and the first error of each. Only a new process can use
@@ -45,19 +67,19 @@ pub(crate) fn forget_lost() {
 }
 
 impl Shared {
-    /// The device's shared state, opened if no session has it open.
-    fn of(ordinal: u32) -> Result<Arc<Shared>> {
-        static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+    /// The device's shared state, opened if no session has it open. Waits for a thread that is
+    /// closing the device, which has its memory until then.
+    pub(crate) fn of(ordinal: u32) -> Result<Arc<Shared>> {
         let properties = driver::properties(ordinal)?;
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|shared| shared.strong_count() > 0);
-        if let Some(shared) = open
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|s| s.ordinal == ordinal)
-        {
-            shared.context.bind()?;
-            return Ok(shared);
+        let mut open = all_open();
+        while let Some((_, shared)) = open.iter().find(|(of, _)| *of == ordinal) {
+            if let Some(shared) = shared.upgrade() {
+                // If this is the last reference after a failure, dropping it takes the lock.
+                drop(open);
+                shared.context.bind()?;
+                return Ok(shared);
+            }
+            open = CLOSED.wait(open).unwrap_or_else(PoisonError::into_inner);
         }
         let context = Context::of(ordinal)?;
         let shared = Arc::new(Shared {
@@ -67,8 +89,9 @@ impl Shared {
             lost: OnceLock::new(),
             libraries: Handles::default(),
             context,
+            _open: OpenDevice(ordinal),
         });
-        open.push(Arc::downgrade(&shared));
+        open.push((ordinal, Arc::downgrade(&shared)));
         Ok(shared)
     }
 
