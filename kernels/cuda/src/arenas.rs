@@ -143,7 +143,7 @@ impl Device {
     pub fn has_ranges(&self) -> Result<bool> {
         self.ready()?;
         Ok(self.shared.properties.maps_pages
-            && self.with_reservation(|_, reservation| Ok(!reservation.is_preallocated()))?)
+            && self.with_reservation(|_, reservation| Ok(reservation.has_ranges()))?)
     }
 
     /// An arena of addresses without memory; [`Device::map`] maps memory to whole pages of it.

@@ -5,6 +5,11 @@ use std::time::Duration;
 
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_cuda::{Device, Limits};
+use slabwise_kernels::memory::Region;
+
+const INVALID_VALUE: i32 = 1;
+const OUT_OF_MEMORY: i32 = 2;
+const NOT_SUPPORTED: i32 = 801;
 
 /// Bytes of the device that slabwise may use.
 const LIMIT: u64 = (64 << 20) / 4 * 3;
@@ -16,6 +21,12 @@ fn open(preallocate: bool) -> Device {
         preallocate,
     };
     Device::open(0, limits).expect("it is there")
+}
+
+fn bytes(device: &Device, region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.bytes as usize];
+    device.read(region, &mut bytes).expect("it is read");
+    bytes
 }
 
 /// While a thread closes a device, its memory is still taken.
@@ -36,4 +47,38 @@ fn a_device_is_opened_again_once_it_is_closed() {
     device.reserve(256).expect("room");
     closing.join().expect("no panic");
     assert_eq!(device.usage().reserved, LIMIT);
+}
+
+/// A driver may say that it maps pages, and refuse to: then memory is allocated.
+#[test]
+fn memory_is_allocated_where_pages_are_not_mapped_after_all() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let (before, ranges) = (driver.get("live_bytes"), driver.get("live_ranges"));
+    for (call, code) in [
+        ("cuMemAddressReserve", NOT_SUPPORTED),
+        ("cuMemAddressReserve", OUT_OF_MEMORY),
+        ("cuMemCreate", NOT_SUPPORTED),
+        ("cuMemMap", INVALID_VALUE),
+        ("cuMemSetAccess", NOT_SUPPORTED),
+    ] {
+        driver.fail(call, 0, code);
+        let mut device = open(true);
+        let region = device
+            .reserve(1000)
+            .unwrap_or_else(|e| panic!("{call}: {e}"));
+        device.fill(&region, 7).expect("it is filled");
+        assert_eq!(bytes(&device, &region), [7; 1000]);
+        assert_eq!(device.usage().reserved, LIMIT, "{call}");
+        assert_eq!(driver.get("live_bytes") - before, LIMIT as i64, "{call}");
+        assert_eq!(driver.get("live_ranges"), ranges, "{call} leaves addresses");
+        drop(device);
+        assert_eq!(driver.get("live_bytes"), before, "{call}");
+    }
+    // Then there are no ranges of pages either.
+    driver.fail("cuMemAddressReserve", 0, NOT_SUPPORTED);
+    let mut device = open(false);
+    assert_eq!(device.has_ranges(), Ok(false));
+    assert_eq!(device.range(1 << 20), Ok(None));
 }
