@@ -9,6 +9,7 @@ use slabwise_kernels::memory::Region;
 
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
+const OPERATING_SYSTEM: i32 = 304;
 const NOT_SUPPORTED: i32 = 801;
 
 /// Bytes of the device that slabwise may use.
@@ -81,4 +82,27 @@ fn memory_is_allocated_where_pages_are_not_mapped_after_all() {
     let mut device = open(false);
     assert_eq!(device.has_ranges(), Ok(false));
     assert_eq!(device.range(1 << 20), Ok(None));
+}
+
+/// Inputs are copied from other memory of the host where none can be pinned.
+#[test]
+fn inputs_are_staged_without_pinned_memory() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    for code in [OUT_OF_MEMORY, OPERATING_SYSTEM] {
+        let mut device = open(false);
+        let x = device.reserve(256).expect("room");
+        driver.fail("cuMemHostAlloc", 0, code);
+        device.prepare_staging(256).expect("it does without");
+        for turn in 0..4u8 {
+            device.begin_staging().expect("it begins");
+            device
+                .stage(&x, &mut |bytes: &mut [u8]| bytes.fill(turn))
+                .expect("it is staged");
+            device.end_staging().expect("it ends");
+            assert_eq!(bytes(&device, &x), [turn; 256]);
+        }
+    }
+    assert_eq!(driver.get("live_pinned"), 0);
 }
