@@ -179,8 +179,8 @@ impl Tuner {
         let own =
             kept.filter(|choice| matches!(choice, Choice::Own(name) if group.own.contains(name)));
         if let Some(choice) = own {
-            self.picks.remember(&group.key, choice);
-            group.take(choice, choices);
+            let choice = self.picks.remember(&group.key, choice);
+            group.take(&choice, choices);
         }
         own.is_some()
     }
@@ -267,11 +267,12 @@ impl Tuner {
             };
             let choice = trial.choice(best);
             log::info!("{}", trial.summary(&times, best));
-            self.picks.remember(&group.key, choice);
-            if trial.timed && trial.lasting {
+            // Another thread may have timed the same product meanwhile.
+            let kept = self.picks.remember(&group.key, choice);
+            if trial.timed && trial.lasting && kept == *choice {
                 self.picks.store(&trial.key, choice);
             }
-            group.take(choice, choices);
+            group.take(&kept, choices);
         }
         Ok(())
     }
