@@ -59,6 +59,11 @@ impl Picks {
         known.entry(key.into()).or_insert(choice.clone()).clone()
     }
 
+    /// Removes a choice that cannot be used any more.
+    pub(super) fn forget(&self, key: &str) {
+        self.map().remove(key);
+    }
+
     /// The choice of another process.
     pub(super) fn on_disk(&self, key: &str) -> Option<Choice> {
         let rest = self.cache.as_ref()?.pick(key)?;
@@ -177,6 +182,8 @@ mod tests {
         assert_eq!(picks.remember("key", &first), first);
         assert_eq!(picks.remember("key", &second), first);
         assert_eq!(picks.in_memory("key"), Some(first));
+        picks.forget("key");
+        assert_eq!(picks.remember("key", &second), second);
     }
 
     #[test]
