@@ -277,6 +277,13 @@ impl Device {
         self.noting(self.stream.synchronize())
     }
 
+    /// Waits until no stream has work, those of inputs and copies among them.
+    pub(crate) fn synchronize_all(&self) -> Result<()> {
+        self.synchronize()?;
+        self.noting(self.transfers.synchronize())?;
+        self.settle_copies()
+    }
+
     /// Writes a region's bytes, after all work submitted before.
     ///
     /// # Panics
@@ -361,7 +368,11 @@ impl Device {
             self.ready()?;
             let base = self.allocate(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
-            self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) })?;
+            let filled = self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) });
+            if let (Err(e), Some(reservation)) = (filled, &mut *self.shared.reservation()) {
+                reservation.free(&self.shared.context, base);
+                return Err(e);
+            }
             self.fault = base;
         }
         Ok(self.fault)
@@ -373,12 +384,13 @@ impl Device {
             // No launched kernel could have found one.
             return Ok(());
         }
+        self.ready()?;
         // SAFETY: the record is memory of the device; its words are read as values that may change
         // at any time.
-        unsafe {
+        self.noting(unsafe {
             self.stream
                 .download(self.seen.as_ptr(), self.fault, FAULT_BYTES)
-        }
+        })
     }
 
     /// The first index out of range in the runs that are done, if there is one. Waits for nothing.
@@ -409,17 +421,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // If the device is lost, none of its memory is in use.
-        let waited = self
-            .shared
-            .context
-            .bind()
-            .and_then(|()| self.transfers.synchronize())
-            .and_then(|()| self.stream.synchronize());
-        let _ = waited.and_then(|()| {
-            self.copy_streams
-                .as_ref()
-                .map_or(Ok(()), CopyStreams::synchronize)
-        });
+        let _ = self.shared.context.bind();
+        let _ = self.synchronize_all();
         self.shared.libraries.leave(&self.stream);
         self.arenas
             .drain(..)

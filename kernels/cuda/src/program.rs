@@ -564,8 +564,7 @@ impl Device {
     pub fn end_launches(&mut self, checked: bool) -> Result<(), DriverError> {
         if checked {
             self.fault_record()?;
-            let status = self.look_for_faults();
-            self.noting(status)?;
+            self.look_for_faults()?;
         }
         Ok(())
     }

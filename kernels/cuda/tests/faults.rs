@@ -106,3 +106,61 @@ fn inputs_are_staged_without_pinned_memory() {
     }
     assert_eq!(driver.get("live_pinned"), 0);
 }
+
+/// An arena that cannot be zeroed is no arena, and a fault record that cannot be filled no record.
+#[test]
+fn memory_that_cannot_be_filled_is_given_back() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let mut device = open(false);
+    driver.fail("cuMemsetD8Async", 0, OUT_OF_MEMORY);
+    device.reserve(1000).expect_err("it was told to fail");
+    assert_eq!(device.usage().used, 0);
+    driver.fail("cuMemsetD8Async", 0, OUT_OF_MEMORY);
+    device.prepare_faults().expect_err("it was told to fail");
+    assert_eq!(device.usage().used, 0);
+    device.prepare_faults().expect("it fails once");
+}
+
+/// Memory is released once no stream uses it, also those of copies and prefetches.
+#[test]
+fn memory_is_released_after_the_work_of_all_streams() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let mut device = open(false);
+    let slots = device.reserve(512).expect("room");
+    let queue = device.open_queue(slots, 2).expect("it is opened");
+    device.synchronize().expect("the device is fine");
+    let write = |bytes: &mut [u8]| -> Result<(), ()> {
+        bytes.fill(1);
+        Ok(())
+    };
+    let sent = device.send_ahead(queue, 0, write);
+    assert_eq!(sent, Ok(Ok(())));
+    device.release(slots.arena);
+    assert_eq!(device.synchronize(), Ok(()));
+    device.prepare_copies(1).expect("it has streams");
+    let host = device.reserve_host(256).expect("room on the host");
+    let from = device.reserve(256).expect("room");
+    device.synchronize().expect("the device is fine");
+    device.start_copy(0, &from, &host).expect("it is started");
+    device.release(from.arena);
+    assert_eq!(device.synchronize(), Ok(()));
+    device.settle_copies().expect("it was memory");
+}
+
+/// A session may go to another thread between two calls.
+#[test]
+fn faults_are_looked_for_by_any_thread() {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    let mut device = open(false);
+    device.prepare_faults().expect("room");
+    let looked = thread::spawn(move || (device.look_for_faults(), device));
+    let (looked, device) = looked.join().expect("no panic");
+    assert_eq!(looked, Ok(()));
+    assert_eq!(device.synchronize(), Ok(()));
+}
