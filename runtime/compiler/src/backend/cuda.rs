@@ -592,9 +592,9 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
     }
     match device.has_ranges() {
         Ok(true) => Ok(()),
-        Ok(false) => {
-            refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)")
-        }
+        Ok(false) => refused(
+            "the driver refuses to, or another session of this process has preallocated all (SLABWISE_PREALLOCATE)",
+        ),
         Err(e) => Err(Error::Device {
             device: name.into(),
             why: e.to_string(),
