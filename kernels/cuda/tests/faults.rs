@@ -164,3 +164,27 @@ fn faults_are_looked_for_by_any_thread() {
     assert_eq!(looked, Ok(()));
     assert_eq!(device.synchronize(), Ok(()));
 }
+
+/// Batches are sent ahead from other memory of the host where none can be pinned.
+#[test]
+fn batches_are_sent_ahead_without_pinned_memory() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let mut device = open(false);
+    let [slots, x] = [512, 256].map(|bytes| device.reserve(bytes).expect("room"));
+    driver.fail("cuMemHostAlloc", 0, OUT_OF_MEMORY);
+    let queue = device.open_queue(slots, 2).expect("it does without");
+    for turn in 0..6u8 {
+        let slot = usize::from(turn % 2);
+        let write = |bytes: &mut [u8]| -> Result<(), ()> {
+            bytes.fill(turn);
+            Ok(())
+        };
+        let sent = device.send_ahead(queue, slot, write);
+        assert_eq!(sent, Ok(Ok(())));
+        let parts = std::iter::once((0, x));
+        device.take_ahead(queue, slot, parts).expect("it is taken");
+        assert_eq!(bytes(&device, &x), [turn; 256]);
+    }
+}

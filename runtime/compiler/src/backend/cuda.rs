@@ -498,10 +498,9 @@ impl Backend for Gpu {
     }
 
     fn open_queue(&mut self, region: &Region, slots: usize, _copies: usize) -> Result<usize> {
-        self.device.open_queue(*region, slots).map_err(|e| match e {
-            DriverError::OutOfMemory { bytes } => pinned("slots of inputs", bytes),
-            other => self.error(other),
-        })
+        self.device
+            .open_queue(*region, slots)
+            .map_err(|e| self.error(e))
     }
 
     fn fill_slot(&mut self, slot: Slot, writer: &mut dyn SlotWriter) -> Result<Option<Ticket>> {
