@@ -2,6 +2,9 @@
 //! above the driver, with a matching cuBLASLt and cuDNN (`emulator/fake_libcublaslt.c`,
 //! `emulator/fake_libcudnn.c`).
 
+#[cfg(test)]
+mod captures;
+
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
 use std::path::{Path, PathBuf};
