@@ -147,28 +147,81 @@ fn kernels(program: &ir::Program) -> Vec<(&Kernel, bool)> {
 /// nothing is known of a folder without contents.
 pub fn fitting(folder: &Path, about: &Map<String, Value>) -> Option<(String, u64)> {
     let text = std::fs::read_to_string(folder.join(CONTENTS)).ok()?;
-    let lines = text.lines();
-    let of: Vec<Value> = lines.filter_map(|l| serde_json::from_str(l).ok()).collect();
-    let versions = &about["versions"];
-    let fits = |line: &&Value| line["nvrtc"] == versions["nvrtc"] && line["sm"] == versions["sm"];
-    let count = |line: &Value| line["functions"].as_u64().unwrap_or_default();
-    let fit: u64 = of.iter().filter(fits).map(count).sum();
-    let plain = |value: &Value| value.to_string().replace('"', "");
-    let device = format!(
-        "NVRTC {} and sm_{}",
-        plain(&versions["nvrtc"]),
-        plain(&versions["sm"])
-    );
-    let said = if fit > 0 {
-        format!("{fit} functions are compiled already, for {device}")
-    } else {
-        let others = of
-            .iter()
-            .map(|line| format!("{} and sm_{}", plain(&line["nvrtc"]), plain(&line["sm"])));
-        format!(
-            "None of the compiled functions is for {device}; there are some for NVRTC {}",
-            others.collect::<Vec<_>>().join(", ")
-        )
+    let pair = |of: &Value| {
+        let [nvrtc, sm] = ["nvrtc", "sm"].map(|key| of[key].to_string().replace('"', ""));
+        format!("NVRTC {nvrtc} and sm_{sm}")
     };
-    Some((said, fit))
+    // A folder that was filled again has at least as many functions as the longest line says.
+    let mut most: Vec<(String, u64)> = Vec::new();
+    for line in text.lines() {
+        let Ok(line) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let (of, count) = (pair(&line), line["functions"].as_u64().unwrap_or_default());
+        match most.iter_mut().find(|(known, _)| *known == of) {
+            Some((_, functions)) => *functions = count.max(*functions),
+            None => most.push((of, count)),
+        }
+    }
+    let device = pair(&about["versions"]);
+    let fit = most.iter().find(|(of, count)| *of == device && *count > 0);
+    let others: Vec<&str> = most.iter().map(|(of, _)| &**of).collect();
+    Some(match fit {
+        Some((_, fit)) => (
+            format!("{fit} functions are compiled already, for {device}"),
+            *fit,
+        ),
+        None if others.is_empty() => ("No functions are compiled already".into(), 0),
+        None => {
+            let others = others.join(", ");
+            let said =
+                format!("None of the compiled functions is for {device}; they are for {others}");
+            (said, 0)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contents_of_a_folder_are_told_in_words() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let versions = json!({"versions": {"nvrtc": "13.0", "sm": 90}});
+        let about = versions.as_object().expect("an object");
+        let told = |lines: &str| {
+            std::fs::write(folder.path().join(CONTENTS), lines).expect("own folder");
+            fitting(folder.path(), about)
+        };
+        let line = |nvrtc: &str, sm: u32, functions: u64| {
+            let line = json!({"nvrtc": nvrtc, "sm": sm, "functions": functions, "bytes": 1});
+            format!("{line}\n")
+        };
+        let said = |text: &str, fit| Some((text.to_string(), fit));
+        assert_eq!(
+            told(&line("13.0", 90, 7)),
+            said(
+                "7 functions are compiled already, for NVRTC 13.0 and sm_90",
+                7
+            )
+        );
+        // The folder was filled twice, the second time with fewer steps.
+        assert_eq!(
+            told(&(line("13.0", 90, 7) + &line("13.0", 90, 5))),
+            said(
+                "7 functions are compiled already, for NVRTC 13.0 and sm_90",
+                7
+            )
+        );
+        assert_eq!(
+            told(&(line("13.0", 80, 7) + &line("12.9", 90, 5) + &line("13.0", 80, 7))),
+            said(
+                "None of the compiled functions is for NVRTC 13.0 and sm_90; they are for \
+                 NVRTC 13.0 and sm_80, NVRTC 12.9 and sm_90",
+                0
+            )
+        );
+        assert_eq!(told(""), said("No functions are compiled already", 0));
+    }
 }

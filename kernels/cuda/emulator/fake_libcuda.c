@@ -220,6 +220,8 @@ Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count
 }
 /* A mapping is removed as a whole. */
 Result cuMemUnmap(Address at, size_t bytes) {
+    ++unmaps;
+    usleep((useconds_t)unmap_us);
     CALL
     const Block* block = block_at(at);
     if (!block || !block->memory || block->bytes != bytes) LEAVE(INVALID_VALUE);
@@ -570,18 +572,26 @@ Result cuStreamEndCapture(void* at, void** to) {
     *to = graph;
     LEAVE(OK);
 }
-/* Nodes are their numbers, from 1. */
+/* Nodes are their numbers, from 1. Without a valid capture the call succeeds, and only its status
+ * says so: also if it is set to find the capture invalidated. */
 typedef struct { unsigned char from_port, to_port, type, reserved[5]; } Edge;
 Result cuStreamGetCaptureInfo_v3(void* at, int* status, unsigned long long* id, void** graph, void* const** nodes, const Edge** edges,
                                  size_t* count) {
-    CALL
     (void)id;
     (void)graph;
     static void* front[4096];
     static Edge whole[4096];
     const Stream* stream = of(at);
+    pthread_mutex_lock(&lock);
+    Result told = enter(__func__);
+    if (told == CAPTURE_INVALIDATED && stream->graph) {
+        stream->graph->spoiled = 1;
+        told = OK;
+    }
+    if (told) LEAVE(told);
     *status = stream->graph ? stream->graph->spoiled ? 2 : 1 : 0;
-    if (!stream->graph || stream->front.count > 4096) LEAVE(INVALID_VALUE);
+    if (*status != 1) LEAVE(OK);
+    if (stream->front.count > 4096) LEAVE(INVALID_VALUE);
     /* A caller that does not ask for the edges would lose what they say. */
     if (!edges && stream->early) LEAVE(LOSSY_QUERY);
     for (size_t i = 0; i < stream->front.count; ++i) front[i] = (void*)(stream->front.at[i] + 1);

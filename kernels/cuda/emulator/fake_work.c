@@ -34,9 +34,10 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 /* ---- Settings and counters for tests --------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0, graph_room = 1 << 20;
+                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0, idle = 0, clocks = 1, chains = 0, ends = 0, graph_room = 1 << 20,
+                 unmap_us = 0;
 static long long live_bytes, peak_bytes, live_ranges, live_pinned, pinned_bytes, live_modules, live_graphs, without_context, allocations, calls, launches, products,
-                 heuristics, checks, replays, uploads, captures, forked, copied_bytes;
+                 heuristics, checks, replays, uploads, captures, forked, copied_bytes, unmaps;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -50,7 +51,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_ranges", &live_ranges}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"live_modules", &live_modules},
     {"without_context", &without_context}, {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"uploads", &uploads}, {"captures", &captures},
-    {"forked", &forked}, {"copied_bytes", &copied_bytes}};
+    {"forked", &forked}, {"copied_bytes", &copied_bytes}, {"unmap_us", &unmap_us}, {"unmaps", &unmaps}};
 
 static long long* number(const char* name) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; ++i)

@@ -60,8 +60,13 @@ impl Device {
         self.ready()?;
         let base = self.allocate(bytes)?;
         let region = self.add(Arena::Device { base, bytes });
-        self.fill(&region, 0)?;
-        Ok(region)
+        match self.fill(&region, 0) {
+            Ok(()) => Ok(region),
+            Err(e) => {
+                self.release(region.arena);
+                Err(e)
+            }
+        }
     }
 
     /// A zeroed arena of pinned host memory, returned as one region. It is used only for copies
@@ -131,7 +136,7 @@ impl Device {
             return;
         };
         // If the device is lost, its memory is lost too.
-        let _ = self.synchronize();
+        let _ = self.synchronize_all();
         arena.close(&self.shared);
     }
 
@@ -143,7 +148,7 @@ impl Device {
     pub fn has_ranges(&self) -> Result<bool> {
         self.ready()?;
         Ok(self.shared.properties.maps_pages
-            && self.with_reservation(|_, reservation| Ok(!reservation.is_preallocated()))?)
+            && self.with_reservation(|_, reservation| Ok(reservation.has_ranges()))?)
     }
 
     /// An arena of addresses without memory; [`Device::map`] maps memory to whole pages of it.
@@ -204,7 +209,7 @@ impl Device {
     /// If the region is not whole pages of a range.
     pub fn unmap(&mut self, pages: &Region) {
         // If the device is lost, its memory is lost too.
-        let _ = self.synchronize();
+        let _ = self.synchronize_all();
         let unmapped = self.in_pages(pages.arena, |shared, range| {
             let before = range.mapped();
             range.unmap(&shared.context, pages.offset, pages.bytes);
@@ -227,7 +232,7 @@ impl Device {
     /// # Panics
     /// If the regions are not whole pages of one range, or the first ones have no memory.
     pub fn remap(&mut self, from: &[Region], to: &Region) -> Result<()> {
-        self.synchronize()?;
+        self.synchronize_all()?;
         assert!(
             from.iter().all(|r| r.arena == to.arena),
             "pages of {from:?} for another range's {to:?}"

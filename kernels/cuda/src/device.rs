@@ -1,7 +1,7 @@
 //! A device as a session uses it: a stream of work on arenas of its memory, and the record of its
 //! failures.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use slabwise_kernels::memory::Region;
 
@@ -28,6 +28,28 @@ pub(crate) struct Shared {
     lost: OnceLock<String>,
     pub(crate) libraries: Handles,
     pub(crate) context: Context,
+    /// Dropped last.
+    _open: OpenDevice,
+}
+
+/// The devices that the process has open: by number, until all of their state is dropped.
+static OPEN: Mutex<Vec<(u32, Weak<Shared>)>> = Mutex::new(Vec::new());
+/// Notified when a device is no longer open.
+static CLOSED: Condvar = Condvar::new();
+
+fn all_open() -> MutexGuard<'static, Vec<(u32, Weak<Shared>)>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The entry of a device, by its number, in the list of those that are open.
+#[derive(Debug)]
+struct OpenDevice(u32);
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        all_open().retain(|(ordinal, _)| *ordinal != self.0);
+        CLOSED.notify_all();
+    }
 }
 
 /// The devices that the process has lost, and the first error of each. Only a new process can use
@@ -45,19 +67,19 @@ pub(crate) fn forget_lost() {
 }
 
 impl Shared {
-    /// The device's shared state, opened if no session has it open.
-    fn of(ordinal: u32) -> Result<Arc<Shared>> {
-        static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+    /// The device's shared state, opened if no session has it open. Waits for a thread that is
+    /// closing the device, which has its memory until then.
+    pub(crate) fn of(ordinal: u32) -> Result<Arc<Shared>> {
         let properties = driver::properties(ordinal)?;
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|shared| shared.strong_count() > 0);
-        if let Some(shared) = open
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|s| s.ordinal == ordinal)
-        {
-            shared.context.bind()?;
-            return Ok(shared);
+        let mut open = all_open();
+        while let Some((_, shared)) = open.iter().find(|(of, _)| *of == ordinal) {
+            if let Some(shared) = shared.upgrade() {
+                // If this is the last reference after a failure, dropping it takes the lock.
+                drop(open);
+                shared.context.bind()?;
+                return Ok(shared);
+            }
+            open = CLOSED.wait(open).unwrap_or_else(PoisonError::into_inner);
         }
         let context = Context::of(ordinal)?;
         let shared = Arc::new(Shared {
@@ -67,8 +89,9 @@ impl Shared {
             lost: OnceLock::new(),
             libraries: Handles::default(),
             context,
+            _open: OpenDevice(ordinal),
         });
-        open.push(Arc::downgrade(&shared));
+        open.push((ordinal, Arc::downgrade(&shared)));
         Ok(shared)
     }
 
@@ -254,6 +277,13 @@ impl Device {
         self.noting(self.stream.synchronize())
     }
 
+    /// Waits until no stream has work, those of inputs and copies among them.
+    pub(crate) fn synchronize_all(&self) -> Result<()> {
+        self.synchronize()?;
+        self.noting(self.transfers.synchronize())?;
+        self.settle_copies()
+    }
+
     /// Writes a region's bytes, after all work submitted before.
     ///
     /// # Panics
@@ -338,7 +368,11 @@ impl Device {
             self.ready()?;
             let base = self.allocate(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
-            self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) })?;
+            let filled = self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) });
+            if let (Err(e), Some(reservation)) = (filled, &mut *self.shared.reservation()) {
+                reservation.free(&self.shared.context, base);
+                return Err(e);
+            }
             self.fault = base;
         }
         Ok(self.fault)
@@ -350,12 +384,13 @@ impl Device {
             // No launched kernel could have found one.
             return Ok(());
         }
+        self.ready()?;
         // SAFETY: the record is memory of the device; its words are read as values that may change
         // at any time.
-        unsafe {
+        self.noting(unsafe {
             self.stream
                 .download(self.seen.as_ptr(), self.fault, FAULT_BYTES)
-        }
+        })
     }
 
     /// The first index out of range in the runs that are done, if there is one. Waits for nothing.
@@ -386,17 +421,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // If the device is lost, none of its memory is in use.
-        let waited = self
-            .shared
-            .context
-            .bind()
-            .and_then(|()| self.transfers.synchronize())
-            .and_then(|()| self.stream.synchronize());
-        let _ = waited.and_then(|()| {
-            self.copy_streams
-                .as_ref()
-                .map_or(Ok(()), CopyStreams::synchronize)
-        });
+        let _ = self.shared.context.bind();
+        let _ = self.synchronize_all();
         self.shared.libraries.leave(&self.stream);
         self.arenas
             .drain(..)

@@ -78,7 +78,7 @@ pub enum DriverError {
 type Result<T> = std::result::Result<T, DriverError>;
 
 /// Errors after which the driver answers every call of the process with the same error.
-const FATAL: [CUresult; 17] = [
+const FATAL: [CUresult; 18] = [
     CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
     CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
     CUresult::CUDA_ERROR_ASSERT,
@@ -90,6 +90,7 @@ const FATAL: [CUresult; 17] = [
     CUresult::CUDA_ERROR_LAUNCH_FAILED,
     CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
     CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
     CUresult::CUDA_ERROR_CONTAINED,
     CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUresult::CUDA_ERROR_DEINITIALIZED,

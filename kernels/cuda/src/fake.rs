@@ -2,6 +2,9 @@
 //! above the driver, with a matching cuBLASLt and cuDNN (`emulator/fake_libcublaslt.c`,
 //! `emulator/fake_libcudnn.c`).
 
+#[cfg(test)]
+mod captures;
+
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +28,7 @@ const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// The driver's settings before each test.
-const DEFAULTS: [(&str, i64); 18] = [
+const DEFAULTS: [(&str, i64); 19] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -44,6 +47,7 @@ const DEFAULTS: [(&str, i64); 18] = [
     ("chains", 0),
     ("ends", 0),
     ("graph_room", 1 << 20),
+    ("unmap_us", 0),
 ];
 
 /// The driver, locked for one test at a time because its settings and counters are global to the

@@ -63,7 +63,8 @@ pub enum Error {
     /// NVRTC is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// The compiler refused the source, which is a bug in slabwise.
+    /// The compiler refused the source, which is a bug in slabwise, or in the code of a custom
+    /// kernel: then the log names that kernel and the lines of its code.
     #[error("NVRTC refused the generated kernel {names} for sm_{sm}; its source{}:\n{log}", saved(.source_file.as_ref()))]
     Refused {
         /// The functions of the program.

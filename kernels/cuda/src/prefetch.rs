@@ -1,6 +1,6 @@
 //! Prefetch of batches: the inputs of later runs are copied to the device while earlier runs
-//! execute. The prefetch queue is a ring of slots, each with pinned host memory to write to and
-//! device memory to receive the copy.
+//! execute. The prefetch queue is a ring of slots, each with host memory to write to, which is pinned
+//! where it can be, and device memory to receive the copy.
 //!
 //! The caller decides which slot holds which batch. This module orders the copies: a host slot is
 //! written once the copy out of it is done, a device slot once the run that consumed its batch is
@@ -16,9 +16,45 @@ type Result<T> = std::result::Result<T, DriverError>;
 /// A prefetch queue: slots for the batches of later runs.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    host: Pinned,
+    host: HostMemory,
     device: Region,
     slots: Vec<SlotEvents>,
+}
+
+/// Memory of the host from which batches are copied.
+#[derive(Debug)]
+enum HostMemory {
+    Pinned(Pinned),
+    /// Copies from it block until the driver has read it.
+    Pageable(Vec<u8>),
+}
+
+impl HostMemory {
+    fn new(bytes: usize) -> Result<HostMemory> {
+        match Pinned::new(bytes) {
+            Ok(memory) => Ok(HostMemory::Pinned(memory)),
+            Err(e @ DriverError::Lost(_)) => Err(e),
+            Err(e) => {
+                log::warn!("batches are copied from memory that is not pinned: {e}");
+                Ok(HostMemory::Pageable(vec![0; bytes]))
+            }
+        }
+    }
+
+    fn as_ptr(&self) -> *const u8 {
+        match self {
+            HostMemory::Pinned(memory) => memory.as_ptr(),
+            HostMemory::Pageable(memory) => memory.as_ptr(),
+        }
+    }
+
+    /// The bytes for writing, while no device copies from them.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            HostMemory::Pinned(memory) => memory.bytes_mut(),
+            HostMemory::Pageable(memory) => memory,
+        }
+    }
 }
 
 /// The state of a slot.
@@ -30,10 +66,10 @@ struct SlotEvents {
 
 impl Device {
     /// Splits a region of the device into `slots` slots of equal size, and pins as many bytes of
-    /// the host. Returns the number of the ring.
+    /// the host, if it can. Returns the number of the ring.
     ///
     /// # Errors
-    /// If the host cannot pin so much memory, or the driver has no events to give.
+    /// If the driver has no events to give.
     pub fn open_queue(&mut self, device: Region, slots: usize) -> Result<usize> {
         self.ready()?;
         let queue = Queue::new(device, slots).and_then(|queue| {
@@ -144,7 +180,7 @@ impl Queue {
             bytes: device.bytes,
         });
         Ok(Queue {
-            host: Pinned::new(host?)?,
+            host: HostMemory::new(host?)?,
             device,
             slots: (0..slots).map(slot).collect::<Result<_>>()?,
         })

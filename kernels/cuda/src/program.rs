@@ -39,6 +39,9 @@ const EDGE_CALLS: [&str; 7] = [
 /// The statuses by which they refuse edges: an invalid value, and no support.
 const EDGES_REFUSED: [i32; 2] = [1, 801];
 
+/// The status of calls during a capture that was invalidated.
+const CAPTURE_INVALIDATED: i32 = 901;
+
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -455,7 +458,10 @@ impl Device {
                     lowered = Some(format!("{effect}: {error}"));
                     edges = fewer;
                 }
-                (DriverError::Failed { call, .. }, _) if EDGE_CALLS.contains(call) && !is_retry => {
+                (DriverError::Failed { call, status, .. }, _)
+                    if (EDGE_CALLS.contains(call) || *status == CAPTURE_INVALIDATED)
+                        && !is_retry =>
+                {
                     is_retry = true;
                 }
                 (DriverError::OutOfMemory { .. }, _) if !is_retry => {
@@ -558,8 +564,7 @@ impl Device {
     pub fn end_launches(&mut self, checked: bool) -> Result<(), DriverError> {
         if checked {
             self.fault_record()?;
-            let status = self.look_for_faults();
-            self.noting(status)?;
+            self.look_for_faults()?;
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! Where the driver can map memory page by page, the reservation is a range of addresses as long as
 //! the limit. Memory is mapped to it when an arena needs it, or all at once if the reservation is
 //! *preallocated*, which is the default on a device because other processes may use it too, and a
-//! shortage is better known at the start. Where the driver cannot map pages, the reservation is one
-//! preallocated block, or each arena is a separate allocation.
+//! shortage is better known at the start. Where the driver cannot map pages, or refuses to, the
+//! reservation is one preallocated block, or each arena is a separate allocation.
 //!
 //! Where memory is mapped on demand, there can be ranges beside the reservation whose pages are
 //! mapped individually ([`Pages`]). Their bytes count towards the same limit.
@@ -86,6 +86,40 @@ enum Backing {
     Each,
 }
 
+impl Backing {
+    /// A range of addresses as long as the limit, to which memory can be mapped.
+    fn mapped(context: &Context, limit: u64, preallocate: bool) -> Result<Backing, DriverError> {
+        let page = page_bytes(context)?;
+        let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
+        let mut pieces = BTreeMap::new();
+        if preallocate {
+            // Other processes may hold memory within the limit; then it is taken on demand.
+            match range.map_new(context, 0, range.bytes) {
+                Ok(memory) => {
+                    let (bytes, arenas) = (range.bytes, 0);
+                    let piece = Piece {
+                        bytes,
+                        memory,
+                        arenas,
+                    };
+                    pieces.insert(0, piece);
+                }
+                Err(DriverError::OutOfMemory { .. }) => warn_of_others(limit),
+                Err(e) => {
+                    range.free(context);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(Backing::Mapped {
+            preallocated: !pieces.is_empty(),
+            range,
+            page,
+            pieces,
+        })
+    }
+}
+
 /// Memory mapped to neighbouring pages.
 #[derive(Debug)]
 struct Piece {
@@ -115,36 +149,21 @@ impl Reservation {
             free: FreeRanges::default(),
             arenas: BTreeMap::new(),
         };
-        if maps_pages && !separate_arenas() {
-            let page = page_bytes(context)?;
-            let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
-            reservation.free.free(range.base, limit);
-            let mut pieces = BTreeMap::new();
-            let mut preallocated = limits.preallocate;
-            if preallocated {
-                // Other processes may hold memory within the limit; then it is taken on demand.
-                match range.map_new(context, 0, range.bytes) {
-                    Ok(memory) => drop(pieces.insert(
-                        0,
-                        Piece {
-                            bytes: range.bytes,
-                            memory,
-                            arenas: 0,
-                        },
-                    )),
-                    Err(DriverError::OutOfMemory { .. }) => {
-                        warn_of_others(limit);
-                        preallocated = false;
-                    }
-                    Err(e) => return Err(e),
+        let mapped = match maps_pages && !separate_arenas() {
+            true => match Backing::mapped(context, limit, limits.preallocate) {
+                Err(e @ (DriverError::Failed { .. } | DriverError::OutOfMemory { .. })) => {
+                    log::warn!("memory is allocated, not mapped page by page: {e}");
+                    None
                 }
+                mapped => Some(mapped?),
+            },
+            false => None,
+        };
+        if let Some(backing) = mapped {
+            if let Backing::Mapped { range, .. } = &backing {
+                reservation.free.free(range.base, limit);
             }
-            reservation.backing = Backing::Mapped {
-                range,
-                page,
-                pieces,
-                preallocated,
-            };
+            reservation.backing = backing;
         } else if limits.preallocate {
             match context.allocate(limit) {
                 Ok(base) => {
@@ -173,15 +192,14 @@ impl Reservation {
         }
     }
 
-    /// Whether all memory up to the limit has been allocated from the driver.
-    pub fn is_preallocated(&self) -> bool {
+    /// Whether ranges can be reserved beside the reservation, see [`Reservation::pages`].
+    pub fn has_ranges(&self) -> bool {
         matches!(
             self.backing,
-            Backing::Whole { .. }
-                | Backing::Mapped {
-                    preallocated: true,
-                    ..
-                }
+            Backing::Mapped {
+                preallocated: false,
+                ..
+            }
         )
     }
 

@@ -87,16 +87,24 @@ impl Staging {
 
 impl Device {
     /// Pins this many bytes of host memory for the inputs of a run, so that staging them allocates
-    /// nothing.
+    /// nothing. Where the host cannot pin so much, inputs that do not fit are copied from other
+    /// memory when they are staged.
     ///
     /// # Errors
-    /// If the host cannot pin so much memory.
+    /// If the device is lost.
     pub fn prepare_staging(&mut self, bytes: usize) -> Result<()> {
         self.ready()?;
         for at in 0..self.staging.sets.len() {
             if self.staging.sets[at].memory.len() < bytes {
                 self.synchronize_inputs()?;
-                let memory = self.noting(Pinned::new(bytes))?;
+                let memory = match self.noting(Pinned::new(bytes)) {
+                    Err(e @ DriverError::Lost(_)) => return Err(e),
+                    Err(e) => {
+                        log::warn!("runs wait for the copies of their inputs: {e}");
+                        return Ok(());
+                    }
+                    Ok(memory) => memory,
+                };
                 let set = &mut self.staging.sets[at];
                 (set.memory, set.used) = (memory, 0);
             }

@@ -10,6 +10,7 @@ use slabwise_cuda::{
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
+const NVLINK_UNCORRECTABLE: i32 = 220;
 const CONTAINED: i32 = 226;
 const ILLEGAL_ADDRESS: i32 = 700;
 const TENSOR_MEMORY_LEAK: i32 = 721;
@@ -549,6 +550,7 @@ fn a_lost_device_returns_its_error_for_every_call_of_the_process() {
     };
     for code in [
         ILLEGAL_ADDRESS,
+        NVLINK_UNCORRECTABLE,
         CONTAINED,
         TENSOR_MEMORY_LEAK,
         MPS_CLIENT_TERMINATED,

@@ -8,6 +8,7 @@ use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
 const INVALID_VALUE: i32 = 1;
+const CAPTURE_INVALIDATED: i32 = 901;
 
 const LIMITS: Limits = Limits {
     fraction: 0.75,
@@ -117,7 +118,6 @@ fn a_capture_that_fails_once_keeps_its_edges() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    const CAPTURE_INVALIDATED: i32 = 901;
     let kernel = add();
     let mut device = Device::open(0, LIMITS).expect("it is there");
     let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
@@ -152,6 +152,49 @@ fn a_capture_that_fails_once_keeps_its_edges() {
         assert_eq!(device.replay(&program, &key), Ok(true));
         assert_eq!(floats(&device, &z), [10.0; 64]);
         device.fill(&z, 0).expect("it is filled");
+    }
+}
+
+/// A capture that is invalidated while work is submitted ends, and is tried again; the stream then
+/// executes work.
+#[test]
+fn an_invalidated_capture_ends_and_is_repeated() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let kernel = add();
+    for (call, after, edges) in [
+        ("cuStreamGetCaptureInfo_v3", 1, true),
+        ("cuLaunchKernel", 1, true),
+        ("cuLaunchKernel", 0, false),
+        ("cuMemcpyDtoHAsync_v2", 0, false),
+    ] {
+        let mut device = Device::open(0, LIMITS).expect("it is there");
+        let [x, y, z] = [0; 3].map(|_| device.reserve(256).expect("room"));
+        let program = device.load(&[&kernel, &kernel]).expect("both are fine");
+        let arguments = [[x, y], [y, z]];
+        let work = (0..2).map(|step| {
+            Work::Launch(Launch {
+                step,
+                kernel: &kernel,
+                arguments: &arguments[step],
+                workspace: x.part(0, 0),
+            })
+        });
+        let dependencies = [vec![], vec![0]];
+        let run = Run {
+            after: edges.then_some(&dependencies[..]),
+            early: edges,
+            ..run_of(&[1])
+        };
+        let before = driver.get("captures");
+        driver.fail(call, after, CAPTURE_INVALIDATED);
+        let recorded = device.record(&program, &run, work);
+        recorded.unwrap_or_else(|e| panic!("{call}: {e}"));
+        assert_eq!(driver.get("captures") - before, 2, "{call}");
+        assert_eq!(floats(&device, &z), [0.0; 64], "nothing was run");
+        assert_eq!(device.replay(&program, &[1]), Ok(true));
+        assert_eq!(floats(&device, &z), [10.0; 64], "{call}");
     }
 }
 

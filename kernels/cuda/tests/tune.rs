@@ -645,26 +645,6 @@ fn missing_or_failing_libraries_are_not_used() {
     assert!(driver.get("launches") > launched, "our own were run again");
 }
 
-/// Without a usable library the choice is that of the process in which it failed first; it is not
-/// that of processes in which the library works.
-#[test]
-fn a_library_that_does_not_start_is_not_waited_for() {
-    let Some(driver) = installed() else { return };
-    let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));
-    driver.cost("cublaslt_21", 10_000);
-    driver.set("library", 0);
-    let first = choose(picks_in(&folder), &spec);
-    assert!(matches!(first, Choice::Own(_)), "{first:?}");
-    let launched = driver.get("launches");
-    assert_eq!(choose(picks_in(&folder), &spec), first);
-    assert_eq!(driver.get("launches"), launched, "it is known");
-    driver.set("library", 1);
-    let library = Choice::Library(algorithm(21, 0));
-    assert_eq!(choose(picks_in(&folder), &spec), library);
-    driver.set("library", 0);
-    assert_eq!(choose(picks_in(&folder), &spec), first);
-}
-
 /// The message names both versions; the driver is asked each time, because a test may change it.
 #[test]
 fn a_library_of_a_newer_cuda_than_the_driver_is_missing() {

@@ -89,10 +89,17 @@ impl Session {
         let region = self
             .memory
             .reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
-        let number = self
+        let opened = self
             .memory
             .backend
-            .open_queue(&region, ahead, inner.copies())?;
+            .open_queue(&region, ahead, inner.copies());
+        let number = match opened {
+            Ok(number) => number,
+            Err(error) => {
+                self.memory.backend.release(region.arena);
+                return Err(error);
+            }
+        };
         let slots = Slots::new(ahead);
         let queue = Queue {
             region,

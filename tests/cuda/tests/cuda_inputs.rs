@@ -35,6 +35,31 @@ fn bare(params: Params) -> Session {
 
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
+/// A program whose queue cannot be opened leaves no memory of it behind.
+#[test]
+fn a_queue_that_is_refused_is_given_back() {
+    const INVALID_VALUE: i32 = 1;
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    driver.set("maps_pages", 0);
+    let params = Params::seeded(3);
+    let layers = dense(&params, 3);
+    let mut session = bare(params).with_prefetch(2);
+    let live = || driver.get("live_bytes");
+    trained_in_batches(&mut session, &layers, BATCH).expect("it compiles");
+    let before = live();
+    trained_in_batches(&mut session, &layers, BATCH).expect("it compiles");
+    let queue = live() - before;
+    assert!(queue as u64 >= INPUTS, "{queue} bytes");
+    let before = live();
+    driver.fail("cuEventRecord", 0, INVALID_VALUE);
+    trained_in_batches(&mut session, &layers, BATCH)
+        .map(|_| ())
+        .expect_err("it was told to fail");
+    assert_eq!(live(), before);
+}
+
 #[test]
 fn prefetched_steps_equal_steps_without_prefetch() {
     let Some(driver) = FakeDriver::install() else {

@@ -479,11 +479,15 @@ fn custom_kernels_compute_on_a_device_as_on_the_cpu() {
     };
     let told = "the custom kernel \"nothing\" has no code for CUDA; add it by with_cuda";
     assert!(text.contains(told), "{text}");
-    let broken = nothing.with_cuda("out[0] = undeclared;");
+    let broken = nothing.with_cuda(
+        "if (thread < out_count) {\n\n    // Not right.\n\n    out[thread] = undeclared;\n}",
+    );
     let y = trace.custom(&broken, &[trace.input("y", F32, (3,))], (3,));
     let text = match session.compile(&trace, [y]) {
         Ok(_) => panic!("it compiles"),
         Err(error) => error.to_string(),
     };
-    assert!(text.contains("undeclared"), "{text}");
+    // The compiler counts the lines of the body.
+    let told = "custom kernel 'nothing'(5): error";
+    assert!(text.contains(told) && text.contains("undeclared"), "{text}");
 }

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{CUgraph, CUgraphEdgeData, CUgraphNode, CUstream};
+use cudarc::driver::sys::{CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream};
 
 use super::calls::{self, Status};
 use super::{Result, Stream, check};
@@ -36,6 +36,8 @@ type UpdateCaptureDependencies = unsafe extern "C" fn(
 ) -> Status;
 type NodeGetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> Status;
 
+/// The status of a stream that is being captured; the others are none and invalidated.
+const ACTIVE: c_int = 1;
 /// Replaces the front instead of adding to it.
 const SET: c_uint = 1;
 /// The type of nodes that run a kernel.
@@ -73,14 +75,14 @@ impl Edges {
 
     /// The nodes that the next node of a stream that is being captured will depend on.
     pub fn front(&self, stream: &Stream) -> Result<Vec<Node>> {
-        let mut status = 0;
+        let mut capture = 0;
         let (mut nodes, mut edges, mut count) = (null(), null(), 0);
         // SAFETY: the stream lives, and the pointers are valid for writing; properties whose
         // pointers are null are not requested.
         let status = unsafe {
             (self.info)(
                 stream.raw,
-                &mut status,
+                &mut capture,
                 null_mut(),
                 null_mut(),
                 &mut nodes,
@@ -88,7 +90,15 @@ impl Edges {
                 &mut count,
             )
         };
-        check("cuStreamGetCaptureInfo", status)?;
+        let call = "cuStreamGetCaptureInfo";
+        check(call, status)?;
+        if capture != ACTIVE {
+            // The call succeeds, and sets no nodes.
+            check(
+                call,
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as Status,
+            )?;
+        }
         // SAFETY: the driver sets the pointer to so many nodes, which stay until the next call for
         // this stream.
         Ok((0..count)

@@ -19,6 +19,9 @@ use crate::lowered::Lowered;
 /// The most characters of the kernel's name in that of the function.
 const NAME_MAX: usize = 40;
 
+/// The attribute of names that the user's code need not use.
+const UNUSED: &str = "[[maybe_unused]]";
+
 pub fn lower(
     spec: &Spec,
     custom: &Custom,
@@ -26,7 +29,7 @@ pub fn lower(
     target: &Target,
 ) -> Result<Lowered, SpecError> {
     let name = custom.kernel.name();
-    let Some(own) = custom.kernel.cuda() else {
+    let Some(code) = custom.kernel.cuda() else {
         return Err(SpecError::unsupported(format!(
             "the custom kernel \"{name}\" has no code for CUDA; add it by with_cuda"
         )));
@@ -40,7 +43,8 @@ pub fn lower(
     body += &tensor(&mut params, "out", "", at, &custom.result, &spec.dims);
     let _ = writeln!(
         body,
-        "const idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};\n{own}"
+        "{UNUSED} const idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};\n{}",
+        numbered(name, code)
     );
     let function = params.function(&function_name(&custom.kernel), THREADS, &body);
     let (space, target) = (Space::over(&spec.dims), *target);
@@ -73,10 +77,27 @@ fn tensor(
     let space = Space::over(dims);
     let count: Number = Arc::new(move |env| space.points(env));
     format!(
-        "{base}{access}{ty}* const {name} = {name}_base + {offset};\n\
-         const idx {name}_dims[] = {{{lengths}}}, {name}_count = {};\n",
+        "{base}{UNUSED} {access}{ty}* const {name} = {name}_base + {offset};\n\
+         {UNUSED} const idx {name}_dims[] = {{{lengths}}}, {name}_count = {};\n",
         params.number(&count)
     )
+}
+
+/// The user's code, whose lines the compiler counts from 1 and names after the kernel.
+fn numbered(name: &str, code: &str) -> String {
+    let plain = |c: char| match c {
+        '"' | '\\' => '\'',
+        c if c.is_control() => ' ',
+        c => c,
+    };
+    let name: String = name.chars().map(plain).collect();
+    let mut text = format!("#line 1 \"custom kernel '{name}'\"\n");
+    for line in code.lines() {
+        // Blank lines of a function are removed.
+        let line = if line.trim().is_empty() { "//" } else { line };
+        let _ = writeln!(text, "{line}");
+    }
+    text
 }
 
 /// `custom_` and the name of the kernel, as far as it can be a part of an identifier.

@@ -28,6 +28,7 @@ use crate::abi::Target;
 use crate::conv::library::Convolution;
 use crate::cublaslt::{self, Algorithm};
 use crate::cudnn;
+use crate::device::Shared;
 use crate::driver::{self, DriverError};
 use crate::libraries::{Library, LibraryError};
 use crate::lower::lower;
@@ -135,8 +136,13 @@ impl Tuner {
         let mut open = Vec::new();
         for group in groups(wanted, bounds, self.worth, &device, self.cudnn) {
             match self.picks.in_memory(&group.key) {
-                Some(choice) => group.take(&choice, &mut choices),
-                None => open.push(group),
+                Some(choice) if self.has_library_of(&choice) => group.take(&choice, &mut choices),
+                known => {
+                    if known.is_some() {
+                        self.picks.forget(&group.key);
+                    }
+                    open.push(group);
+                }
             }
         }
         if !open.is_empty()
@@ -145,6 +151,17 @@ impl Tuner {
             log::warn!("products are computed as ranked, not as timed: {e}");
         }
         choices
+    }
+
+    /// Whether the library of a choice can be used: the device may have been closed since it was
+    /// made.
+    fn has_library_of(&self, choice: &Choice) -> bool {
+        let library = match choice {
+            Choice::Ranked | Choice::Own(_) => return true,
+            Choice::Library(_) => Library::CublasLt,
+            Choice::Cudnn(_) => Library::Cudnn,
+        };
+        Shared::of(self.ordinal).is_ok_and(|shared| shared.libraries.has(library))
     }
 
     /// All candidates for a product or a convolution, those of the libraries that are found among
@@ -179,8 +196,8 @@ impl Tuner {
         let own =
             kept.filter(|choice| matches!(choice, Choice::Own(name) if group.own.contains(name)));
         if let Some(choice) = own {
-            self.picks.remember(&group.key, choice);
-            group.take(choice, choices);
+            let choice = self.picks.remember(&group.key, choice);
+            group.take(&choice, choices);
         }
         own.is_some()
     }
@@ -267,11 +284,12 @@ impl Tuner {
             };
             let choice = trial.choice(best);
             log::info!("{}", trial.summary(&times, best));
-            self.picks.remember(&group.key, choice);
-            if trial.timed && trial.lasting {
+            // Another thread may have timed the same product meanwhile.
+            let kept = self.picks.remember(&group.key, choice);
+            if trial.timed && trial.lasting && kept == *choice {
                 self.picks.store(&trial.key, choice);
             }
-            group.take(choice, choices);
+            group.take(&kept, choices);
         }
         Ok(())
     }

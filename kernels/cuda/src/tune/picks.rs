@@ -52,9 +52,16 @@ impl Picks {
         self.map().get(key).cloned()
     }
 
-    /// Records a choice for the rest of the process.
-    pub(super) fn remember(&self, key: &str, choice: &Choice) {
-        self.map().insert(key.into(), choice.clone());
+    /// Records a choice for the rest of the process, unless another thread has done so, and returns
+    /// the recorded one.
+    pub(super) fn remember(&self, key: &str, choice: &Choice) -> Choice {
+        let mut known = self.map();
+        known.entry(key.into()).or_insert(choice.clone()).clone()
+    }
+
+    /// Removes a choice that cannot be used any more.
+    pub(super) fn forget(&self, key: &str) {
+        self.map().remove(key);
     }
 
     /// The choice of another process.
@@ -165,6 +172,18 @@ mod tests {
             assert_eq!(decode(wrong.as_bytes()), None, "{wrong:?}");
         }
         assert_eq!(decode(b"own \xff"), None);
+    }
+
+    /// Two threads that time a product at once both get the choice of the first.
+    #[test]
+    fn the_first_choice_of_a_process_stays() {
+        let picks = Picks::default();
+        let [first, second] = ["gemm_64x64", "gemm_32x32"].map(|name| Choice::Own(name.into()));
+        assert_eq!(picks.remember("key", &first), first);
+        assert_eq!(picks.remember("key", &second), first);
+        assert_eq!(picks.in_memory("key"), Some(first));
+        picks.forget("key");
+        assert_eq!(picks.remember("key", &second), second);
     }
 
     #[test]

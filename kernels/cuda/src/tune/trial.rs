@@ -1,5 +1,6 @@
 //! Timing of candidates.
 
+use std::cell::OnceCell;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,10 @@ pub(super) struct Bench {
     clock: Clock,
     device: Device,
     room: Option<u64>,
+    /// Whether the libraries could be opened, once they were needed: a library that could not is
+    /// not tried again for each product.
+    cublaslt: OnceCell<Result<(), LibraryError>>,
+    cudnn: OnceCell<Result<(), LibraryError>>,
 }
 
 impl Bench {
@@ -107,17 +112,27 @@ impl Bench {
             clock: Clock::new()?,
             device,
             room,
+            cublaslt: OnceCell::new(),
+            cudnn: OnceCell::new(),
         })
     }
 
     /// cuBLASLt for the device.
     pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
-        self.device.shared.libraries.cublaslt()
+        let open = || self.device.shared.libraries.cublaslt();
+        self.cublaslt
+            .get_or_init(|| open().map(|_| ()))
+            .clone()
+            .and_then(|()| open())
     }
 
     /// cuDNN for the device.
     pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
-        self.device.shared.libraries.cudnn()
+        let open = || self.device.shared.libraries.cudnn();
+        self.cudnn
+            .get_or_init(|| open().map(|_| ()))
+            .clone()
+            .and_then(|()| open())
     }
 
     /// The time of each candidate of each trial, milliseconds; `None` for candidates that cannot be

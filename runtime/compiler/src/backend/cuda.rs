@@ -498,10 +498,9 @@ impl Backend for Gpu {
     }
 
     fn open_queue(&mut self, region: &Region, slots: usize, _copies: usize) -> Result<usize> {
-        self.device.open_queue(*region, slots).map_err(|e| match e {
-            DriverError::OutOfMemory { bytes } => pinned("slots of inputs", bytes),
-            other => self.error(other),
-        })
+        self.device
+            .open_queue(*region, slots)
+            .map_err(|e| self.error(e))
     }
 
     fn fill_slot(&mut self, slot: Slot, writer: &mut dyn SlotWriter) -> Result<Option<Ticket>> {
@@ -592,9 +591,9 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
     }
     match device.has_ranges() {
         Ok(true) => Ok(()),
-        Ok(false) => {
-            refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)")
-        }
+        Ok(false) => refused(
+            "the driver refuses to, or another session of this process has preallocated all (SLABWISE_PREALLOCATE)",
+        ),
         Err(e) => Err(Error::Device {
             device: name.into(),
             why: e.to_string(),
