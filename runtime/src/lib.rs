@@ -52,7 +52,7 @@ pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::{Quantization, Window};
 pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
-pub use tensor::{AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};
+pub use tensor::{AxisIndex, AxisSet, Mask, Operand, Running, Scatter, Tensor, Tiles};
 pub use trace::{Key, LossScale, Precision, Scan, State, Trace};
 pub use world::{Mesh, Strategy, World};
 

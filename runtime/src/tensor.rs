@@ -48,6 +48,7 @@ use crate::graph::Graph;
 use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::trace::Line;
 
+pub use crate::trace::axes::{AxisIndex, AxisSet};
 pub(crate) use crate::trace::handle::POISON;
 pub use crate::trace::handle::Tensor;
 pub use crate::trace::operand::Operand;
@@ -57,7 +58,6 @@ pub use loss::{CrossEntropy, Ctc, Reduction};
 pub use order::Running;
 pub use padding::PadMode;
 pub use position::{Rope, RopeLayout, RopeScaling};
-pub use reduce::AxisSet;
 pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
 pub use sample::{Beyond, Sampling};
 pub use scatter::Scatter;
@@ -209,6 +209,7 @@ fn checked_as(
 
 /// The message for an axis that does not exist.
 fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
+    let axis = axis.cast_signed();
     format!("{what}: {} has no axis {axis}", g.symbols.show(g.dims(x)))
 }
 

@@ -4,6 +4,7 @@
 //! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
 //! mistakes together.
 
+pub(crate) mod axes;
 mod constants;
 mod custom_gradient;
 mod debug;

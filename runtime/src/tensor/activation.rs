@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use super::{Operand, Tensor};
+use super::{AxisIndex, Operand, Tensor};
 
 impl<'t> Tensor<'t> {
     /// x above 0, else `slope`·x (Maas et al. 2013).
@@ -118,7 +118,8 @@ impl<'t> Tensor<'t> {
 
     /// The first half of an axis, gated by the second: a·sigmoid(b) (Dauphin et al. 2017).
     #[track_caller]
-    pub fn glu(self, axis: usize) -> Tensor<'t> {
+    pub fn glu(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let (a, b) = self.halves(axis);
         a * b.sigmoid()
     }
@@ -126,14 +127,16 @@ impl<'t> Tensor<'t> {
     /// The second half of an axis, gated by the first: silu(a)·b (Shazeer 2020). Of two separate
     /// tensors: `gate.silu() * up`.
     #[track_caller]
-    pub fn swiglu(self, axis: usize) -> Tensor<'t> {
+    pub fn swiglu(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let (a, b) = self.halves(axis);
         a.silu() * b
     }
 
     /// The second half of an axis, gated by the first: gelu(a)·b (Shazeer 2020).
     #[track_caller]
-    pub fn geglu(self, axis: usize) -> Tensor<'t> {
+    pub fn geglu(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let (a, b) = self.halves(axis);
         a.gelu() * b
     }
@@ -146,14 +149,16 @@ impl<'t> Tensor<'t> {
 
     /// [`Tensor::softmax`] of −x along an axis: the smallest element weighs most.
     #[track_caller]
-    pub fn softmin(self, axis: usize) -> Tensor<'t> {
+    pub fn softmin(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         (-self).softmax(axis)
     }
 
     /// [`Tensor::softmax`] of x/`temperature` along an axis: below 1 it is sharper, above 1 more
     /// even.
     #[track_caller]
-    pub fn softmax_at(self, axis: usize, temperature: f32) -> Tensor<'t> {
+    pub fn softmax_at(self, axis: impl AxisIndex, temperature: f32) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let x = self.require(Location::caller(), |_, _| match temperature {
             t if t > 0.0 && t.is_finite() => Ok(()),
             t => Err(format!("softmax_at: {t} is not a temperature above 0")),

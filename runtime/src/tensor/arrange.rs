@@ -10,7 +10,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::join::PARTS_MAX;
-use super::{AxisSet, Tensor, checked, no_axis};
+use super::{AxisIndex, AxisSet, Tensor, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::elements;
@@ -41,7 +41,8 @@ impl<'t> Tensor<'t> {
     /// The elements along an axis rotated by `shift` positions (backwards if it is negative):
     /// elements that leave at one end enter at the other.
     #[track_caller]
-    pub fn roll(self, axis: usize, shift: i64) -> Tensor<'t> {
+    pub fn roll(self, axis: impl AxisIndex, shift: i64) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let x = ids[0];
             let Some(&n) = g.dims(x).get(axis) else {
@@ -102,7 +103,8 @@ impl<'t> Tensor<'t> {
     /// Each element along an axis repeated `times` times in a row: `[a, b]` twice is
     /// `[a, a, b, b]`.
     #[track_caller]
-    pub fn repeat_interleave(self, axis: usize, times: usize) -> Tensor<'t> {
+    pub fn repeat_interleave(self, axis: impl AxisIndex, times: usize) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             if axis >= g.dims(ids[0]).len() {
                 return Err(no_axis(g, "repeat_interleave", axis, ids[0]));
@@ -114,7 +116,8 @@ impl<'t> Tensor<'t> {
     /// An axis of fixed length in at most `parts` parts, all as long as the first but the last,
     /// which may be shorter. Parts of equal length: [`Tensor::split`].
     #[track_caller]
-    pub fn chunk(self, axis: usize, parts: usize) -> Vec<Tensor<'t>> {
+    pub fn chunk(self, axis: impl AxisIndex, parts: usize) -> Vec<Tensor<'t>> {
+        let axis = axis.index(self.rank());
         let x = self.fixed_axis("chunk", axis);
         let length = x.len(axis).unwrap_or(0);
         let x = x.require(Location::caller(), |_, _| match parts {
@@ -134,7 +137,12 @@ impl<'t> Tensor<'t> {
 
     /// An axis of fixed length split into parts of the given lengths, which add up to its own.
     #[track_caller]
-    pub fn split_lengths(self, axis: usize, lengths: impl AsRef<[usize]>) -> Vec<Tensor<'t>> {
+    pub fn split_lengths(
+        self,
+        axis: impl AxisIndex,
+        lengths: impl AsRef<[usize]>,
+    ) -> Vec<Tensor<'t>> {
+        let axis = axis.index(self.rank());
         let lengths = lengths.as_ref();
         let x = self.fixed_axis("split_lengths", axis);
         let x = x.require(Location::caller(), |g, x| {
@@ -164,7 +172,8 @@ impl<'t> Tensor<'t> {
 
     /// The slices of an axis of fixed length, one by one, without the axis.
     #[track_caller]
-    pub fn unbind(self, axis: usize) -> Vec<Tensor<'t>> {
+    pub fn unbind(self, axis: impl AxisIndex) -> Vec<Tensor<'t>> {
+        let axis = axis.index(self.rank());
         let x = self.fixed_axis("unbind", axis);
         let length = x.len(axis).unwrap_or(0);
         let x = x.require(Location::caller(), |_, _| match length {
@@ -181,7 +190,9 @@ impl<'t> Tensor<'t> {
     /// The axis `from` moved, so that it becomes axis `to`; the others keep their order.
     #[doc(alias = "moveaxis")]
     #[track_caller]
-    pub fn movedim(self, from: usize, to: usize) -> Tensor<'t> {
+    pub fn movedim(self, from: impl AxisIndex, to: impl AxisIndex) -> Tensor<'t> {
+        let rank = self.rank();
+        let (from, to) = (from.index(rank), to.index(rank));
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let rank = g.dims(ids[0]).len();
             if let Some(axis) = [from, to].into_iter().find(|&axis| axis >= rank) {

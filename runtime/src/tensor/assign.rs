@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::elementwise::broadcast_shape;
 use super::join::{cut, no_part};
-use super::{Operand, Tensor, check_index, checked_as, no_axis};
+use super::{AxisIndex, Operand, Tensor, check_index, checked_as, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 
@@ -54,10 +54,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn slice_assign(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         range: impl RangeBounds<usize>,
         values: impl Operand<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.slice_step_assign(axis, range, 1, values)
     }
 
@@ -65,11 +66,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn slice_step_assign(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         range: impl RangeBounds<usize>,
         step: usize,
         values: impl Operand<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let at = Location::caller();
         let values = values.lift(self.trace, self.dtype(), at);
         self.trace.record(at, &[self, values], |g, ids| {
@@ -117,10 +119,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn dynamic_update_slice(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         start: impl Operand<'t>,
         values: Tensor<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.assign_from("dynamic_update_slice", axis, start, values, false)
     }
 
@@ -129,10 +132,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn update_clamped(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         start: impl Operand<'t>,
         values: Tensor<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.assign_from("update_clamped", axis, start, values, true)
     }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::elementwise::{broadcast_all, broadcast_shape};
 use super::select::size_like;
-use super::{Tensor, check_index, checked, no_axis};
+use super::{AxisIndex, Tensor, check_index, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
@@ -171,9 +171,13 @@ impl<'t> Tensor<'t> {
     /// `result[… i …] = self[… index[… i …] …]` along an axis: index and result have this tensor's
     /// shape, except for any length along the axis.
     #[track_caller]
-    pub fn gather(self, axis: usize, index: Tensor<'t>) -> Tensor<'t> {
+    pub fn gather(self, axis: impl AxisIndex, index: Tensor<'t>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace
             .record(Location::caller(), &[self, index], |g, ids| {
+                if axis >= g.dims(ids[0]).len() {
+                    return Err(no_axis(g, "gather", axis, ids[0]));
+                }
                 let result = checked(g, Op::Gather { axis }, ids)?;
                 let limit = g.dims(ids[0])[axis];
                 check_index(g, ids[1], limit);
@@ -183,7 +187,8 @@ impl<'t> Tensor<'t> {
 
     /// The slices of an axis that an index `[n]` names, in its order: the axis gets length n.
     #[track_caller]
-    pub fn index_select(self, axis: usize, index: Tensor<'t>) -> Tensor<'t> {
+    pub fn index_select(self, axis: impl AxisIndex, index: Tensor<'t>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace
             .record(Location::caller(), &[self, index], |g, ids| {
                 let mut dims = g.dims(ids[0]).clone();
@@ -210,7 +215,8 @@ impl<'t> Tensor<'t> {
     /// [`Tensor::gather`] with this tensor and the index broadcast to one shape along the other
     /// axes, as `take_along_axis` of NumPy.
     #[track_caller]
-    pub fn take_along_axis(self, axis: usize, index: Tensor<'t>) -> Tensor<'t> {
+    pub fn take_along_axis(self, axis: impl AxisIndex, index: Tensor<'t>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace
             .record(Location::caller(), &[self, index], |g, ids| {
                 let (mut dims, mut space) = (g.dims(ids[0]).clone(), g.dims(ids[1]).clone());

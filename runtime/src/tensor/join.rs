@@ -9,7 +9,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use super::{Tensor, checked, no_axis, number};
+use super::{AxisIndex, Tensor, checked, no_axis, number};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::{Computed, Share};
@@ -23,7 +23,8 @@ impl<'t> Tensor<'t> {
     /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. On a bounded axis, only positions
     /// that exist at every length can be taken.
     #[track_caller]
-    pub fn slice(self, axis: usize, range: impl RangeBounds<usize>) -> Tensor<'t> {
+    pub fn slice(self, axis: impl AxisIndex, range: impl RangeBounds<usize>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.slice_step(axis, range, 1)
     }
 
@@ -31,10 +32,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn slice_step(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         range: impl RangeBounds<usize>,
         step: usize,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let Some(&len) = g.dims(ids[0]).get(axis) else {
                 return Err(no_axis(g, "slice", axis, ids[0]));
@@ -60,11 +62,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn slice_by(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         start: Option<isize>,
         end: Option<isize>,
         step: isize,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let Some(&len) = g.dims(ids[0]).get(axis) else {
                 return Err(no_axis(g, "slice_by", axis, ids[0]));
@@ -115,7 +118,8 @@ impl<'t> Tensor<'t> {
     /// An axis split into `parts` of equal length, in order. 0 parts are a mistake; the result is
     /// then one poisoned tensor.
     #[track_caller]
-    pub fn split(self, axis: usize, parts: usize) -> Vec<Tensor<'t>> {
+    pub fn split(self, axis: impl AxisIndex, parts: usize) -> Vec<Tensor<'t>> {
+        let axis = axis.index(self.rank());
         let at = Location::caller();
         let mut part_len = Size::ZERO;
         let x = self.require(at, |g, x| {
@@ -255,8 +259,14 @@ fn append(g: &mut Graph, a: NodeId, b: NodeId, axis: usize) -> Result<NodeId, St
 impl Trace {
     /// Tensors of one type concatenated along an axis; their other axes are equal.
     #[track_caller]
-    pub fn concat<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
+    pub fn concat<'t>(&'t self, tensors: &[Tensor<'t>], axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(tensors.first().map_or(0, |first| first.rank()));
         self.record(Location::caller(), tensors, |g, ids| {
+            if let Some(&first) = ids.first()
+                && axis >= g.dims(first).len()
+            {
+                return Err(no_axis(g, "concat", axis, first));
+            }
             let lengths = ids.iter().map(|&id| g.dims(id).get(axis).copied());
             let lengths: Option<Vec<Size>> = lengths.collect();
             let has_form = |lengths: &Vec<Size>| {
@@ -275,7 +285,8 @@ impl Trace {
 
     /// Tensors of one type and shape side by side along a new axis, which becomes axis `axis`.
     #[track_caller]
-    pub fn stack<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
+    pub fn stack<'t>(&'t self, tensors: &[Tensor<'t>], axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(tensors.first().map_or(0, |first| first.rank() + 1));
         self.record(Location::caller(), tensors, |g, ids| {
             let first: Option<(DType, Dims)> =
                 ids.first().map(|&id| (g.dtype(id), g.dims(id).clone()));

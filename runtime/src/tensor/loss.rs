@@ -16,7 +16,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 
 use super::index::{matches_position, require_index};
-use super::{Operand, Tensor, check_index};
+use super::{AxisIndex, Operand, Tensor, check_index};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId};
 use crate::shape::elements;
@@ -97,14 +97,16 @@ impl<'t> Tensor<'t> {
 
     /// eˣ/Σeˣ along an axis.
     #[track_caller]
-    pub fn softmax(self, axis: usize) -> Tensor<'t> {
+    pub fn softmax(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let e = self.exponentials(axis);
         e / e.sum_keep(axis)
     }
 
     /// ln softmax along an axis, without its rounding errors.
     #[track_caller]
-    pub fn log_softmax(self, axis: usize) -> Tensor<'t> {
+    pub fn log_softmax(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let x = self.require_float_axis(Location::caller(), "log_softmax", axis);
         let x = x - x.level(axis);
         x - x.exp().sum_keep(axis).ln()
@@ -112,7 +114,8 @@ impl<'t> Tensor<'t> {
 
     /// ln Σeˣ along an axis, which is removed: −∞ where every element is −∞.
     #[track_caller]
-    pub fn logsumexp(self, axis: usize) -> Tensor<'t> {
+    pub fn logsumexp(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let x = self.require_float_axis(Location::caller(), "logsumexp", axis);
         let level = x.level(axis);
         // ∞ − ∞ is NaN, so an infinite level is not subtracted.

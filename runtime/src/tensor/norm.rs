@@ -8,7 +8,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::reduce::count;
-use super::{AxisSet, PoolOptions, Tensor};
+use super::{AxisIndex, AxisSet, PoolOptions, Tensor};
 use crate::ops::{Axes, GraphBuilder, Op};
 
 /// Statistics of a batch for each channel, and the factors that normalise by them.
@@ -111,7 +111,8 @@ impl<'t> Tensor<'t> {
     /// and a gain that broadcasts to it, such as `[out, 1, 1]` (Salimans and Kingma 2016;
     /// `weight_norm` of PyTorch). A slice of zeros gives NaN.
     #[track_caller]
-    pub fn weight_norm(self, gain: Tensor<'t>, axis: usize) -> Tensor<'t> {
+    pub fn weight_norm(self, gain: Tensor<'t>, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let v = self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
             Some(_) => Ok(()),
             None => Err(super::no_axis(g, "weight_norm", axis, x)),

@@ -10,7 +10,7 @@ use slabwise_kernels::spec::{Dims, PrefixOp, ReduceOp};
 use smallvec::SmallVec;
 
 use super::select::{axis_back, axis_last, order_along};
-use super::{Tensor, checked, no_axis};
+use super::{AxisIndex, Tensor, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::countable;
@@ -74,7 +74,8 @@ impl<'t> Tensor<'t> {
     /// The sum of each element and those before it along an axis, of f32 or i32, which wraps.
     /// Floats are summed in double precision on the CPU.
     #[track_caller]
-    pub fn cumsum(self, axis: usize) -> Tensor<'t> {
+    pub fn cumsum(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.cumsum_by(axis, Running::default())
     }
 
@@ -88,7 +89,8 @@ impl<'t> Tensor<'t> {
     /// let before = x.cumsum_by(0, Running { exclusive: true, ..Running::default() });
     /// ```
     #[track_caller]
-    pub fn cumsum_by(self, axis: usize, running: Running) -> Tensor<'t> {
+    pub fn cumsum_by(self, axis: impl AxisIndex, running: Running) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "cumsum", ids[0], axis, &NUMBERS)?;
             prefix_reduce(g, PrefixOp::Sum, running, axis, ids)
@@ -98,13 +100,15 @@ impl<'t> Tensor<'t> {
     /// The product of each element and those before it along an axis, of f32 or i32, which wraps.
     /// Its gradient is exact where elements are 0.
     #[track_caller]
-    pub fn cumprod(self, axis: usize) -> Tensor<'t> {
+    pub fn cumprod(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.cumprod_by(axis, Running::default())
     }
 
     /// [`Tensor::cumprod`] of the elements that `running` says.
     #[track_caller]
-    pub fn cumprod_by(self, axis: usize, running: Running) -> Tensor<'t> {
+    pub fn cumprod_by(self, axis: impl AxisIndex, running: Running) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "cumprod", ids[0], axis, &NUMBERS)?;
             countable("cumprod", &g.symbols, g.dims(ids[0]))?;
@@ -142,9 +146,10 @@ impl<'t> Tensor<'t> {
     pub fn linear_recurrence(
         self,
         factors: Tensor<'t>,
-        axis: usize,
+        axis: impl AxisIndex,
         running: Running,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace
             .record(Location::caller(), &[self, factors], |g, ids| {
                 require(g, "linear_recurrence", ids[0], axis, &NUMBERS)?;
@@ -165,13 +170,15 @@ impl<'t> Tensor<'t> {
     /// The logarithm of the sum of the exponentials of each element (f32) and those before it along
     /// an axis, without overflow.
     #[track_caller]
-    pub fn logcumsumexp(self, axis: usize) -> Tensor<'t> {
+    pub fn logcumsumexp(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.logcumsumexp_by(axis, Running::default())
     }
 
     /// [`Tensor::logcumsumexp`] of the elements that `running` says; −∞ of none.
     #[track_caller]
-    pub fn logcumsumexp_by(self, axis: usize, running: Running) -> Tensor<'t> {
+    pub fn logcumsumexp_by(self, axis: impl AxisIndex, running: Running) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require(g, "logcumsumexp", ids[0], axis, &[DType::F32])?;
             prefix_reduce(g, PrefixOp::LogSumExp, running, axis, ids)
@@ -181,14 +188,16 @@ impl<'t> Tensor<'t> {
     /// The largest of each element and those before it along an axis, and its last position (i32).
     /// From a NaN on results are NaN. A gradient goes back to the position of the element.
     #[track_caller]
-    pub fn cummax(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+    pub fn cummax(self, axis: impl AxisIndex) -> (Tensor<'t>, Tensor<'t>) {
+        let axis = axis.index(self.rank());
         self.running_extreme("cummax", axis, PrefixOp::ArgMax)
     }
 
     /// The smallest of each element and those before it along an axis, and its last position
     /// (i32), as [`Tensor::cummax`].
     #[track_caller]
-    pub fn cummin(self, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+    pub fn cummin(self, axis: impl AxisIndex) -> (Tensor<'t>, Tensor<'t>) {
+        let axis = axis.index(self.rank());
         self.running_extreme("cummin", axis, PrefixOp::ArgMin)
     }
 
@@ -217,14 +226,16 @@ impl<'t> Tensor<'t> {
     /// equal ones the first comes first, and NaN counts as largest. Both have length `k`, which may
     /// be 0, along the axis. They are selected in linear time, then sorted.
     #[track_caller]
-    pub fn topk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+    pub fn topk(self, k: usize, axis: impl AxisIndex) -> (Tensor<'t>, Tensor<'t>) {
+        let axis = axis.index(self.rank());
         self.first_of_order("topk", k, axis, true)
     }
 
     /// The `k` smallest elements along an axis, the smallest first, and their positions, as
     /// [`Tensor::topk`]; NaN counts as largest here too.
     #[track_caller]
-    pub fn bottomk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
+    pub fn bottomk(self, k: usize, axis: impl AxisIndex) -> (Tensor<'t>, Tensor<'t>) {
+        let axis = axis.index(self.rank());
         self.first_of_order("bottomk", k, axis, false)
     }
 
@@ -265,14 +276,16 @@ impl<'t> Tensor<'t> {
     /// The last position (i32) of the largest element along an axis, which is removed; NaN counts
     /// as largest. f32 or i32; over no elements: an error.
     #[track_caller]
-    pub fn argmax_last(self, axis: usize) -> Tensor<'t> {
+    pub fn argmax_last(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.last_extreme("argmax_last", axis, ReduceOp::Max)
     }
 
     /// The last position (i32) of the smallest element along an axis, which is removed; NaN counts
     /// as smallest. f32 or i32; over no elements: an error.
     #[track_caller]
-    pub fn argmin_last(self, axis: usize) -> Tensor<'t> {
+    pub fn argmin_last(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.last_extreme("argmin_last", axis, ReduceOp::Min)
     }
 

@@ -7,7 +7,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
-use super::Tensor;
+use super::{AxisIndex, Tensor};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::{Trace, exchanged, gathered_rows, scattered_sum, sum_over};
@@ -111,7 +111,8 @@ impl<'t> Tensor<'t> {
     /// The tensors of the ranks along an axis of the mesh, joined along dimension `dim` in the
     /// order of the ranks, on each of them.
     #[track_caller]
-    pub fn gather_across(self, axis: &str, dim: usize) -> Tensor<'t> {
+    pub fn gather_across(self, axis: &str, dim: impl AxisIndex) -> Tensor<'t> {
+        let dim = dim.index(self.rank());
         let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("gather_across(\"{axis}\", {dim})");
@@ -125,7 +126,8 @@ impl<'t> Tensor<'t> {
     /// The part at this rank's place of the [sum](Tensor::sum_across) over the ranks along an axis
     /// of the mesh, which is cut along dimension `dim` into as many equal parts (a reduce-scatter).
     #[track_caller]
-    pub fn scatter_across(self, axis: &str, dim: usize) -> Tensor<'t> {
+    pub fn scatter_across(self, axis: &str, dim: impl AxisIndex) -> Tensor<'t> {
+        let dim = dim.index(self.rank());
         let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("scatter_across(\"{axis}\", {dim})");
@@ -141,7 +143,14 @@ impl<'t> Tensor<'t> {
     /// along dimension `from` into a part for each rank, and the parts from every rank are joined
     /// along dimension `to`.
     #[track_caller]
-    pub fn exchange_across(self, axis: &str, from: usize, to: usize) -> Tensor<'t> {
+    pub fn exchange_across(
+        self,
+        axis: &str,
+        from: impl AxisIndex,
+        to: impl AxisIndex,
+    ) -> Tensor<'t> {
+        let rank = self.rank();
+        let (from, to) = (from.index(rank), to.index(rank));
         let (at, distribution) = (Location::caller(), self.trace().distribution());
         self.trace().record(at, &[self], |g, ids| {
             let call = format!("exchange_across(\"{axis}\", {from}, {to})");

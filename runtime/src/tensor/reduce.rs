@@ -6,7 +6,6 @@
 //! fixed length 0 that is a mistake; along another axis, a run in which it has no elements fails.
 //! Other axes may be empty; then so is the result. NumPy and PyTorch do the same.
 
-use std::ops::RangeFull;
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
@@ -14,40 +13,10 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 
-use super::{Tensor, checked, no_axis};
+use super::{AxisSet, Tensor, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::elements;
-
-/// A set of axes: one number, an array or slice of numbers, or `..` for all.
-pub trait AxisSet {
-    /// The numbers, for a tensor of `rank` axes.
-    fn axes(&self, rank: usize) -> Axes;
-}
-
-impl AxisSet for usize {
-    fn axes(&self, _: usize) -> Axes {
-        Axes::from_slice(&[*self])
-    }
-}
-
-impl<const N: usize> AxisSet for [usize; N] {
-    fn axes(&self, _: usize) -> Axes {
-        Axes::from_slice(self)
-    }
-}
-
-impl AxisSet for &[usize] {
-    fn axes(&self, _: usize) -> Axes {
-        Axes::from_slice(self)
-    }
-}
-
-impl AxisSet for RangeFull {
-    fn axes(&self, rank: usize) -> Axes {
-        (0..rank).collect()
-    }
-}
 
 impl<'t> Tensor<'t> {
     #[track_caller]
@@ -137,14 +106,15 @@ fn fold(
     keep: bool,
 ) -> Result<NodeId, String> {
     axes.sort_unstable();
-    if let Some(twice) = axes.windows(2).find(|w| w[0] == w[1]) {
-        return Err(format!(
-            "{}: axis {} is named twice",
-            Op::Reduce(op, axes.clone()).name(),
-            twice[0]
-        ));
+    let reduction = Op::Reduce(op, axes.clone());
+    if let Some(&axis) = axes.iter().find(|&&axis| axis >= g.dims(x).len()) {
+        return Err(no_axis(g, reduction.name(), axis, x));
     }
-    let folded = checked(g, Op::Reduce(op, axes.clone()), &[x])?;
+    if let Some(twice) = axes.windows(2).find(|w| w[0] == w[1]) {
+        let name = reduction.name();
+        return Err(format!("{name}: axis {} is named twice", twice[0]));
+    }
+    let folded = checked(g, reduction, &[x])?;
     if keep {
         return Ok(folded);
     }

@@ -13,7 +13,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
 use super::index::{flat_places, require_index};
-use super::{Operand, Tensor, check_index, checked_as, no_axis};
+use super::{AxisIndex, Operand, Tensor, check_index, checked_as, no_axis};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 
@@ -169,11 +169,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn scatter(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         index: Tensor<'t>,
         values: impl Operand<'t>,
         how: Scatter,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let at = Location::caller();
         let values = values.lift(self.trace, self.dtype(), at);
         self.trace.record(at, &[self, index, values], |g, ids| {
@@ -238,10 +239,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn scatter_add(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         index: Tensor<'t>,
         values: impl Operand<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.scatter(axis, index, values, Scatter::Add)
     }
 
@@ -250,11 +252,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn index_scatter(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         index: Tensor<'t>,
         values: impl Operand<'t>,
         how: Scatter,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let at = Location::caller();
         let values = values.lift(self.trace, self.dtype(), at);
         self.trace.record(at, &[self, index, values], |g, ids| {
@@ -288,7 +291,13 @@ impl<'t> Tensor<'t> {
     /// This tensor with slices added to the slices of an axis that an index `[n]` names:
     /// [`Tensor::index_scatter`] by [`Scatter::Add`].
     #[track_caller]
-    pub fn index_add(self, axis: usize, index: Tensor<'t>, values: impl Operand<'t>) -> Tensor<'t> {
+    pub fn index_add(
+        self,
+        axis: impl AxisIndex,
+        index: Tensor<'t>,
+        values: impl Operand<'t>,
+    ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.index_scatter(axis, index, values, Scatter::Add)
     }
 
@@ -297,10 +306,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn index_copy(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         index: Tensor<'t>,
         values: impl Operand<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.index_scatter(axis, index, values, Scatter::Set)
     }
 

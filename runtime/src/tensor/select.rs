@@ -13,7 +13,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
 use super::elementwise::broadcast_all;
-use super::{Operand, Tensor, check_index, checked, checked_as, no_axis};
+use super::{AxisIndex, Operand, Tensor, check_index, checked, checked_as, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::elements;
@@ -221,7 +221,8 @@ impl<'t> Tensor<'t> {
     /// number is data-dependent, and the same for all selections by one mask. A gradient goes back
     /// to the position of its slice.
     #[track_caller]
-    pub fn compress(self, axis: usize, mask: Tensor<'t>) -> Tensor<'t> {
+    pub fn compress(self, axis: impl AxisIndex, mask: Tensor<'t>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self, mask], |g, ids| {
             let mut dims = g.dims(ids[0]).clone();
             let Some(&len) = dims.get(axis) else { return Err(no_axis(g, "compress", axis, ids[0])) };
@@ -286,10 +287,11 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn dynamic_slice(
         self,
-        axis: usize,
+        axis: impl AxisIndex,
         start: impl Operand<'t>,
         length: impl Operand<'t>,
     ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let at = Location::caller();
         let (start, length) = (
             start.lift(self.trace, DType::I32, at),
@@ -311,14 +313,26 @@ impl<'t> Tensor<'t> {
     /// The `length` elements of an axis from `start` on, an i32 scalar of the run. A part outside
     /// of the axis fails the run. Because the length is known, the result is planned in the slab.
     #[track_caller]
-    pub fn slice_from(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
+    pub fn slice_from(
+        self,
+        axis: impl AxisIndex,
+        start: impl Operand<'t>,
+        length: usize,
+    ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.part_from("slice_from", axis, start, length, false)
     }
 
     /// [`Tensor::slice_from`] with a start that cannot fail: it is clamped to the nearest start
     /// that fits, so that a step of a scan may use it.
     #[track_caller]
-    pub fn slice_clamped(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
+    pub fn slice_clamped(
+        self,
+        axis: impl AxisIndex,
+        start: impl Operand<'t>,
+        length: usize,
+    ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.part_from("slice_clamped", axis, start, length, true)
     }
 
@@ -378,7 +392,8 @@ impl<'t> Tensor<'t> {
 
     /// [`Tensor::argsort`] along any axis.
     #[track_caller]
-    pub fn argsort_along(self, axis: usize, descending: bool) -> Tensor<'t> {
+    pub fn argsort_along(self, axis: impl AxisIndex, descending: bool) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             order_along(g, "argsort", ids[0], axis, None, descending)
         })
@@ -386,7 +401,8 @@ impl<'t> Tensor<'t> {
 
     /// [`Tensor::sort`] along any axis.
     #[track_caller]
-    pub fn sort_along(self, axis: usize, descending: bool) -> Tensor<'t> {
+    pub fn sort_along(self, axis: impl AxisIndex, descending: bool) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let positions = order_along(g, "sort", ids[0], axis, None, descending)?;
             checked(g, Op::Gather { axis }, &[ids[0], positions])

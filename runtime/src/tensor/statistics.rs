@@ -8,7 +8,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::reduce::count;
-use super::{AxisSet, Operand, Tensor};
+use super::{AxisIndex, AxisSet, Operand, Tensor};
 use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::Line;
@@ -149,7 +149,13 @@ impl<'t> Tensor<'t> {
     /// The cosine of the angle between vectors along an axis, which is removed: Σxy/(|x|·|y|), where
     /// lengths below `eps` count as `eps` (PyTorch's default is 10⁻⁸). Shapes broadcast.
     #[track_caller]
-    pub fn cosine_similarity(self, rhs: impl Operand<'t>, axis: usize, eps: f32) -> Tensor<'t> {
+    pub fn cosine_similarity(
+        self,
+        rhs: impl Operand<'t>,
+        axis: impl AxisIndex,
+        eps: f32,
+    ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let y = rhs.lift(self.trace, self.dtype(), Location::caller());
         let x = self.require_float_axis(Location::caller(), "cosine_similarity", axis);
         let [a, b] = [x, y].map(|v| v.norm_keep(axis, 2.0).maximum(eps));

@@ -1,6 +1,7 @@
 //! Results of tensor operations, against formulas in f64 written here, by the reference evaluator;
 //! and the messages for mistakes.
 
+mod axes;
 mod methods;
 mod mistakes;
 mod order;

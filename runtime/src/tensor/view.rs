@@ -5,7 +5,7 @@ use std::panic::Location;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
-use super::{Tensor, checked, checked_as, no_axis};
+use super::{AxisIndex, AxisSet, Tensor, checked, checked_as, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::{Dim, Shape, elements};
@@ -27,7 +27,8 @@ impl<'t> Tensor<'t> {
 
     /// The axes from `from` on joined into one: `[a, b, c]` from 1 is `[a, b·c]`.
     #[track_caller]
-    pub fn flatten(self, from: usize) -> Tensor<'t> {
+    pub fn flatten(self, from: impl AxisIndex) -> Tensor<'t> {
+        let from = from.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let dims = g.dims(ids[0]);
             let (kept, joined) = dims
@@ -45,7 +46,8 @@ impl<'t> Tensor<'t> {
     /// An axis split into several, in row-major order; one length may be −1. `[a, b·c]` with axis 1
     /// into `(b, c)` is `[a, b, c]`.
     #[track_caller]
-    pub fn unflatten(self, axis: usize, lengths: impl Into<Shape>) -> Tensor<'t> {
+    pub fn unflatten(self, axis: impl AxisIndex, lengths: impl Into<Shape>) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let mut lengths = lengths.into();
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let Some(&whole) = g.dims(ids[0]).get(axis) else {
@@ -62,16 +64,21 @@ impl<'t> Tensor<'t> {
 
     /// Axis i of the result is axis `axes[i]` of this tensor; each is named once.
     #[track_caller]
-    pub fn permute(self, axes: impl AsRef<[usize]>) -> Tensor<'t> {
-        let axes = Axes::from_slice(axes.as_ref());
+    pub fn permute(self, axes: impl AxisSet) -> Tensor<'t> {
+        let axes = axes.axes(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
+            if let Some(&axis) = axes.iter().find(|&&axis| axis >= g.dims(ids[0]).len()) {
+                return Err(no_axis(g, "permute", axis, ids[0]));
+            }
             checked(g, Op::Permute(axes), ids)
         })
     }
 
     /// Two axes exchanged.
     #[track_caller]
-    pub fn transpose(self, a: usize, b: usize) -> Tensor<'t> {
+    pub fn transpose(self, a: impl AxisIndex, b: impl AxisIndex) -> Tensor<'t> {
+        let rank = self.rank();
+        let (a, b) = (a.index(rank), b.index(rank));
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let rank = g.dims(ids[0]).len();
             if let Some(axis) = [a, b].into_iter().find(|&axis| axis >= rank) {
@@ -132,7 +139,8 @@ impl<'t> Tensor<'t> {
 
     /// An axis of length 1 removed.
     #[track_caller]
-    pub fn squeeze(self, axis: usize) -> Tensor<'t> {
+    pub fn squeeze(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let mut dims = g.dims(ids[0]).clone();
             if axis >= dims.len() {
@@ -151,7 +159,8 @@ impl<'t> Tensor<'t> {
 
     /// An axis of length 1 added, which becomes axis `axis`.
     #[track_caller]
-    pub fn unsqueeze(self, axis: usize) -> Tensor<'t> {
+    pub fn unsqueeze(self, axis: impl AxisIndex) -> Tensor<'t> {
+        let axis = axis.index(self.rank() + 1);
         self.trace.record(Location::caller(), &[self], |g, ids| {
             unsqueeze(g, ids[0], axis, "unsqueeze")
         })

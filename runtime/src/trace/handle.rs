@@ -7,6 +7,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::Dims;
 
 use super::Trace;
+use super::axes::AxisIndex;
 use crate::ops::{GraphBuilder, NodeId};
 
 /// The id of a poisoned tensor, which a call with a mistake returns.
@@ -40,7 +41,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The length of an axis, if it exists and is fixed.
-    pub fn len(self, axis: usize) -> Option<usize> {
+    pub fn len(self, axis: impl AxisIndex) -> Option<usize> {
+        let axis = axis.index(self.rank());
         self.dims()
             .get(axis)
             .and_then(|d| d.as_fixed())

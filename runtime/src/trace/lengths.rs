@@ -9,6 +9,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::axes::AxisIndex;
 use super::handle::Tensor;
 use super::{Trace, resolve};
 use crate::ops::{GraphBuilder, Op};
@@ -148,7 +149,8 @@ impl<'t> Tensor<'t> {
     /// let heads = x.reshape((x.dim(0), x.dim(1), 3, 4));
     /// assert_eq!(format!("{heads:?}"), "f32 [batch, length, 3, 4]");
     /// ```
-    pub fn dim(self, axis: usize) -> Dim {
+    pub fn dim(self, axis: impl AxisIndex) -> Dim {
+        let axis = axis.index(self.rank());
         let size = self.dims().get(axis).copied().unwrap_or(Size::ZERO);
         size.as_fixed().map_or(Dim::Computed(size), Dim::Fixed)
     }
@@ -161,7 +163,13 @@ impl<'t> Tensor<'t> {
     /// The part of an axis that begins at `start` and has `length` elements. Both may be lengths
     /// of the run if the part exists in every run.
     #[track_caller]
-    pub fn narrow(self, axis: usize, start: impl Into<Dim>, length: impl Into<Dim>) -> Tensor<'t> {
+    pub fn narrow(
+        self,
+        axis: impl AxisIndex,
+        start: impl Into<Dim>,
+        length: impl Into<Dim>,
+    ) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let part = Shape::from((start, length));
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let x = ids[0];
@@ -170,8 +178,9 @@ impl<'t> Tensor<'t> {
             let (dtype, mut dims) = (g.dtype(x), g.dims(x).clone());
             let Some(&whole) = dims.get(axis) else {
                 return Err(format!(
-                    "narrow: {} has no axis {axis}",
-                    g.symbols.show(&dims)
+                    "narrow: {} has no axis {}",
+                    g.symbols.show(&dims),
+                    axis.cast_signed()
                 ));
             };
             let symbols = &g.symbols;
@@ -201,7 +210,8 @@ impl<'t> Tensor<'t> {
 
     /// This tensor padded with `value` at the end of an axis to a given length.
     #[track_caller]
-    pub fn pad_to(self, axis: usize, length: impl Into<Dim>, value: f32) -> Tensor<'t> {
+    pub fn pad_to(self, axis: impl AxisIndex, length: impl Into<Dim>, value: f32) -> Tensor<'t> {
+        let axis = axis.index(self.rank());
         let length = Shape::from((length,));
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let x = ids[0];
@@ -213,8 +223,9 @@ impl<'t> Tensor<'t> {
             let symbols = &g.symbols;
             let Some(&own) = dims.get(axis) else {
                 return Err(format!(
-                    "pad_to: {} has no axis {axis}",
-                    symbols.show(&dims)
+                    "pad_to: {} has no axis {}",
+                    symbols.show(&dims),
+                    axis.cast_signed()
                 ));
             };
             if !symbols.is_at_most(own, length[0]) {
