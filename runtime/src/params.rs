@@ -536,6 +536,7 @@ impl Param {
             is_param: true,
             trained: self.is_trained(),
             average_of: None,
+            remainder_of: None,
             whole: None,
             part: None,
             data: None,

@@ -166,7 +166,8 @@ pub trait Optimizer {
     /// rounding error of the last step, so that weight + remainder is the weight in f32, and
     /// updates below the resolution of the half type accumulate. Together they take 6 bytes an
     /// element; 4 with [`states_in`](Optimizer::states_in) after it, where the remainder is rounded
-    /// too (Kahan 1965).
+    /// too (Kahan 1965). A weight that is loaded without its remainder, set or copied has a
+    /// remainder of 0.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, optim::{Optimizer, Sgd}, prelude::*};

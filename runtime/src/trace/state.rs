@@ -116,6 +116,7 @@ pub(super) fn variable(
         is_param,
         trained: is_param,
         average_of: None,
+        remainder_of: None,
         whole: None,
         part: None,
         data: None,

@@ -69,7 +69,9 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// Weights that the file does not have keep their values.
+    /// Weights and states that the file does not have keep their values, except for averages and
+    /// remainders of weights that it has: averages start anew from the weights read, remainders
+    /// from 0.
     #[must_use]
     pub fn allow_missing(self) -> Self {
         LoadOptions {
