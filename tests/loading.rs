@@ -1,4 +1,4 @@
-//! Averages and rounding errors of weights after the weights are loaded or set.
+//! Averages, rounding errors and random numbers after weights are loaded, set or trained.
 
 use std::path::PathBuf;
 
@@ -164,4 +164,25 @@ fn averages_follow_the_weights_that_a_file_has() {
     let error = session.load_from(&weights, &Rules::new());
     assert!(error.is_err());
     assert_eq!(one(&session, "ema.b"), 0.6875);
+}
+
+#[test]
+fn training_does_not_change_the_random_numbers_of_inference() {
+    let params = Params::seeded(7);
+    let weight = params.root().param("w", (8,), Init::Constant(1.0));
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::inference();
+    let noise = trace.normal((4,));
+    let draw = session.compile(&trace, [noise]).expect("it compiles");
+    let trace = Trace::training();
+    let loss = trace.param(&weight).dropout(0.5).sum();
+    trace.minimize(loss, Sgd::new(0.1));
+    let step = session.compile(&trace, [loss]).expect("it compiles");
+    let numbers = |session: &mut Session| {
+        let drawn = session.run(&draw, ()).expect("a run");
+        drawn[0].array::<f32>().expect("f32")
+    };
+    let before = numbers(&mut session);
+    session.run(&step, ()).expect("a step");
+    assert_eq!(numbers(&mut session), before);
 }
