@@ -1,9 +1,10 @@
-//! Averages, rounding errors and random numbers after weights are loaded, set or trained.
+//! Averages, rounding errors and random numbers after weights are loaded or set, and the advice of
+//! errors of loading.
 
 use std::path::PathBuf;
 
 use ndarray::{ArrayD, arr1};
-use slabwise::optim::{Optimizer, Sgd};
+use slabwise::optim::{Adam, Optimizer, Sgd};
 use slabwise::params::Param;
 use slabwise::prelude::*;
 use slabwise::weights::{LoadOptions, Rules, Weights};
@@ -164,6 +165,59 @@ fn averages_follow_the_weights_that_a_file_has() {
     let error = session.load_from(&weights, &Rules::new());
     assert!(error.is_err());
     assert_eq!(one(&session, "ema.b"), 0.6875);
+}
+
+#[test]
+fn advice_for_files_whose_states_differ() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |session: &mut Session, path: &PathBuf| {
+        let error = session.load(path).map(|_| ()).expect_err("it differs");
+        error.to_string()
+    };
+    // Weights alone, for a session that trains.
+    let path = file(&folder, &["a", "b"], 7.0);
+    let (mut session, _) = learner(F32, Adam::new(0.1));
+    let text = said(&mut session, &path);
+    assert!(text.contains("missing: `adam.m.a`"), "{text}");
+    assert!(text.contains("Session::load_weights"), "{text}");
+    assert!(!text.contains("architecture"), "{text}");
+    // The states of another optimizer.
+    let (by_sgd, _) = learner(F32, Sgd::new(0.1).momentum(0.9));
+    let path = folder.path().join("sgd.safetensors");
+    by_sgd.save(&path).expect("it saves");
+    let text = said(&mut session, &path);
+    assert!(text.contains("Session::load_weights"), "{text}");
+    assert!(!text.contains("architecture"), "{text}");
+    // A weight that is missing as well.
+    let path = file(&folder, &["a"], 7.0);
+    let text = said(&mut session, &path);
+    assert!(text.contains("architecture"), "{text}");
+}
+
+#[test]
+fn advice_to_rename_is_given_if_that_would_help() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let load = |there: &[&str], here: &[&str]| {
+        let path = file(&folder, there, 1.0);
+        let mut session = constant(F32, here, 0.0);
+        let error = session
+            .load_weights(&path)
+            .map(|_| ())
+            .expect_err("it differs");
+        error.to_string()
+    };
+    let text = load(&["module.x.w", "module.b"], &["x.w", "b"]);
+    assert!(text.contains("prefix(\"module.\", \"\")"), "{text}");
+    let text = load(&["x.w", "b"], &["encoder.x.w", "encoder.b"]);
+    assert!(text.contains("prefix(\"\", \"encoder.\")"), "{text}");
+    // Only a part of a name agrees.
+    let text = load(&["unweight"], &["weight"]);
+    assert!(!text.contains("prefix("), "{text}");
+    // The rest of the names would not fit.
+    let text = load(&["old.w", "same.b"], &["w", "same.b"]);
+    assert!(text.contains("prefix(\"old.\", \"\")"), "{text}");
+    let text = load(&["same.w", "same.b"], &["w", "same.b"]);
+    assert!(!text.contains("prefix("), "{text}");
 }
 
 #[test]
