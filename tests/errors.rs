@@ -9,6 +9,7 @@ use slabwise::data::Mnist;
 use slabwise::nn::Linear;
 use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
 use slabwise::prelude::*;
+use slabwise::tensor::Ctc;
 
 fn session(params: Params) -> Session {
     Session::new(Device::Cpu, params)
@@ -641,4 +642,41 @@ fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
     let mut session = session.with_threads(1);
     let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
     assert_eq!(sum.item(), 4.0);
+}
+
+/// Lengths that steps and labels do not have fail the run, as in PyTorch, instead of counting as
+/// others or as a loss of infinity.
+#[test]
+fn lengths_of_sequences_are_checked() {
+    let trace = Trace::inference();
+    let logits = trace.input("logits", F32, (3, 2, 4));
+    let labels = trace.input("labels", I32, (2, 2));
+    let [steps, counts] = ["steps", "counts"].map(|name| trace.input(name, I32, (2,)));
+    let options = Ctc {
+        input_lengths: Some(steps),
+        target_lengths: Some(counts),
+        zero_infinity: true,
+        ..Ctc::default()
+    };
+    let (loss, line) = (logits.log_softmax(2).ctc(labels, options), line!());
+    let mut session = session(Params::seeded(0));
+    let program = session.compile(&trace, [loss]).expect("it compiles");
+    let logits = ndarray::Array3::from_shape_fn((3, 2, 4), |(t, n, c)| ((t + n * c) % 3) as f32);
+    let labels = arr2(&[[1, 2], [3, 9]]);
+    let mut run = |steps: [i32; 2], counts: [i32; 2]| {
+        let feed = (&logits, &labels, &arr1(&steps), &arr1(&counts));
+        let result = session.run(&program, feed);
+        result.map(|[loss]| loss.item()).map_err(|e| e.to_string())
+    };
+    assert!(run([3, 2], [2, 1]).expect("they fit").is_finite());
+    assert!(run([3, 0], [2, 0]).expect("they fit").is_finite());
+    for (steps, counts, named) in [
+        ([4, 2], [2, 1], "4 at position 0 is outside 0..4"),
+        ([3, -1], [2, 1], "-1 at position 1 is outside 0..4"),
+        ([3, 2], [2, 3], "3 at position 1 is outside 0..3"),
+        ([3, 2], [-1, 1], "-1 at position 0 is outside 0..3"),
+    ] {
+        let said = run(steps, counts).expect_err("a mistake");
+        assert_has(&said, &[&location(line), named]);
+    }
 }
