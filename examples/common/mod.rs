@@ -98,7 +98,13 @@ impl Args {
         epochs: u32,
         steps: u32,
     ) -> Result<std::ops::RangeInclusive<u32>> {
-        Ok(self.run.start(session, train)? / steps + 1..=epochs)
+        let done = self.run.start(session, train)?;
+        if !done.is_multiple_of(steps) {
+            return Err(Error::Value(format!(
+                "the checkpoint has {done} steps, which are no whole epochs of {steps}; resume with the --batch and --images that it was saved with"
+            )));
+        }
+        Ok(done / steps + 1..=epochs)
     }
 }
 
@@ -133,7 +139,9 @@ impl Run {
             .value("optim.step")?
             .first()
             .map_or(0, |&completed| completed as u32);
-        println!("resumed after step {done} from {}", path.display());
+        if session.world().rank() == 0 {
+            println!("resumed after step {done} from {}", path.display());
+        }
         Ok(done)
     }
 
