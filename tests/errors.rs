@@ -6,7 +6,7 @@ use std::process::Command;
 use ndarray::{Array1, Array2, arr1, arr2};
 use slabwise::Error;
 use slabwise::data::Mnist;
-use slabwise::nn::Linear;
+use slabwise::nn::{Bag, Embedding, EmbeddingBag, Gru, Linear, LoraLinear, Lstm};
 use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
 use slabwise::prelude::*;
 use slabwise::tensor::Ctc;
@@ -181,6 +181,14 @@ fn numbers_of_optimizers_are_checked() {
         (
             refused(Sgd::new(Schedule::step(0.1, 0, 0.5))),
             ["learning rate", "every 0 steps"],
+        ),
+        (
+            refused(Sgd::new(Schedule::constant(0.1).floor(0.01))),
+            ["floor of 0.01", "cosine"],
+        ),
+        (
+            refused(Sgd::new(Schedule::cosine(0.1, 5).then(5, 0.1).floor(0.01))),
+            ["floor of 0.01", "cosine"],
         ),
     ] {
         assert!(said.starts_with(&location(line)), "{said}");
@@ -678,5 +686,60 @@ fn lengths_of_sequences_are_checked() {
     ] {
         let said = run(steps, counts).expect_err("a mistake");
         assert_has(&said, &[&location(line), named]);
+    }
+}
+
+/// Options of layers that mean nothing are mistakes at the line that sets or uses them.
+#[test]
+fn options_of_layers_are_checked() {
+    type Layer = Box<dyn Module>;
+    let refused = |layer: &dyn Fn(Scope) -> Layer, dtype: DType, lengths: (usize, usize)| {
+        let params = Params::seeded(0);
+        let layer = layer(&params.root() / "a");
+        let trace = Trace::training();
+        let x = trace.input("x", dtype, (2, lengths.0, lengths.1));
+        let y = x.apply(&*layer);
+        text(session(params).compile(&trace, [y]))
+    };
+    for count in [-1, 5] {
+        let embedding: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(Embedding::new(at, 5, 4).padding(count));
+        let said = refused(embedding, I32, (3, 2));
+        assert_has(&said, &[file!(), &format!("padding {count}"), "0..5"]);
+        let bag: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(EmbeddingBag::new(at, 5, 4, Bag::Mean).padding(count));
+        let said = refused(bag, I32, (3, 2));
+        assert_has(&said, &[file!(), &format!("padding {count}"), "0..5"]);
+    }
+    for share in [-0.5, f32::NAN, 1.5] {
+        let lora: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(LoraLinear::new(at, 4, 4, 2).dropout(share));
+        let said = refused(lora, F32, (3, 4));
+        assert_has(&said, &[file!(), &format!("{share} is not a probability")]);
+    }
+    let lstm: &dyn Fn(Scope) -> Layer = &|at| Box::new(Lstm::new(at, 4, 4).layers(0));
+    let said = refused(lstm, F32, (3, 4));
+    assert_has(&said, &[file!(), "lstm", "0 layers"]);
+}
+
+/// Numbers of steps beyond those of a sequence fail the run, as in PyTorch.
+#[test]
+fn lengths_of_recurrent_layers_are_checked() {
+    let params = Params::seeded(0);
+    let gru = Gru::new(&params.root() / "a", 2, 3);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 4, 2));
+    let lengths = trace.input("lengths", I32, (2,));
+    let ((_, last), line) = (gru.run(x, None, Some(lengths)), line!());
+    let mut session = session(params);
+    let program = session.compile(&trace, [last]).expect("it compiles");
+    let x = ndarray::Array3::<f32>::ones((2, 4, 2));
+    let mut run = |lengths: [i32; 2]| session.run(&program, (&x, &arr1(&lengths))).map(|_| ());
+    run([4, 0]).expect("they fit");
+    for (lengths, named) in [
+        ([5, 1], "5 at position 0 is outside 0..5"),
+        ([4, -1], "-1 at position 1 is outside 0..5"),
+    ] {
+        assert_has(&text(run(lengths)), &[&location(line), named]);
     }
 }
