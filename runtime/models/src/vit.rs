@@ -53,6 +53,12 @@ impl Vit {
         let (root, d) = (at / "vit", self.width);
         let embeddings = &root / "embeddings";
         let heads = heads_of(at, d, self.heads);
+        if self.patch == 0 || !self.size.is_multiple_of(self.patch) {
+            at.mistake(format!(
+                "a size of {} does not divide into patches of {}",
+                self.size, self.patch
+            ));
+        }
         let normal = Init::Normal {
             mean: 0.0,
             std: 0.02,

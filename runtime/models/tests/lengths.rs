@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, ArrayD, s};
 use slabwise::prelude::*;
-use slabwise_models::{Bert, Diffusion, Gpt, Llama, Vit};
+use slabwise_models::{Bert, Diffusion, Gpt, Llama, Vae, Vit};
 
 const GPT: Gpt = Gpt {
     layers: 2,
@@ -243,4 +243,44 @@ fn heads_that_do_not_divide_are_named() {
         ..LLAMA
     };
     assert_eq!(declared!(own).0, "", "its own width of a head");
+}
+
+#[test]
+fn patches_that_do_not_fill_an_image_are_named() {
+    let vit = Vit {
+        size: 30,
+        layers: 1,
+        ..Vit::BASE
+    };
+    assert_says(declared!(vit), &["a size of 30", "patches of 16"]);
+    let vit = Vit { patch: 0, ..vit };
+    assert_says(declared!(vit), &["a size of 30", "patches of 0"]);
+}
+
+/// The divergence is divided by the numbers of an image, not by those of the declared size.
+#[test]
+fn the_bound_of_an_autoencoder_is_per_number_of_its_images() {
+    let vae = Vae {
+        inputs: 1,
+        width: 4,
+        levels: 2,
+        latent: 2,
+        groups: 2,
+        size: 8,
+        ..Vae::SMALL
+    };
+    let bound = |size: usize| {
+        let params = Params::seeded(1);
+        let layers = Vae { size, ..vae }.layers(&params.root());
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (2, 1, 16, 16));
+        let latent = layers.encode(x);
+        let noise = latent.mean * 0.0;
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let bound = layers.bound(x, latent, noise);
+        let program = session.compile(&trace, [bound]).expect("it compiles");
+        let x = ArrayD::from_shape_fn(vec![2, 1, 16, 16], |i| ((i[2] * 3 + i[3]) % 5) as f32);
+        session.run(&program, (&x,)).expect("a run")[0].item()
+    };
+    assert_eq!(bound(8), bound(16));
 }
