@@ -30,9 +30,7 @@ fn declared(params: &Params) -> [Param; 2] {
 fn constant(dtype: DType, names: &[&str], value: f32) -> Session {
     let params = Params::seeded(0).stored_in(dtype);
     for name in names {
-        params
-            .root()
-            .param(name, (3,), Init::Constant(value.into()));
+        params.root().param(name, (3,), Init::Constant(value));
     }
     Session::new(Device::Cpu, params).expect("a session")
 }

@@ -98,13 +98,7 @@ impl Args {
         epochs: u32,
         steps: u32,
     ) -> Result<std::ops::RangeInclusive<u32>> {
-        let done = self.run.start(session, train)?;
-        if !done.is_multiple_of(steps) {
-            return Err(Error::Value(format!(
-                "the checkpoint has {done} steps, which are no whole epochs of {steps}; resume with the --batch and --images that it was saved with"
-            )));
-        }
-        Ok(done / steps + 1..=epochs)
+        Ok(self.run.start_epochs(session, train, steps)? + 1..=epochs)
     }
 }
 
@@ -143,6 +137,24 @@ impl Run {
             println!("resumed after step {done} from {}", path.display());
         }
         Ok(done)
+    }
+
+    /// [`Run::start`] of a training in epochs of so many steps. Returns the number of completed
+    /// epochs.
+    #[allow(dead_code, reason = "not every example learns in epochs of images")]
+    pub fn start_epochs(
+        &self,
+        session: &mut Session,
+        train: &Program<1>,
+        steps: u32,
+    ) -> Result<u32> {
+        let done = self.start(session, train)?;
+        if !done.is_multiple_of(steps) {
+            return Err(Error::Value(format!(
+                "the checkpoint has {done} steps, which are no whole epochs of {steps}; resume with the --batch and --images that it was saved with"
+            )));
+        }
+        Ok(done / steps)
     }
 
     /// Saves weights and optimizer state if `--save` is given. If the process is killed meanwhile,

@@ -360,10 +360,11 @@ impl Network {
         let Some(length) = x.len(1) else {
             return (x.require_fixed_axis(self.name, 1), Vec::new());
         };
-        let seen = match lengths {
-            Some(lengths) => Some(lengths.require_lengths(length).within(length)),
-            None => None,
-        };
+        // Not in a closure, whose line would be reported.
+        let mut seen = None;
+        if let Some(lengths) = lengths {
+            seen = Some(lengths.require_lengths(length).within(length));
+        }
         let mut last = Vec::new();
         for of_layer in self.weights.chunks(self.shape.directions()) {
             let mut sides = Vec::new();
