@@ -68,6 +68,8 @@ struct Args {
 
 /// Steps between two evaluations of the loss on validation text.
 const LOOK: u32 = 250;
+/// The state that holds the characters of the text.
+const CHARACTERS: &str = "text.characters";
 /// Windows in each evaluation.
 const WINDOWS: usize = 256;
 
@@ -122,6 +124,9 @@ fn run(args: &Args) -> Result<()> {
         .weight_decay(0.1)
         .group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
     trace.minimize(loss, optimizer.clip_norm(1.0));
+    // A checkpoint has the characters of its text, because the weights are of their numbers.
+    let codes = text.codes();
+    trace.state(CHARACTERS, I32, (codes.len(),), Init::Constant(0.0));
     // Of the whole batch, where several ranks have a part of it each.
     let train = session.compile(&trace, [loss.mean_over_ranks()])?;
 
@@ -136,19 +141,25 @@ fn run(args: &Args) -> Result<()> {
     );
     let write = session.compile(&trace, [logits])?;
 
-    let done = args.run.start(&mut session, &train)?.min(args.steps);
-    // An epoch is the steps from one evaluation to the next.
+    session.set_value(CHARACTERS, &arr1(&codes))?;
+    let done = args.run.start(&mut session, &train)?;
+    text.check_codes(&session.value_as::<i32>(CHARACTERS)?)?;
+    // An epoch is the steps from one evaluation to the next. The last one of a checkpoint may be cut
+    // short by its --steps, and is then continued.
+    let steps_before = |epoch: u32| (epoch - 1) * LOOK;
     let windows = |epoch: u32| {
-        let steps = (args.steps - (epoch - 1) * LOOK).min(LOOK);
-        text.windows(
+        let before = steps_before(epoch);
+        let steps = (args.steps - before).min(LOOK);
+        let all = text.windows(
             length,
             batch,
             steps as usize,
             epoch_seed(args.run.seed, epoch.into()),
             &world,
-        )
+        );
+        all.skip(done.saturating_sub(before) as usize)
     };
-    slabwise::Fit::new(&train)
+    let fit = slabwise::Fit::new(&train)
         .from_epoch(done / LOOK + 1)
         .epochs(args.steps.div_ceil(LOOK))
         .validate(&judge, Better::Lower, || {
@@ -160,15 +171,18 @@ fn run(args: &Args) -> Result<()> {
             if world.rank() > 0 {
                 return Ok(());
             }
-            let step = ((epoch.number - 1) * LOOK + epoch.steps as u32, args.steps);
+            let before = steps_before(epoch.number).max(done);
+            let step = (before + epoch.steps as u32, args.steps);
             let judged = epoch.validation.unwrap_or(f64::NAN);
             println!(
                 "step {} of {}: loss {:.4}, validation {judged:.4} nats per character, {:.1} s",
                 step.0, step.1, epoch.loss, epoch.seconds
             );
             Ok(())
-        })
-        .run(&mut session, windows)?;
+        });
+    if done < args.steps {
+        fit.run(&mut session, windows)?;
+    }
 
     if world.rank() > 0 {
         return Ok(());

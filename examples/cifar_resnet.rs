@@ -74,9 +74,9 @@ fn run(args: &Args) -> Result<()> {
         .mean();
     let judge = session.compile(&trace, [right])?;
 
-    let done = args.run.start(&mut session, &train)?;
+    let done = args.run.start_epochs(&mut session, &train, steps)?;
     slabwise::Fit::new(&train)
-        .from_epoch(done / steps + 1)
+        .from_epoch(done + 1)
         .epochs(args.epochs)
         .validate(&judge, Better::Higher, || test_images.batches(batch).prefetch(4))
         .on_epoch(|session, epoch| {

@@ -226,6 +226,21 @@ fn texts_become_windows_of_numbers() {
 }
 
 #[test]
+fn a_checkpoint_of_another_text_is_refused() {
+    let [text, other] = ["abcdef", "abxdef"].map(|letters| {
+        let text = read(letters.repeat(40).as_bytes(), 8);
+        text.expect("a text")
+    });
+    text.check_codes(&text.codes()).expect("the same text");
+    let said = other.check_codes(&text.codes()).expect_err("another text");
+    let said = said.to_string();
+    assert!(
+        said.contains("number 2 is 'd' in this text, and 'c'"),
+        "{said}"
+    );
+}
+
+#[test]
 fn files_that_are_no_text_are_refused() {
     let said = |bytes: &[u8]| read(bytes, 8).expect_err("a mistake").to_string();
     assert!(said(b"").contains("0 characters are too few for windows of 8: 90 are needed"));

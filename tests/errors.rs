@@ -6,9 +6,10 @@ use std::process::Command;
 use ndarray::{Array1, Array2, arr1, arr2};
 use slabwise::Error;
 use slabwise::data::Mnist;
-use slabwise::nn::Linear;
+use slabwise::nn::{Bag, Embedding, EmbeddingBag, Gru, Linear, LoraLinear, Lstm};
 use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
 use slabwise::prelude::*;
+use slabwise::tensor::Ctc;
 
 fn session(params: Params) -> Session {
     Session::new(Device::Cpu, params)
@@ -180,6 +181,14 @@ fn numbers_of_optimizers_are_checked() {
         (
             refused(Sgd::new(Schedule::step(0.1, 0, 0.5))),
             ["learning rate", "every 0 steps"],
+        ),
+        (
+            refused(Sgd::new(Schedule::constant(0.1).floor(0.01))),
+            ["floor of 0.01", "cosine"],
+        ),
+        (
+            refused(Sgd::new(Schedule::cosine(0.1, 5).then(5, 0.1).floor(0.01))),
+            ["floor of 0.01", "cosine"],
         ),
     ] {
         assert!(said.starts_with(&location(line)), "{said}");
@@ -641,4 +650,96 @@ fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
     let mut session = session.with_threads(1);
     let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
     assert_eq!(sum.item(), 4.0);
+}
+
+/// Lengths that steps and labels do not have fail the run, as in PyTorch, instead of counting as
+/// others or as a loss of infinity.
+#[test]
+fn lengths_of_sequences_are_checked() {
+    let trace = Trace::inference();
+    let logits = trace.input("logits", F32, (3, 2, 4));
+    let labels = trace.input("labels", I32, (2, 2));
+    let [steps, counts] = ["steps", "counts"].map(|name| trace.input(name, I32, (2,)));
+    let options = Ctc {
+        input_lengths: Some(steps),
+        target_lengths: Some(counts),
+        zero_infinity: true,
+        ..Ctc::default()
+    };
+    let (loss, line) = (logits.log_softmax(2).ctc(labels, options), line!());
+    let mut session = session(Params::seeded(0));
+    let program = session.compile(&trace, [loss]).expect("it compiles");
+    let logits = ndarray::Array3::from_shape_fn((3, 2, 4), |(t, n, c)| ((t + n * c) % 3) as f32);
+    let labels = arr2(&[[1, 2], [3, 9]]);
+    let mut run = |steps: [i32; 2], counts: [i32; 2]| {
+        let feed = (&logits, &labels, &arr1(&steps), &arr1(&counts));
+        let result = session.run(&program, feed);
+        result.map(|[loss]| loss.item()).map_err(|e| e.to_string())
+    };
+    assert!(run([3, 2], [2, 1]).expect("they fit").is_finite());
+    assert!(run([3, 0], [2, 0]).expect("they fit").is_finite());
+    for (steps, counts, named) in [
+        ([4, 2], [2, 1], "4 at position 0 is outside 0..4"),
+        ([3, -1], [2, 1], "-1 at position 1 is outside 0..4"),
+        ([3, 2], [2, 3], "3 at position 1 is outside 0..3"),
+        ([3, 2], [-1, 1], "-1 at position 0 is outside 0..3"),
+    ] {
+        let said = run(steps, counts).expect_err("a mistake");
+        assert_has(&said, &[&location(line), named]);
+    }
+}
+
+/// Options of layers that mean nothing are mistakes at the line that sets or uses them.
+#[test]
+fn options_of_layers_are_checked() {
+    type Layer = Box<dyn Module>;
+    let refused = |layer: &dyn Fn(Scope) -> Layer, dtype: DType, lengths: (usize, usize)| {
+        let params = Params::seeded(0);
+        let layer = layer(&params.root() / "a");
+        let trace = Trace::training();
+        let x = trace.input("x", dtype, (2, lengths.0, lengths.1));
+        let y = x.apply(&*layer);
+        text(session(params).compile(&trace, [y]))
+    };
+    for count in [-1, 5] {
+        let embedding: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(Embedding::new(at, 5, 4).padding(count));
+        let said = refused(embedding, I32, (3, 2));
+        assert_has(&said, &[file!(), &format!("padding {count}"), "0..5"]);
+        let bag: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(EmbeddingBag::new(at, 5, 4, Bag::Mean).padding(count));
+        let said = refused(bag, I32, (3, 2));
+        assert_has(&said, &[file!(), &format!("padding {count}"), "0..5"]);
+    }
+    for share in [-0.5, f32::NAN, 1.5] {
+        let lora: &dyn Fn(Scope) -> Layer =
+            &|at| Box::new(LoraLinear::new(at, 4, 4, 2).dropout(share));
+        let said = refused(lora, F32, (3, 4));
+        assert_has(&said, &[file!(), &format!("{share} is not a probability")]);
+    }
+    let lstm: &dyn Fn(Scope) -> Layer = &|at| Box::new(Lstm::new(at, 4, 4).layers(0));
+    let said = refused(lstm, F32, (3, 4));
+    assert_has(&said, &[file!(), "lstm", "0 layers"]);
+}
+
+/// Numbers of steps beyond those of a sequence fail the run, as in PyTorch.
+#[test]
+fn lengths_of_recurrent_layers_are_checked() {
+    let params = Params::seeded(0);
+    let gru = Gru::new(&params.root() / "a", 2, 3);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 4, 2));
+    let lengths = trace.input("lengths", I32, (2,));
+    let ((_, last), line) = (gru.run(x, None, Some(lengths)), line!());
+    let mut session = session(params);
+    let program = session.compile(&trace, [last]).expect("it compiles");
+    let x = ndarray::Array3::<f32>::ones((2, 4, 2));
+    let mut run = |lengths: [i32; 2]| session.run(&program, (&x, &arr1(&lengths))).map(|_| ());
+    run([4, 0]).expect("they fit");
+    for (lengths, named) in [
+        ([5, 1], "5 at position 0 is outside 0..5"),
+        ([4, -1], "-1 at position 1 is outside 0..5"),
+    ] {
+        assert_has(&text(run(lengths)), &[&location(line), named]);
+    }
 }

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 
-use ndarray::{Array1, Array2, arr0};
+use ndarray::{Array1, Array2, arr0, arr1, s};
 use slabwise::fit::{Better, End, Fit};
+use slabwise::nn::Linear;
 use slabwise::optim::{Plateau, Schedule, Sgd};
 use slabwise::prelude::*;
+use slabwise::tensor::{CrossEntropy, Reduction};
 
 /// One weight w; the loss of a batch x is the mean of (w − x)², whose gradient is 2·(w − mean x).
 struct One {
@@ -315,4 +317,87 @@ fn errors_of_fit() {
         .expect_err("no scalar")
         .to_string();
     assert_eq!(text, "the first output is f32 [4], not an f32 scalar");
+}
+
+/// Batches and parts of batches with other numbers of labels that count have the mean of all labels.
+#[test]
+fn means_over_labels_that_are_not_ignored() {
+    let options = |reduction| CrossEntropy {
+        ignore: Some(-100),
+        reduction,
+        ..CrossEntropy::default()
+    };
+    fn count(labels: Tensor<'_>) -> Tensor<'_> {
+        labels.not_equal(-100).cast(F32).sum()
+    }
+    let x = Array2::from_shape_fn((8, 3), |(i, j)| ((i * 5 + j * 3) % 7) as f32 / 7.0);
+    // Three labels in the first half, one in the second.
+    let labels = arr1(&[0, 1, -100, 2, -100, -100, 1, -100]);
+    // The loss of a step in `parts`, and the weight after it.
+    let trained = |parts: usize, of_all: bool| {
+        let params = Params::seeded(1);
+        let layer = Linear::new(&params.root() / "a", 3, 3);
+        let trace = Trace::training();
+        let x_all = trace.input("x", F32, (8, 3));
+        let labels_all = trace.input("labels", I32, (8,));
+        let each = count(labels_all) / parts as f32;
+        let (xs, all) = (x_all.split(0, parts), labels_all.split(0, parts));
+        let loss = trace.minimize_in_parts(parts, Sgd::new(1.0), |i| {
+            let logits = xs[i].apply(&layer);
+            match of_all {
+                true => logits.cross_entropy_with(all[i], options(Reduction::Sum)) / each,
+                false => logits.cross_entropy_with(all[i], options(Reduction::Mean)),
+            }
+        });
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        let loss = session.run(&step, (&x, &labels)).expect("a step")[0].item();
+        (loss, session.value("a.weight").expect("a weight"))
+    };
+    let off = |(loss, weight): &(f32, ndarray::ArrayD<f32>),
+               other: &(f32, ndarray::ArrayD<f32>)| {
+        let most = (weight - &other.1).fold(0.0f32, |most, x| most.max(x.abs()));
+        most.max((loss - other.0).abs())
+    };
+    let whole = trained(1, false);
+    for parts in [1, 2] {
+        let found = off(&trained(parts, true), &whole);
+        assert!(found < 1e-6, "{found} in {parts} parts");
+    }
+    let of_means = off(&trained(2, false), &whole);
+    assert!(
+        of_means > 1e-2,
+        "the mean of the means of parts: {of_means}"
+    );
+
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let trace = Trace::inference();
+    let (logits, y) = (
+        trace.input("x", F32, (4, 3)),
+        trace.input("labels", I32, (4,)),
+    );
+    let loss = logits.cross_entropy_with(y, options(Reduction::Sum));
+    let judge = session
+        .compile(&trace, [loss, count(y)])
+        .expect("it compiles");
+    let trace = Trace::inference();
+    let (logits, y) = (
+        trace.input("x", F32, (8, 3)),
+        trace.input("labels", I32, (8,)),
+    );
+    let loss = logits.cross_entropy_with(y, options(Reduction::Mean));
+    let at_once = session.compile(&trace, [loss]).expect("it compiles");
+    let at_once = f64::from(session.run(&at_once, (&x, &labels)).expect("a run")[0].item());
+    let half = |from: usize| {
+        let rows = from..from + 4;
+        (
+            x.slice(s![rows.clone(), ..]).to_owned(),
+            labels.slice(s![rows]).to_owned(),
+        )
+    };
+    let mean = session.mean_of_sums(&judge, [half(0), half(4)]);
+    assert!((mean.expect("labels") - at_once).abs() < 1e-6);
+    let none = (x.slice(s![..4, ..]).to_owned(), arr1(&[-100; 4]));
+    let said = session.mean_of_sums(&judge, [none]).expect_err("no labels");
+    assert!(said.to_string().contains("no elements"), "{said}");
 }

@@ -417,3 +417,34 @@ fn ranks_share_updates_of_halves() {
     assert!(all[0].len() == 2 && all[0] == all[1] && parts[0] == parts[1]);
     assert!(all[0] == parts[0]);
 }
+
+/// What the documentation of `states_in` says of squares in f16.
+#[test]
+fn averages_of_squares_in_f16_lose_small_and_large_gradients() {
+    let moved = |dtype: DType, gradient: f32, steps: usize| {
+        let params = Params::seeded(4);
+        let weight = params.root().param("w", (1,), Init::Constant(0.0));
+        let trace = Trace::training();
+        let loss = (trace.param(&weight) * gradient).sum();
+        trace.minimize(loss, Adam::new(1e-3).states_in(dtype));
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let step = session.compile(&trace, [loss]).expect("it compiles");
+        let at = |session: &Session| -session.value("w").expect("a weight")[[0]];
+        for _ in 1..steps {
+            session.run(&step, ()).expect("a step");
+        }
+        let before = at(&session);
+        session.run(&step, ()).expect("a step");
+        (at(&session) - before) / 1e-3
+    };
+    // A step is as long as the rate.
+    for gradient in [1e-3, 0.1, 100.0, 300.0] {
+        let length = moved(F32, gradient, 3000);
+        assert!((length - 1.0).abs() < 0.01, "{gradient}: {length}");
+    }
+    let of_f16 = |gradient: f32| moved(F16, gradient, 3000);
+    let (small, usual, large) = (of_f16(1e-3), of_f16(0.1), of_f16(300.0));
+    assert!((30.0..33.0).contains(&small), "{small}");
+    assert!((0.9..1.2).contains(&usual), "{usual}");
+    assert_eq!(large, 0.0);
+}

@@ -105,6 +105,28 @@ impl Text {
         Ok(text)
     }
 
+    /// The code points of the characters.
+    pub fn codes(&self) -> Vec<i32> {
+        self.characters.iter().map(|&c| c as i32).collect()
+    }
+
+    /// Fails if these code points, of the text that a checkpoint was trained on, are others.
+    ///
+    /// # Errors
+    /// With the first number that stands for another character.
+    pub fn check_codes<'a>(&self, codes: impl IntoIterator<Item = &'a i32>) -> Result<()> {
+        let mut both = self.characters.iter().zip(codes).enumerate();
+        let Some((at, (here, there))) = both.find(|(_, (here, there))| **here as i32 != **there)
+        else {
+            return Ok(());
+        };
+        let there = u32::try_from(*there).ok().and_then(char::from_u32);
+        Err(Error::Value(format!(
+            "number {at} is {here:?} in this text, and {:?} in that of the checkpoint; resume with the text that it was trained on",
+            there.unwrap_or_default()
+        )))
+    }
+
     fn learnt_from(&self) -> &[i32] {
         &self.tokens[..self.tokens.len() / 10 * 9]
     }

@@ -98,7 +98,7 @@ impl Args {
         epochs: u32,
         steps: u32,
     ) -> Result<std::ops::RangeInclusive<u32>> {
-        Ok(self.run.start(session, train)? / steps + 1..=epochs)
+        Ok(self.run.start_epochs(session, train, steps)? + 1..=epochs)
     }
 }
 
@@ -133,8 +133,28 @@ impl Run {
             .value("optim.step")?
             .first()
             .map_or(0, |&completed| completed as u32);
-        println!("resumed after step {done} from {}", path.display());
+        if session.world().rank() == 0 {
+            println!("resumed after step {done} from {}", path.display());
+        }
         Ok(done)
+    }
+
+    /// [`Run::start`] of a training in epochs of so many steps. Returns the number of completed
+    /// epochs.
+    #[allow(dead_code, reason = "not every example learns in epochs of images")]
+    pub fn start_epochs(
+        &self,
+        session: &mut Session,
+        train: &Program<1>,
+        steps: u32,
+    ) -> Result<u32> {
+        let done = self.start(session, train)?;
+        if !done.is_multiple_of(steps) {
+            return Err(Error::Value(format!(
+                "the checkpoint has {done} steps, which are no whole epochs of {steps}; resume with the --batch and --images that it was saved with"
+            )));
+        }
+        Ok(done / steps)
     }
 
     /// Saves weights and optimizer state if `--save` is given. If the process is killed meanwhile,

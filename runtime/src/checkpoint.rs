@@ -117,7 +117,9 @@ impl Session {
     }
 
     /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of
-    /// weights start anew from the weights read. No program need have been compiled.
+    /// weights start anew from the weights read, and their remainders
+    /// ([`master_weights`](crate::optim::Optimizer::master_weights)) from 0. No program need have
+    /// been compiled.
     ///
     /// # Errors
     /// Those of [`Session::load`], for the weights.
@@ -206,10 +208,7 @@ impl Session {
             }
             Ok(loaded)
         })?;
-        if options.is_weights {
-            self.variables
-                .restart_averages(0, &mut *self.memory.backend)?;
-        } else {
+        if !options.is_weights {
             let best = file.metadata().get(BEST_EPOCH);
             self.variables.best_epoch = best.and_then(|text| BestEpoch::of_text(text));
         }
@@ -218,7 +217,8 @@ impl Session {
 
     /// Allocates the declared variables that this session does not have yet, and passes all of its
     /// variables to `read`, which reads values of some from elsewhere and marks them. New ones that
-    /// are not marked are initialised, after an error too.
+    /// are not marked are initialised, after an error too, and averages and remainders of marked
+    /// weights restart.
     fn read_values<T>(
         &mut self,
         read: impl FnOnce(&[Variable], &mut dyn Backend, &mut [bool]) -> Result<T>,
@@ -229,7 +229,9 @@ impl Session {
         let result = read(&variables.list, &mut *memory.backend, &mut is_read);
         let team = &self.execution.team;
         let initialised = variables.initialise(first, |at| is_read[at], memory, team);
-        result.and_then(|value| initialised.map(|()| value))
+        let done =
+            initialised.and_then(|()| variables.restart_beside(&is_read, &mut *memory.backend));
+        result.and_then(|value| done.map(|()| value))
     }
 }
 

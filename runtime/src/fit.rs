@@ -215,7 +215,8 @@ impl<'a, const N: usize> Fit<'a, N> {
     }
 
     /// Validates every epoch by the [mean](Session::mean) of a program's first output over these
-    /// batches.
+    /// batches. Where labels are ignored, [`Fit::validate_by`] the
+    /// [mean of sums](Session::mean_of_sums).
     pub fn validate<const M: usize, B>(
         self,
         program: &'a Program<M>,
@@ -231,7 +232,8 @@ impl<'a, const N: usize> Fit<'a, N> {
 
     /// Validates every epoch by this function's result. In a [world](Session::on) every rank
     /// validates, on rows of its own or on the same ones, and the mean of the ranks' results counts,
-    /// so that all of them decide alike.
+    /// so that all of them decide alike. Ranks with other numbers of rows count the same, unless the
+    /// program gives the [mean over ranks](crate::Tensor::mean_over_ranks).
     pub fn validate_by(
         mut self,
         better: Better,
@@ -537,7 +539,9 @@ impl Mean {
 
 impl Session {
     /// Runs a program on every batch and gives the mean of its first output, an f32 scalar that is
-    /// itself a mean over the batch: each batch counts as often as its first input is long.
+    /// itself a mean over the batch: each batch counts as often as its first input is long. A mean
+    /// over other elements, such as labels that are not
+    /// [ignored](crate::tensor::CrossEntropy::ignore), is that of [`Session::mean_of_sums`].
     ///
     /// # Errors
     /// Any error of [`Session::run`]; an output that is not an f32 scalar; no batches.
@@ -557,5 +561,51 @@ impl Session {
                 program.plan().name()
             ))
         })
+    }
+
+    /// Runs a program on every batch and gives the sum of its first output divided by the sum of its
+    /// second: of sums and the numbers of their elements, the mean over the elements of all batches,
+    /// however many each has. Both are f32 scalars.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// use slabwise::tensor::{CrossEntropy, Reduction};
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let trace = Trace::inference();
+    /// let (logits, labels) = (trace.input("x", F32, (4, 3)), trace.input("labels", I32, (4,)));
+    /// let options = CrossEntropy {
+    ///     ignore: Some(-100),
+    ///     reduction: Reduction::Sum,
+    ///     ..CrossEntropy::default()
+    /// };
+    /// let loss = logits.cross_entropy_with(labels, options);
+    /// let judge = session.compile(&trace, [loss, labels.not_equal(-100).cast(F32).sum()])?;
+    /// # let x = ndarray::Array2::<f32>::zeros((4, 3));
+    /// # let batches = || [(x.clone(), ndarray::arr1(&[0, -100, -100, 1]))];
+    /// let mean = session.mean_of_sums(&judge, batches())?;
+    /// # assert!((mean - 3f64.ln()).abs() < 1e-6);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Any error of [`Session::run`]; an output that is not an f32 scalar; a second sum of 0.
+    pub fn mean_of_sums<B>(&mut self, program: &Program<2>, batches: B) -> Result<f64>
+    where
+        B: IntoIterator,
+        B::Item: Feed,
+    {
+        let (mut sum, mut elements) = (0.0, 0.0);
+        for batch in batches {
+            let [part, number] = self.run(program, &batch)?;
+            sum += f64::from(part.scalar()?);
+            elements += f64::from(number.scalar()?);
+        }
+        if elements == 0.0 {
+            return Err(Error::Value(format!(
+                "\"{}\" was given no elements to take the mean of",
+                program.plan().name()
+            )));
+        }
+        Ok(sum / elements)
     }
 }

@@ -330,9 +330,10 @@ impl Scope {
         }
     }
 
-    /// Records a mistake in the options of a layer.
+    /// Records a mistake in the options of a layer. Compiling a program of a session with these
+    /// parameters returns it, with the caller's line.
     #[track_caller]
-    pub(crate) fn mistake(&self, message: String) {
+    pub fn mistake(&self, message: String) {
         self.mistake_of(0, message);
     }
 
@@ -536,6 +537,7 @@ impl Param {
             is_param: true,
             trained: self.is_trained(),
             average_of: None,
+            remainder_of: None,
             whole: None,
             part: None,
             data: None,

@@ -156,6 +156,29 @@ impl<'t> Tensor<'t> {
         })
     }
 
+    /// Records a mistake in the use of this tensor, and gives a tensor that stands for the result of
+    /// the mistaken call. [`Session::compile`](crate::Session::compile) returns the mistake, with
+    /// the caller's line. Of a tensor that stands for such a result, nothing is recorded.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// /// The first half of each row.
+    /// #[track_caller]
+    /// fn first_half(x: Tensor<'_>) -> Tensor<'_> {
+    ///     match x.len(1) {
+    ///         Some(n) if n % 2 == 0 => x.slice(1, ..n / 2),
+    ///         _ => x.mistake(format!("first_half of {x:?}: an even length is needed")),
+    ///     }
+    /// }
+    /// # let trace = Trace::inference();
+    /// # first_half(trace.input("x", F32, (2, 3)));
+    /// # assert_eq!(trace.mistakes()[0].message, "first_half of f32 [2, 3]: an even length is needed");
+    /// ```
+    #[track_caller]
+    pub fn mistake(self, message: String) -> Tensor<'t> {
+        self.require(Location::caller(), |_, _| Err(message))
+    }
+
     /// This tensor if `check` finds no mistake.
     fn require(
         self,

@@ -76,6 +76,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         is_param,
         trained: is_param,
         average_of: None,
+        remainder_of: None,
         whole: None,
         part: None,
         data: None,

@@ -4,7 +4,7 @@ use slabwise::nn::{Embedding, LayerNorm, Linear, Module};
 use slabwise::params::{Init, Param, Scope};
 use slabwise::tensor::{Mask, Tensor};
 
-use super::attention::SelfAttention;
+use super::attention::{SelfAttention, heads_of, length_of};
 
 /// The sizes of a BERT. Its parameters have the names of the `transformers` library:
 /// `embeddings.word_embeddings.weight`, `encoder.layer.0.attention.self.query.weight`; those of
@@ -19,7 +19,7 @@ pub struct Bert {
     pub heads: usize,
     /// The width between the two products of a block's second half.
     pub inner: usize,
-    /// Tokens in a sequence.
+    /// Tokens in a sequence of training.
     pub length: usize,
     /// Positions that have a vector, at least as many as tokens.
     pub positions: usize,
@@ -54,6 +54,7 @@ impl Bert {
     #[track_caller]
     pub fn encoder(&self, at: &Scope) -> BertEncoder {
         let &Bert { width: d, .. } = self;
+        let heads = heads_of(at, d, self.heads);
         let (embeddings, layer) = (at / "embeddings", at / "encoder" / "layer");
         let table =
             |name: &str, count: usize| Embedding::with_std(&embeddings / name, count, d, 0.02);
@@ -65,7 +66,7 @@ impl Bert {
                     &(&attention / "self"),
                     &attention / "output" / "dense",
                     d,
-                    self.heads,
+                    heads,
                     self.length,
                 ),
                 norm1: norm(&attention / "output" / "LayerNorm", d),
@@ -105,7 +106,7 @@ fn norm(at: Scope, d: usize) -> LayerNorm {
 }
 
 /// The encoder of a [`Bert`]: tokens `[n, length]` (i32) → a vector for each token `[n, length,
-/// width]`.
+/// width]`, for texts of up to as many tokens as there are positions.
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -147,6 +148,12 @@ impl<'t> Encoded<'t> {
     /// `[n, width]`, as sentence embeddings are made.
     #[track_caller]
     pub fn mean_where(self, present: Tensor<'t>) -> Tensor<'t> {
+        if present.len(1) != Some(self.length) {
+            return present.mistake(format!(
+                "mean_where {present:?}: truth values [n, {}], one for each token, are needed",
+                self.length
+            ));
+        }
         let weights = present.cast(slabwise::DType::F32).unsqueeze(2);
         let sum = (self.tokens() * weights).sum_over(1);
         sum / weights.sum_over(1).maximum(1e-9)
@@ -164,7 +171,13 @@ impl BertEncoder {
         kinds: Option<Tensor<'t>>,
         present: Option<Tensor<'t>>,
     ) -> Encoded<'t> {
-        let Bert { length, width, .. } = self.sizes;
+        let Bert {
+            positions, width, ..
+        } = self.sizes;
+        let length = match length_of("bert", tokens, ("positions", positions)) {
+            Ok(length) => length,
+            Err(rows) => return Encoded { rows, length: 1 },
+        };
         let trace = tokens.trace();
         let places = trace.param(self.positions.weight()).slice(0, ..length);
         let kinds = match kinds {
@@ -179,7 +192,8 @@ impl BertEncoder {
         let mask = present.map_or(Mask::None, |seen| {
             Mask::Seen(seen.unsqueeze(1).unsqueeze(1))
         });
-        let rows = self.blocks.iter().fold(x, |x, block| block.over(x, mask));
+        let over = |x, block: &Block| block.over(x, length, mask);
+        let rows = self.blocks.iter().fold(x, over);
         Encoded { rows, length }
     }
 }
@@ -218,8 +232,8 @@ struct Block {
 }
 
 impl Block {
-    fn over<'t>(&self, x: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
-        let x = (self.attention.masked(x, mask) + x).apply(&self.norm1);
+    fn over<'t>(&self, x: Tensor<'t>, length: usize, mask: Mask<'t>) -> Tensor<'t> {
+        let x = (self.attention.masked(x, length, mask) + x).apply(&self.norm1);
         let wide = x.apply(&self.wide).gelu();
         (wide.apply(&self.narrow) + x).apply(&self.norm2)
     }

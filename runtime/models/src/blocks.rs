@@ -106,7 +106,7 @@ impl Places {
             key: part(at / "to_k"),
             value: part(at / "to_v"),
             joined: part(at / "to_out" / "0"),
-            heads: heads.max(1),
+            heads,
             channels,
         }
     }

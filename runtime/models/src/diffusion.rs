@@ -9,6 +9,7 @@ use slabwise::params::Scope;
 use slabwise::tensor::Tensor;
 
 use super::Learner;
+use super::attention::heads_of;
 use super::blocks::{Larger, Norms, Places, Residual, conv3, doubled};
 
 /// The sizes of a diffusion model. Its parameters have the names of `UNet2DModel` of the `diffusers`
@@ -65,6 +66,9 @@ impl Diffusion {
         let channels = |level: usize| doubled(self.width, level);
         let numbered = |name: &str, i: usize| at / name / &i.to_string();
         let attends = |level: usize| level + self.attention >= self.levels;
+        // Heads that divide the narrowest level with attention divide those below it.
+        let narrowest = self.levels - self.attention.clamp(1, self.levels.max(1)).min(self.levels);
+        let heads = heads_of(at, channels(narrowest), self.heads);
         let residual = |at: &Scope, i: usize, from: usize, to: usize| {
             Residual::new(
                 &(at / "resnets" / &i.to_string()),
@@ -79,7 +83,7 @@ impl Diffusion {
                 &(at / "attentions" / &i.to_string()),
                 norms,
                 channels,
-                self.heads,
+                heads,
             )
         };
         // The channels of the skips, in the order in which the way down makes them.

@@ -4,6 +4,8 @@ use slabwise::nn::{Embedding, LayerNorm, LearnedPositions, Linear, Module};
 use slabwise::params::Scope;
 use slabwise::tensor::{Mask, Tensor};
 
+use super::attention::{heads_of, length_of};
+
 /// The sizes of a GPT. Its parameters are named as in the usual PyTorch implementations, with fully
 /// connected layers: `transformer.wte.weight`, `transformer.h.0.attn.c_attn.weight`,
 /// `transformer.h.0.mlp.c_fc.weight`, `lm_head.weight`.
@@ -15,7 +17,7 @@ pub struct Gpt {
     pub width: usize,
     /// Attention heads in a block; they divide the width equally.
     pub heads: usize,
-    /// Tokens in a sequence.
+    /// Tokens in a sequence, at most.
     pub length: usize,
     /// Different tokens.
     pub vocabulary: usize,
@@ -44,16 +46,16 @@ impl Gpt {
     };
 
     /// Declares the weights: tokens `[n, length]` → logits of the next token `[n, length,
-    /// vocabulary]`.
+    /// vocabulary]`. Texts may be shorter than the length of the sizes.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> impl Module + use<> {
         let (root, d) = (at / "transformer", self.width);
+        let heads = heads_of(at, d, self.heads);
         let block = |i: usize| {
             let at = &root / "h" / &i.to_string();
             Block {
-                heads: self.heads,
+                heads,
                 width: d,
-                length: self.length,
                 norm1: LayerNorm::new(&at / "ln_1", d),
                 qkv: Linear::new(&at / "attn" / "c_attn", d, 3 * d),
                 joined: Linear::new(&at / "attn" / "c_proj", d, d),
@@ -87,6 +89,10 @@ struct Layers {
 impl Module for Layers {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let length = match length_of("gpt", x, ("length", self.length)) {
+            Ok(length) => length,
+            Err(mistaken) => return mistaken,
+        };
         let x = x.apply(&self.tokens).apply(&self.places);
         // Tokens of all sequences in one row, as products have them, so that the operations after a
         // product are fused with it.
@@ -94,20 +100,19 @@ impl Module for Layers {
         let x = self
             .blocks
             .iter()
-            .fold(x, |x, block| x.apply(block))
+            .fold(x, |x, block| block.over(x, length))
             .apply(&self.norm);
         let logits = match &self.head {
             Some(head) => x.apply(head),
             None => x.matmul(x.trace().param(self.tokens.weight()).t()),
         };
-        logits.unflatten(0, [-1, self.length as i64])
+        logits.unflatten(0, [-1, length as i64])
     }
 }
 
 struct Block {
     heads: usize,
     width: usize,
-    length: usize,
     norm1: LayerNorm,
     qkv: Linear,
     joined: Linear,
@@ -116,13 +121,13 @@ struct Block {
     narrow: Linear,
 }
 
-impl Module for Block {
-    #[track_caller]
-    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+impl Block {
+    /// The block over texts of this length, their tokens in one row.
+    fn over<'t>(&self, x: Tensor<'t>, length: usize) -> Tensor<'t> {
         let qkv = x
             .apply(&self.norm1)
             .apply(&self.qkv)
-            .unflatten(0, [-1, self.length as i64]);
+            .unflatten(0, [-1, length as i64]);
         let attended = qkv
             .self_attention(self.heads, true, Mask::None)
             .reshape([-1, self.width as i64]);

@@ -10,6 +10,8 @@ use slabwise::nn::{Embedding, KvCache, Linear, Module, RmsNorm};
 use slabwise::params::{Init, Scope};
 use slabwise::tensor::{AttentionOptions, Rope, RopeScaling, Tensor};
 
+use super::attention::{heads_of, length_of};
+
 /// The sizes of a decoder of the family of Llama, Mistral, Qwen2 and Qwen3. Its parameters have the
 /// names of published files: `model.embed_tokens.weight`, `model.layers.0.self_attn.q_proj.weight`,
 /// `model.layers.0.mlp.gate_proj.weight`, `model.norm.weight`, `lm_head.weight`.
@@ -75,6 +77,28 @@ impl Llama {
             .unwrap_or_else(|| self.width / self.heads.max(1))
     }
 
+    /// These, if the heads fit; with other heads after a mistake.
+    #[track_caller]
+    fn with_checked_heads(mut self, at: &Scope) -> Llama {
+        if self.head_width.is_none() {
+            self.heads = heads_of(at, self.width, self.heads);
+        }
+        let (heads, keys, each) = (self.heads, self.key_heads, self.each());
+        if keys == 0 || !heads.is_multiple_of(keys) {
+            at.mistake(format!(
+                "attention: {heads} heads of queries cannot share {keys} of keys equally"
+            ));
+            self.key_heads = heads;
+        }
+        if each == 0 || each % 2 == 1 {
+            at.mistake(format!(
+                "attention: {heads} heads of width {each} cannot be rotated, which takes an even width"
+            ));
+            self.head_width = Some(2);
+        }
+        self
+    }
+
     /// The attention to at most `all` positions.
     fn attention<'t>(&self, all: usize) -> AttentionOptions<'t> {
         let options = AttentionOptions::new().causal();
@@ -87,6 +111,11 @@ impl Llama {
     /// Declares the weights.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> Decoder {
+        self.with_checked_heads(at).declared(at)
+    }
+
+    #[track_caller]
+    fn declared(&self, at: &Scope) -> Decoder {
         let (root, d) = (at / "model", self.width);
         let norm_of = |at: Scope, width: usize| RmsNorm::new(at, width).eps(self.eps);
         let norm = |at: Scope| norm_of(at, d);
@@ -125,7 +154,7 @@ impl Llama {
 }
 
 /// The layers of a [`Llama`]: tokens `[n, length]` (i32) → logits of the next token `[n, length,
-/// vocabulary]`. The length is that of the sizes.
+/// vocabulary]`, of any fixed length.
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -163,9 +192,14 @@ impl Decoder {
     #[track_caller]
     pub fn continued<'t>(&self, tokens: Tensor<'t>, capacity: usize) -> Tensor<'t> {
         let (trace, d) = (tokens.trace(), self.sizes.width as i64);
-        let (Some(batch), Some(new)) = (tokens.len(0), tokens.len(1)) else {
-            // No fixed number of tokens; the reshape names the shape.
-            return tokens.reshape([-1, -1]);
+        let new = match length_of("llama", tokens, ("capacity", capacity)) {
+            Ok(new) => new,
+            Err(mistaken) => return mistaken,
+        };
+        let Some(batch) = tokens.len(0) else {
+            return tokens.mistake(format!(
+                "llama of {tokens:?}: a cache is of a fixed number of texts"
+            ));
         };
         let lengths = [batch, self.sizes.key_heads, capacity, self.sizes.each()];
         let caches = KvCache::stack(trace, "cache", self.blocks.len(), lengths);
@@ -184,9 +218,7 @@ impl Decoder {
                 })
             });
         // Only the last token's.
-        let last = rows
-            .unflatten(0, [-1, new as i64])
-            .slice(1, new.max(1) - 1..new);
+        let last = rows.unflatten(0, [-1, new as i64]).slice(1, new - 1..new);
         self.logits(last.squeeze(1))
     }
 
@@ -204,11 +236,14 @@ impl Decoder {
 impl Module for Decoder {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let Llama { width, length, .. } = self.sizes;
+        let length = match length_of("llama", x, ("length", usize::MAX)) {
+            Ok(length) => length,
+            Err(mistaken) => return mistaken,
+        };
         let positions = x.trace().arange(length);
         // Tokens of all sequences in one row, as products have them, so that the operations after a
         // product are fused with it.
-        let x = x.apply(&self.tokens).reshape([-1, width as i64]);
+        let x = x.apply(&self.tokens).reshape([-1, self.sizes.width as i64]);
         let rows = self.blocks.iter().fold(x, |x, block| {
             let options = self.sizes.attention(length);
             block.over(x, length, positions, options, |parts| parts)

@@ -198,9 +198,13 @@ impl Autoencoder {
     /// each image, and the divergence, per number of an image.
     #[track_caller]
     pub fn bound<'t>(&self, x: Tensor<'t>, latent: Latent<'t>, noise: Tensor<'t>) -> Tensor<'t> {
+        // The numbers of an image, whose size need not be that of the sizes.
         let Vae { inputs, size, .. } = self.sizes;
+        let declared = (1..).zip([inputs, size, size]);
+        let numbers = declared.map(|(axis, n)| x.len(axis).unwrap_or(n));
+        let numbers = numbers.product::<usize>();
         let error = (self.decode(latent.sample(noise)) - x).square().mean() * 0.5;
-        error + latent.divergence().mean() * (1.0 / (inputs * size * size).max(1) as f32)
+        error + latent.divergence().mean() * (1.0 / numbers.max(1) as f32)
     }
 }
 

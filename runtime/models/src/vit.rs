@@ -4,7 +4,7 @@ use slabwise::nn::{Conv2d, LayerNorm, Linear, Module};
 use slabwise::params::{Init, Param, Scope};
 use slabwise::tensor::Tensor;
 
-use super::attention::SelfAttention;
+use super::attention::{SelfAttention, heads_of};
 
 /// The sizes of a vision transformer. Its parameters have the names of the `transformers` library:
 /// `vit.embeddings.cls_token`, `vit.embeddings.patch_embeddings.projection.weight`,
@@ -52,6 +52,13 @@ impl Vit {
     pub fn layers(&self, at: &Scope) -> impl Module + use<> {
         let (root, d) = (at / "vit", self.width);
         let embeddings = &root / "embeddings";
+        let heads = heads_of(at, d, self.heads);
+        if self.patch == 0 || !self.size.is_multiple_of(self.patch) {
+            at.mistake(format!(
+                "a size of {} does not divide into patches of {}",
+                self.size, self.patch
+            ));
+        }
         let normal = Init::Normal {
             mean: 0.0,
             std: 0.02,
@@ -65,7 +72,7 @@ impl Vit {
                     &(&attention / "attention"),
                     &attention / "output" / "dense",
                     d,
-                    self.heads,
+                    heads,
                     self.places(),
                 ),
                 norm2: norm(&at / "layernorm_after", d),

@@ -16,7 +16,7 @@ fn is_weight(variable: &Variable) -> bool {
 impl Session {
     /// Reads the weights of another program, by rules that map them to this session's: names,
     /// transposes, parts. Optimizer and random state stay as they are; averages of weights start
-    /// anew from the weights read. No program need have been compiled. Weights are read a part at a
+    /// anew from the weights read, and their remainders from 0. No program need have been compiled. Weights are read a part at a
     /// time, to where the session has them.
     ///
     /// ```no_run
@@ -35,7 +35,7 @@ impl Session {
     /// could be read before cannot be read any more, some weights are those of the file and the
     /// others as before.
     pub fn load_from(&mut self, weights: &Weights, rules: &Rules) -> Result<Loaded> {
-        let loaded = self.read_values(|variables, backend, is_read| {
+        self.read_values(|variables, backend, is_read| {
             let wanted = (0..variables.len()).filter(|&at| is_weight(&variables[at]));
             let shape = |v: &Variable| fixed(&v.info.dims);
             // Only of quantized weights does it matter which tensors the files have.
@@ -88,10 +88,7 @@ impl Session {
                     .for_each(|at| is_read[at] = true);
             }
             Ok(plan.loaded)
-        })?;
-        self.variables
-            .restart_averages(0, &mut *self.memory.backend)?;
-        Ok(loaded)
+        })
     }
 
     /// Writes the weights and statistics in the layout of another program: the rules by which they

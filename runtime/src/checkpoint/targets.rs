@@ -74,6 +74,7 @@ pub(super) fn targets(
                 name: variable.info.name.to_string(),
                 dtype: variable.info.dtype,
                 shape: shape(variable),
+                is_state: !variable.info.is_param,
             };
             return Some((expected, Target::Variable(at)));
         };
@@ -84,6 +85,7 @@ pub(super) fn targets(
             name: of.weight.to_string(),
             dtype: DType::F32,
             shape: of.dims.map(|length| length as u64).to_vec(),
+            is_state: false,
         };
         let parts = Parts {
             numbers: at,

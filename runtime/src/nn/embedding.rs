@@ -6,6 +6,18 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
+/// `x`, if its padding is one of the integers that have a vector.
+#[track_caller]
+fn with_padding<'t>(x: Tensor<'t>, padding: Option<i32>, weight: &Param) -> Tensor<'t> {
+    let count = weight.dims()[0];
+    let outside = padding.filter(|&n| usize::try_from(n).is_ok_and(|n| n >= count) || n < 0);
+    outside.map_or(x, |n| {
+        x.mistake(format!(
+            "an embedding with padding {n}: it is outside 0..{count}, the integers that have a vector"
+        ))
+    })
+}
+
 /// An embedding, a vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight
 /// `[count, width]`.
 ///
@@ -48,6 +60,7 @@ impl Embedding {
 impl Module for Embedding {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = with_padding(x, self.padding, &self.weight);
         let y = x.trace().param_rows(&self.weight, x);
         match self.padding {
             Some(padding) => x.equal(padding).unsqueeze(x.rank()).select(y.detach(), y),
@@ -120,7 +133,7 @@ impl EmbeddingBag {
     /// a bag (`per_sample_weights` of PyTorch).
     #[track_caller]
     pub fn weighted<'t>(&self, x: Tensor<'t>, weights: Tensor<'t>) -> Tensor<'t> {
-        let x = x.require_rank("an embedding bag", 2);
+        let x = with_padding(x, self.padding, &self.weight).require_rank("an embedding bag", 2);
         let y = x.trace().param(&self.weight).embed(x) * weights.unsqueeze(2);
         self.filled(x, y, 0.0).sum_over(1)
     }
@@ -138,7 +151,7 @@ impl EmbeddingBag {
 impl Module for EmbeddingBag {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let x = x.require_rank("an embedding bag", 2);
+        let x = with_padding(x, self.padding, &self.weight).require_rank("an embedding bag", 2);
         let y = x.trace().param(&self.weight).embed(x);
         let counts = self
             .padding

@@ -95,12 +95,7 @@ impl Module for LoraLinear {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let trace = x.trace();
-        let input = if self.dropout > 0.0 {
-            x.dropout(self.dropout)
-        } else {
-            x
-        };
-        let inner = input.matmul(trace.param(&self.down).t());
+        let inner = x.dropout(self.dropout).matmul(trace.param(&self.down).t());
         let adapted = inner.matmul(trace.param(&self.up).t());
         x.apply(&self.base) + adapted * self.scale
     }

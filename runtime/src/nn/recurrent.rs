@@ -217,6 +217,15 @@ impl Network {
         }
     }
 
+    /// The input, if there is a layer to read it.
+    #[track_caller]
+    fn with_layers<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        match self.shape.layers {
+            0 => x.mistake(format!("{} of 0 layers: one or more are needed", self.name)),
+            _ => x,
+        }
+    }
+
     #[track_caller]
     fn declare(at: &Scope, shape: &Shape) -> Vec<Weights> {
         let mut weights = Vec::new();
@@ -346,11 +355,16 @@ impl Network {
         initial: &[Between<'t>],
         lengths: Option<Tensor<'t>>,
     ) -> (Tensor<'t>, Vec<Option<Between<'t>>>) {
+        let x = self.with_layers(x);
         let mut x = x.require_len(self.name, 2, self.shape.inputs);
         let Some(length) = x.len(1) else {
             return (x.require_fixed_axis(self.name, 1), Vec::new());
         };
-        let seen = lengths.map(|lengths| lengths.within(length));
+        // Not in a closure, whose line would be reported.
+        let mut seen = None;
+        if let Some(lengths) = lengths {
+            seen = Some(lengths.require_lengths(length).within(length));
+        }
         let mut last = Vec::new();
         for of_layer in self.weights.chunks(self.shape.directions()) {
             let mut sides = Vec::new();
@@ -528,7 +542,8 @@ impl Lstm {
     /// The results of all steps of the last layer, and the last states h and c of all layers,
     /// `[layers·directions, n, hidden]`. The initial states have the same shape; `None` is zeros. Of
     /// sequences of different lengths, `lengths` (i32 `[n]`) are the numbers of steps that count:
-    /// later results are zeros, and the last state of each is that at its end.
+    /// later results are zeros, and the last state of each is that at its end. A length below 0 or
+    /// beyond the steps fails the run.
     #[track_caller]
     pub fn run<'t>(
         &self,
@@ -558,7 +573,7 @@ macro_rules! run {
             /// `[layers·directions, n, hidden]`. The initial states have the same shape; `None` is
             /// zeros. Of sequences of different lengths, `lengths` (i32 `[n]`) are the numbers of
             /// steps that count: later results are zeros, and the last state of each is that at its
-            /// end.
+            /// end. A length below 0 or beyond the steps fails the run.
             #[track_caller]
             pub fn run<'t>(
                 &self,

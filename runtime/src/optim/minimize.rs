@@ -65,6 +65,32 @@ impl Trace {
     /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
     /// # Ok::<(), slabwise::Error>(())
     /// ```
+    ///
+    /// A mean over the labels of a part that are not
+    /// [ignored](crate::tensor::CrossEntropy::ignore) would count a label more in a part with few of
+    /// them. The sum of a part by the mean number of labels is right:
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::{nn::Linear, optim::Sgd};
+    /// use slabwise::tensor::{CrossEntropy, Reduction};
+    /// # let params = Params::seeded(0);
+    /// # let layer = Linear::new(&params.root() / "layer", 8, 3);
+    /// # let trace = Trace::training();
+    /// # let (x, labels) = (trace.input("x", F32, (64, 8)), trace.input("labels", I32, (64,)));
+    /// let options = CrossEntropy {
+    ///     ignore: Some(-100),
+    ///     reduction: Reduction::Sum,
+    ///     ..CrossEntropy::default()
+    /// };
+    /// let each = labels.not_equal(-100).cast(F32).sum() / 4.0;
+    /// let (x, labels) = (x.split(0, 4), labels.split(0, 4));
+    /// let loss = trace.minimize_in_parts(4, Sgd::new(0.1), |i| {
+    ///     x[i].apply(&layer).cross_entropy_with(labels[i], options) / each
+    /// });
+    /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
     #[track_caller]
     pub fn minimize_in_parts<'t>(
         &'t self,

@@ -147,7 +147,11 @@ pub trait Optimizer {
     /// The same with the states of weights, such as Adam's averages, stored in this type, f16 or
     /// bf16, in half the bytes of f32. A step computes with them in f32 and rounds the new states.
     /// In bf16 a slow average then stagnates: if a step changes it by less than 2⁻⁹ of itself, as
-    /// for Adam's v with its usual β₂ = 0.999, it is rounded back to its old value.
+    /// for Adam's v with its usual β₂ = 0.999, it is rounded back to its old value. In f16 numbers
+    /// below 2⁻²⁵ become 0 and those from 65,520 on infinite. An average of squares such as Adam's v
+    /// then forgets gradients below √(2⁻²⁵/(1 − β₂)), 0.0055 with β₂ = 0.999, and its steps grow to
+    /// 1/√(1 − β₂) times their length, 32; gradients of 256 and more make it infinite, and the weight
+    /// stays as it is from then on. f16 suits states of the size of gradients, such as a momentum.
     ///
     /// ```
     /// # use slabwise::{optim::{AdamW, Optimizer}, prelude::*};
@@ -166,7 +170,8 @@ pub trait Optimizer {
     /// rounding error of the last step, so that weight + remainder is the weight in f32, and
     /// updates below the resolution of the half type accumulate. Together they take 6 bytes an
     /// element; 4 with [`states_in`](Optimizer::states_in) after it, where the remainder is rounded
-    /// too (Kahan 1965).
+    /// too (Kahan 1965). A weight that is loaded without its remainder, set or copied has a
+    /// remainder of 0.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, optim::{Optimizer, Sgd}, prelude::*};

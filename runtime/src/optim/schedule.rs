@@ -98,6 +98,8 @@ pub struct Schedule {
     course: Course,
     rate: f64,
     warmup: u32,
+    /// A floor that the course does not have.
+    unused_floor: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -141,6 +143,7 @@ impl Schedule {
             course,
             rate,
             warmup: 0,
+            unused_floor: None,
         }
     }
 
@@ -222,12 +225,14 @@ impl Schedule {
         Function(function).into()
     }
 
-    /// A cosine and a polynomial go down to `floor` instead of 0; other schedules have no floor.
+    /// A cosine and a polynomial go down to `floor` instead of 0. Of other schedules a floor is a
+    /// mistake, also of those that [`then`](Schedule::then) and [`times`](Schedule::times) make.
     pub fn floor(mut self, floor: f64) -> Self {
-        if let Course::Cosine { floor: slot, .. } | Course::Polynomial { floor: slot, .. } =
-            &mut self.course
-        {
-            *slot = floor;
+        match &mut self.course {
+            Course::Cosine { floor: slot, .. } | Course::Polynomial { floor: slot, .. } => {
+                *slot = floor;
+            }
+            _ => self.unused_floor = Some(floor),
         }
         self
     }
@@ -254,6 +259,11 @@ impl Schedule {
     pub(super) fn check(&self) -> Result<(), String> {
         at_least_zero("the learning rate", self.rate)?;
         countable("a warm-up of", self.warmup)?;
+        if let Some(floor) = self.unused_floor {
+            return Err(format!(
+                "a floor of {floor} is given to a schedule without one; give it to the cosine or the polynomial itself"
+            ));
+        }
         let goes_down = |what: &str, total: u32, floor: f64| {
             if total <= self.warmup {
                 return Err(format!(

@@ -56,6 +56,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
                 return *w;
             }
             let remainder = w.state("remainder");
+            trace.mark_remainder(remainder, w.variable);
             Weight {
                 value: w.value + remainder.value(),
                 remainder: Some(remainder),

@@ -106,8 +106,8 @@ impl Session {
     /// Copies the weights and statistics under one path to those of the same names under another,
     /// on the device: all of `online.…` to `target.…`, to update a target network for instance. A
     /// path is that of a [scope](crate::Scope), or the full name of one weight. Both models are
-    /// declared in this session's parameters. Gives the number of tensors copied. Averages stay, as
-    /// [`Session::set_value`] leaves them.
+    /// declared in this session's parameters. Gives the number of tensors copied. Averages stay and
+    /// remainders end, as by [`Session::set_value`].
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -191,7 +191,7 @@ impl Session {
         }
         let backend = &mut *self.memory.backend;
         self.variables
-            .restart_idle_averages(|weight| below(to, weight), backend)?;
+            .restart_idle(|weight| below(to, weight), backend)?;
         Ok(pairs.len())
     }
 
@@ -264,7 +264,9 @@ impl Session {
     ///
     /// The average that an optimizer keeps of a weight stays, so that a weight can be replaced for a
     /// while; set the state `ema.<name>` too to begin it anew. The average of a weight that no
-    /// program trains becomes the new value.
+    /// program trains becomes the new value. The remainder of a
+    /// [master weight](crate::optim::Optimizer::master_weights) becomes 0, so that the next step
+    /// starts from the new value.
     ///
     /// # Errors
     /// If nothing has the name, the array has another shape or type, or the variable's type cannot
@@ -281,7 +283,7 @@ impl Session {
         self.write_value(name, array)?;
         let backend = &mut *self.memory.backend;
         self.variables
-            .restart_idle_averages(|weight| weight == name, backend)
+            .restart_idle(|weight| weight == name, backend)
     }
 
     /// Writes the elements of a weight or state.

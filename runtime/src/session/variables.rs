@@ -270,7 +270,8 @@ impl Variables {
                 crate::init::fill(info, seed, memory, region, team, &mut last)
             })
         });
-        let done = filled.and_then(|()| self.restart_averages(first, &mut *memory.backend));
+        let all = first..self.list.len();
+        let done = filled.and_then(|()| self.restart(all, &mut *memory.backend));
         if done.is_err() {
             self.forget(first, &mut *memory.backend);
         }
@@ -312,24 +313,45 @@ impl Variables {
         Ok(total)
     }
 
-    /// Sets the averages among the variables from `first` on to their weights' values.
-    pub fn restart_averages(&self, first: usize, backend: &mut dyn Backend) -> Result<()> {
-        self.restart(first..self.list.len(), backend)
+    /// Restarts what belongs to weights that have been read, unless it has been read too: averages
+    /// become the weights, rounding errors zeros.
+    pub fn restart_beside(&self, is_read: &[bool], backend: &mut dyn Backend) -> Result<()> {
+        let is_new = |weight: &str| self.by_name.get(weight).is_some_and(|&at| is_read[at]);
+        let stale = |&at: &usize| {
+            let weight = self.list[at].info.average_of.as_ref();
+            !is_read[at] && weight.is_some_and(|weight| is_new(weight))
+        };
+        self.restart((0..self.list.len()).filter(stale), backend)?;
+        self.end_remainders(|at, weight| !is_read[at] && is_new(weight), backend)
     }
 
-    /// Sets the averages of some weights that no program keeps to the weights' values.
-    pub fn restart_idle_averages(
-        &self,
-        of: impl Fn(&str) -> bool,
-        backend: &mut dyn Backend,
-    ) -> Result<()> {
+    /// Restarts what belongs to some weights that have been set: averages that no program keeps
+    /// become the weights, rounding errors zeros.
+    pub fn restart_idle(&self, of: impl Fn(&str) -> bool, backend: &mut dyn Backend) -> Result<()> {
         let is_idle = |&at: &usize| {
             let weight = self.list[at].info.average_of.as_ref();
             weight.is_some_and(|weight| of(weight) && !self.shared.keeps_average(weight))
         };
-        self.restart((0..self.list.len()).filter(is_idle), backend)
+        self.restart((0..self.list.len()).filter(is_idle), backend)?;
+        self.end_remainders(|_, weight| of(weight), backend)
     }
 
+    /// Zeroes the rounding errors of which `ends` is true, given their index and their weight.
+    fn end_remainders(
+        &self,
+        ends: impl Fn(usize, &str) -> bool,
+        backend: &mut dyn Backend,
+    ) -> Result<()> {
+        for (at, Variable { info, region }) in self.list.iter().enumerate() {
+            let weight = info.remainder_of.as_ref();
+            if weight.is_some_and(|weight| ends(at, weight)) {
+                backend.fill(region, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the averages among these variables to their weights' values.
     fn restart(
         &self,
         averages: impl Iterator<Item = usize>,

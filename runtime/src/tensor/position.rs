@@ -4,8 +4,9 @@ use std::f64::consts::TAU;
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
 
-use super::{Operand, Tensor};
+use super::{Operand, Tensor, check_index};
 use crate::ops::GraphBuilder;
 use crate::trace::{Line, Trace};
 
@@ -297,6 +298,17 @@ impl<'t> Tensor<'t> {
                     .stack(&[angles.sin(), angles.cos()], last + 1)
                     .flatten(last),
             }
+        })
+    }
+
+    /// These lengths, i32, of which one below 0 or beyond `longest` fails the run.
+    #[track_caller]
+    pub(crate) fn require_lengths(self, longest: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            if g.dtype(ids[0]) == DType::I32 {
+                check_index(g, ids[0], Size::fixed(longest as i64 + 1));
+            }
+            Ok(ids[0])
         })
     }
 

@@ -34,7 +34,9 @@ impl<'t> Tensor<'t> {
 
     /// The mean of this loss over the whole batch, on every rank of the
     /// [world](crate::Session::on) that the session is in: a rank's loss, the mean over its own
-    /// examples, is weighted by their number. In a world of one, the loss itself. An f32 scalar.
+    /// examples, is weighted by their number, not by that of labels that are not
+    /// [ignored](crate::tensor::CrossEntropy::ignore). In a world of one, the loss itself. An f32
+    /// scalar.
     #[track_caller]
     pub fn mean_over_ranks(self) -> Tensor<'t> {
         let (at, trace) = (Location::caller(), self.trace());

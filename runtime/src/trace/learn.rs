@@ -10,7 +10,7 @@ use slabwise_kernels::size::Size;
 
 use super::handle::Tensor;
 use super::ranks::Summed;
-use super::state::STEPS;
+use super::state::{STEPS, State};
 use super::{Building, Line, Trace};
 use crate::graph::{Graph, Phase, QuantizedRole, VariableInfo};
 use crate::ops::{GraphBuilder, NodeId};
@@ -418,6 +418,14 @@ impl Trace {
         let before = self.building.borrow_mut().owner.replace(Arc::from(owner));
         work();
         self.building.borrow_mut().owner = before;
+    }
+
+    /// Marks a state as the rounding error of a variable, with which it ends.
+    pub(crate) fn mark_remainder(&self, state: State<'_>, of: u32) {
+        let variables = &mut self.building.borrow_mut().graph.variables;
+        if let Some(remainder) = state.variable() {
+            variables[remainder as usize].remainder_of = Some(variables[of as usize].name.clone());
+        }
     }
 
     /// Keeps an average of a variable's value after each step: average ← decay·average + (1 −

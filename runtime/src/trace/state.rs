@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::handle::Tensor;
 use super::operand::number;
 use super::{Held, Line, Trace, resolve};
-use crate::graph::{Counter, VariableInfo};
+use crate::graph::{Counter, Graph, VariableInfo};
 use crate::ops::{GraphBuilder, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
@@ -116,6 +116,7 @@ pub(super) fn variable(
         is_param,
         trained: is_param,
         average_of: None,
+        remainder_of: None,
         whole: None,
         part: None,
         data: None,
@@ -435,7 +436,8 @@ impl Trace {
     }
 
     /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling
-    /// that reads it increments its last number.
+    /// that reads it increments its last number. Others read 0 in its place, because training in the
+    /// same session is not to change their numbers.
     pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
         let dims = Dims::from_slice(&[Size::fixed(3)]);
         let advances = self.is_training() || self.sampling;
@@ -449,18 +451,25 @@ impl Trace {
             &Arc::from(""),
             variable(Arc::from(name), DType::I32, dims, Init::RandomState, false),
         );
-        if advances && !self.is_assigned(state) {
-            let next = self.record(at, &[state.value()], |g, ids| {
-                // + [0, 0, 1], without an array of constants.
+        // Without an array of constants.
+        let is_last = |g: &mut Graph, dims: &Dims| {
+            let strides = Dims::from_slice(&[Size::ONE]);
+            let place = g.emit(Op::Index(strides), &[], DType::I32, dims.clone());
+            let last = g.full(2.0, DType::I32, dims);
+            g.scalar(ScalarOp::Eq, &[place, last])
+        };
+        if !advances {
+            return self.record(at, &[state.value()], |g, ids| {
                 let dims = g.dims(ids[0]).clone();
-                let place = g.emit(
-                    Op::Index(Dims::from_slice(&[Size::ONE])),
-                    &[],
-                    DType::I32,
-                    dims.clone(),
-                );
-                let last = g.full(2.0, DType::I32, &dims);
-                let is_last = g.scalar(ScalarOp::Eq, &[place, last]);
+                let is_last = is_last(g, &dims);
+                let zero = g.full(0.0, DType::I32, &dims);
+                Ok(g.scalar(ScalarOp::Select, &[is_last, zero, ids[0]]))
+            });
+        }
+        if !self.is_assigned(state) {
+            let next = self.record(at, &[state.value()], |g, ids| {
+                let dims = g.dims(ids[0]).clone();
+                let is_last = is_last(g, &dims);
                 let one = g.cast(is_last, DType::I32);
                 Ok(g.add(ids[0], one))
             });

@@ -69,7 +69,9 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// Weights that the file does not have keep their values.
+    /// Weights and states that the file does not have keep their values, except for averages and
+    /// remainders of weights that it has: averages start anew from the weights read, remainders
+    /// from 0.
     #[must_use]
     pub fn allow_missing(self) -> Self {
         LoadOptions {
@@ -145,6 +147,8 @@ pub(crate) struct Expected {
     pub name: String,
     pub dtype: DType,
     pub shape: Vec<u64>,
+    /// Optimizer or random state, not a part of the model.
+    pub is_state: bool,
 }
 
 /// The name in the file of each expected tensor, if the file has it, and the differences.
@@ -181,17 +185,26 @@ pub(crate) fn fit<'f>(
         }
     }
     let (mut loaded, mut found) = (Loaded::default(), Vec::new());
-    for Expected { name, dtype, shape } in expected {
+    let (mut missing_states, mut fitting) = (0, Vec::new());
+    for Expected {
+        name,
+        dtype,
+        shape,
+        is_state: of_state,
+    } in expected
+    {
         let there = of_name.remove(&**name);
         let Some(info) = there.and_then(|there| file.tensors.get(there)) else {
             found.push(None);
             loaded.missing.push(name.clone());
             if !options.allow_missing {
+                missing_states += usize::from(*of_state);
                 problems.push(format!("missing: `{}` ({dtype} {shape:?})", brief(name)));
             }
             continue;
         };
         found.push(there);
+        fitting.extend(there);
         loaded.count += 1;
         if info.shape != *shape {
             problems.push(format!(
@@ -213,7 +226,7 @@ pub(crate) fn fit<'f>(
             }
         }
     }
-    let (mut states, mut unexpected) = (0, Vec::new());
+    let (mut extra_states, mut unexpected) = (0, Vec::new());
     for &name in of_name.values() {
         loaded.extra.push(name.into());
         let Some(info) = file.tensors.get(name).filter(|_| !options.ignore_extra) else {
@@ -221,7 +234,7 @@ pub(crate) fn fit<'f>(
         };
         // A type that no model can have does not indicate another model.
         if let Some(dtype) = from_format(info.dtype) {
-            states += usize::from(is_state(name));
+            extra_states += usize::from(is_state(name));
             unexpected.push(name);
             problems.push(format!(
                 "unexpected: `{}` ({dtype} {:?})",
@@ -233,13 +246,17 @@ pub(crate) fn fit<'f>(
     if problems.is_empty() {
         return Ok((found, loaded));
     }
-    let help = if states == problems.len() {
+    let help = if missing_states + extra_states < problems.len() {
+        help(&loaded.missing, &unexpected, &fitting)
+    } else if missing_states == 0 {
         format!(
-            "these {states} are optimizer or random state of a training, which no program compiled in this session has: \
+            "these {extra_states} are optimizer or random state of a training, which no program compiled in this session has: \
              Session::load_weights reads the weights alone; to go on training, compile the training program first"
         )
     } else {
-        help(&loaded.missing, &unexpected)
+        "the weights fit, and only optimizer or random state differs: Session::load_weights reads the weights alone; \
+         to go on training, load a file that a session with this training program saved"
+            .into()
     };
     let more = problems.len().saturating_sub(PROBLEMS_MAX);
     problems.truncate(PROBLEMS_MAX);
@@ -254,19 +271,19 @@ pub(crate) fn fit<'f>(
     })
 }
 
-/// The remedy for names that are missing and others that are there.
-fn help(missing: &[String], unexpected: &[&str]) -> String {
-    let prefix = missing.iter().find_map(|name| {
-        let longer = unexpected
-            .iter()
-            .find_map(|there| there.strip_suffix(&**name))
-            .map(|prefix| (prefix, ""));
-        longer.or_else(|| {
-            unexpected
-                .iter()
-                .find_map(|there| name.strip_suffix(there))
-                .map(|prefix| ("", prefix))
-        })
+/// The remedy for names that are missing and others that are there, beside those that fit.
+fn help(missing: &[String], unexpected: &[&str], fitting: &[&str]) -> String {
+    let pairs = missing
+        .iter()
+        .flat_map(|name| unexpected.iter().map(move |there| (&**name, *there)));
+    let mut prefixes = pairs.filter_map(|(name, there)| {
+        let longer = there.strip_suffix(name).map(|from| (from, ""));
+        longer.or_else(|| name.strip_suffix(there).map(|to| ("", to)))
+    });
+    // A prefix ends with a part of a name, and no name that fits has it.
+    let prefix = prefixes.find(|(from, to)| {
+        (from.ends_with('.') || to.ends_with('.'))
+            && !fitting.iter().any(|name| name.starts_with(from))
     });
     match prefix {
         Some((from, to)) => format!(

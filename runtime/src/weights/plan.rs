@@ -119,7 +119,9 @@ impl<'w> LoadPlan<'w> {
         };
         let mut missing = Vec::new();
         for weight in expected {
-            let Expected { name, dtype, shape } = weight;
+            let Expected {
+                name, dtype, shape, ..
+            } = weight;
             let Some(tensor) = mapped.tensors.remove(name) else {
                 let allowed = any(name, &|rule| match rule {
                     Rule::AllowMissing(pattern) => Some(pattern),

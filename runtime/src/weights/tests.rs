@@ -279,6 +279,7 @@ fn expected(name: &str, dtype: DType, shape: &[u64]) -> Expected {
         name: name.into(),
         dtype,
         shape: shape.to_vec(),
+        is_state: false,
     }
 }
 

@@ -25,6 +25,8 @@ pub struct VariableInfo {
     pub trained: bool,
     /// The variable of which this is an average: it starts with that variable's value.
     pub average_of: Option<Arc<str>>,
+    /// The weight whose rounding error this is: it ends when that weight is replaced.
+    pub remainder_of: Option<Arc<str>>,
     /// The shape of the whole variable, if each rank holds an equal part. The part is one row.
     pub whole: Option<Dims>,
     /// The quantized weight that this is a part of.

@@ -35,9 +35,15 @@ use crate::trace::Line;
 pub struct CrossEntropy<'t> {
     /// The axis of the classes; the last one if `None`. In PyTorch it is axis 1.
     pub class_axis: Option<usize>,
-    /// A label whose elements have no loss and do not count in a mean.
+    /// A label whose elements have no loss and do not count in a mean. Where a mean is one of several
+    /// parts of a batch, such as micro-batches and ranks, or of several batches, the mean of all
+    /// would need weights by the labels that count, and those of parts and batches are their rows.
+    /// Divide a [`Reduction::Sum`] by the number of labels of all parts, as
+    /// [`Trace::minimize_in_parts`](crate::Trace::minimize_in_parts) shows, and evaluate by
+    /// [`Session::mean_of_sums`](crate::Session::mean_of_sums).
     pub ignore: Option<i32>,
-    /// A weight for each class, f32 `[classes]`. A mean divides by the weights of the labels.
+    /// A weight for each class, f32 `[classes]`. A mean divides by the weights of the labels, to
+    /// which the same applies as to those that are [ignored](CrossEntropy::ignore).
     pub weights: Option<Tensor<'t>>,
     /// Label smoothing: the share of a label, in 0..=1, that is spread evenly over all classes
     /// (Szegedy et al. 2016).

@@ -3,10 +3,11 @@
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
 
 use super::Reduction;
 use crate::ops::GraphBuilder;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, check_index};
 
 /// The logarithm of the probability of an impossible state: finite, so that no difference of two is
 /// NaN, and far below any that is possible.
@@ -18,9 +19,10 @@ pub struct Ctc<'t> {
     /// The class that stands for no label.
     pub blank: i32,
     /// The steps of each example, i32 `[n]`; all if `None`. Later steps count for nothing. No steps
-    /// fit no labels, with a loss of 0.
+    /// fit no labels, with a loss of 0. A length below 0 or beyond the steps fails the run.
     pub input_lengths: Option<Tensor<'t>>,
-    /// The labels of each example, i32 `[n]`; all if `None`. Later labels may be any number.
+    /// The labels of each example, i32 `[n]`; all if `None`. Later labels may be any number. A length
+    /// below 0 or beyond the labels fails the run.
     pub target_lengths: Option<Tensor<'t>>,
     /// Whether the loss of labels that do not fit into the steps is 0, with a gradient of 0, instead
     /// of infinite.
@@ -94,6 +96,15 @@ impl<'t> Tensor<'t> {
                         g.symbols.show(g.dims(lengths))
                     ));
                 }
+            }
+            // Others would count as all steps, or as labels that do not fit.
+            let given = [
+                (options.input_lengths, time),
+                (options.target_lengths, count),
+            ];
+            let given = given.iter().filter(|(lengths, _)| lengths.is_some());
+            for (&lengths, &(_, most)) in ids[2..].iter().zip(given) {
+                check_index(g, lengths, Size::fixed(most as i64 + 1));
             }
             sizes = [time, count];
             Ok(ids[0])
