@@ -9,7 +9,7 @@ use slabwise::data::Mnist;
 use slabwise::nn::{Bag, Embedding, EmbeddingBag, Gru, Linear, LoraLinear, Lstm};
 use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
 use slabwise::prelude::*;
-use slabwise::tensor::Ctc;
+use slabwise::tensor::{Ctc, Rope, RopeScaling};
 
 fn session(params: Params) -> Session {
     Session::new(Device::Cpu, params)
@@ -720,6 +720,23 @@ fn options_of_layers_are_checked() {
     let lstm: &dyn Fn(Scope) -> Layer = &|at| Box::new(Lstm::new(at, 4, 4).layers(0));
     let said = refused(lstm, F32, (3, 4));
     assert_has(&said, &[file!(), "lstm", "0 layers"]);
+}
+
+/// Bases and scalings whose frequencies are no numbers gave NaN for every token.
+#[test]
+fn frequencies_of_rotary_positions_are_finite() {
+    for rope in [
+        Rope::new(4).base(0.0),
+        Rope::new(4).base(-2.0),
+        Rope::new(4).base(f32::NAN),
+        Rope::new(4).scaling(RopeScaling::Linear(0.0)),
+    ] {
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (2, 3, 4));
+        let (y, line) = (x.rope(trace.arange(3), &rope), line!());
+        let said = text(session(Params::seeded(0)).compile(&trace, [y]));
+        assert_has(&said, &[&location(line), "rope of [2, 3, 4]", "not finite"]);
+    }
 }
 
 /// Numbers of steps beyond those of a sequence fail the run, as in PyTorch.

@@ -145,7 +145,7 @@ impl<'t> Encoded<'t> {
     }
 
     /// The mean of the vectors of the tokens that are present (truth values `[n, length]`):
-    /// `[n, width]`, as sentence embeddings are made.
+    /// `[n, width]`, as sentence embeddings are made; zeros of a text without any.
     #[track_caller]
     pub fn mean_where(self, present: Tensor<'t>) -> Tensor<'t> {
         if present.len(1) != Some(self.length) {
@@ -155,7 +155,9 @@ impl<'t> Encoded<'t> {
             ));
         }
         let weights = present.cast(slabwise::DType::F32).unsqueeze(2);
-        let sum = (self.tokens() * weights).sum_over(1);
+        // Vectors of a text without a present token are NaN.
+        let counted = weights.gt(0.0).select(self.tokens() * weights, 0.0);
+        let sum = counted.sum_over(1);
         sum / weights.sum_over(1).maximum(1e-9)
     }
 }

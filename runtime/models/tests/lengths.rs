@@ -116,6 +116,31 @@ fn an_encoder_reads_texts_of_other_lengths() {
     assert_eq!(shapes, [[4, 1, 10], [4, 2, 10], [4, 4, 10], [4, 6, 10]]);
 }
 
+/// A row without a text, as fills up the last batch, is zeros, as in the usual mean pooling.
+#[test]
+fn a_text_of_absent_tokens_has_a_vector_of_zeros() {
+    let params = Params::seeded(1);
+    let encoder = BERT.encoder(&params.root());
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::inference();
+    let tokens_in = trace.input("tokens", I32, (2, 4));
+    let seen = trace.input("present", Bool, (2, 4));
+    let vectors = encoder.encode(tokens_in, None, Some(seen)).mean_where(seen);
+    let program = session.compile(&trace, [vectors]).expect("it compiles");
+    let mut run = |second: usize| {
+        let seen = Array2::from_shape_fn((2, 4), |(row, at)| row == 0 || at < second);
+        let out = session.run(&program, (&tokens(2, 4), &seen));
+        out.expect("a run")[0].array::<f32>().expect("f32")
+    };
+    let (without, with) = (run(0), run(3));
+    assert_eq!(without.slice(s![0, ..]), with.slice(s![0, ..]));
+    assert!(with.iter().all(|x| x.is_finite()));
+    assert!(
+        without.slice(s![1, ..]).iter().all(|x| *x == 0.0),
+        "{without}"
+    );
+}
+
 #[track_caller]
 fn assert_says((text, line): (String, u32), parts: &[&str]) {
     let place = format!("{}:{line}:", file!());

@@ -180,6 +180,7 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn rope(self, positions: Tensor<'t>, rope: &Rope) -> Tensor<'t> {
         let at = Location::caller();
+        let (frequencies, scale) = rope.frequencies();
         let x = self.trace.record(at, &[self, positions], |g, ids| {
             let (x, of_positions) = (g.dims(ids[0]), g.dims(ids[1]));
             let say = |why: &str| {
@@ -203,12 +204,17 @@ impl<'t> Tensor<'t> {
             if of_positions.is_empty() || of_positions.len() >= x.len() {
                 return say("positions [length] or [batch…, length] are needed");
             }
+            if !(scale.is_finite() && frequencies.iter().all(|f| f.is_finite())) {
+                let Rope { base, scaling, .. } = rope;
+                return say(&format!(
+                    "the frequencies of a base of {base} with the scaling {scaling:?} are not finite"
+                ));
+            }
             Ok(ids[0])
         });
         if x.is_poisoned() {
             return x;
         }
-        let (frequencies, scale) = rope.frequencies();
         self.trace.on_behalf(at, || {
             let frequencies = table(self.trace, at, &frequencies);
             let angles = positions.cast(DType::F32).unsqueeze(positions.rank()) * frequencies;
