@@ -7,7 +7,7 @@ use builder::Builder;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
-use slabwise_kernels::dtype::DType;
+use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
@@ -111,6 +111,63 @@ fn softmax(bencher: Bencher, (rows, cols): (i64, i64)) {
     let out = b.operand(&[cols, 1]);
     b.store(y, out);
     bench(b, bencher, 1);
+}
+
+/// Sums of the rows of 2²⁰ elements.
+#[divan::bench(args = [2, 3, 4, 7, 8, 10, 16, 1024])]
+fn row_sums(bencher: Bencher, cols: i64) {
+    let mut b = Builder::new(&[(1 << 20) / cols, cols], 1);
+    let x = b.load(&[cols, 1]);
+    let sum = b.reduce(ReduceOp::Sum, x);
+    let out = b.operand(&[1, 0]);
+    b.store(sum, out);
+    bench(b, bencher, 1);
+}
+
+/// Rows of 2²⁰ elements, divided by their lengths.
+#[divan::bench(args = [2, 3, 4, 7, 8, 10, 16, 1024])]
+fn normalized_rows(bencher: Bencher, cols: i64) {
+    let mut b = Builder::new(&[(1 << 20) / cols, cols], 1);
+    let x = b.load(&[cols, 1]);
+    let square = b.op(ScalarOp::Mul, &[x, x]);
+    let sum = b.reduce(ReduceOp::Sum, square);
+    let length = b.op(ScalarOp::Sqrt, &[sum]);
+    let y = b.op(ScalarOp::Div, &[x, length]);
+    let out = b.operand(&[cols, 1]);
+    b.store(y, out);
+    bench(b, bencher, 1);
+}
+
+/// 1.5 x + 0.25 of numbers of each type.
+#[divan::bench(args = [DType::F32, DType::F16, DType::BF16])]
+fn stored_halves(bencher: Bencher, dtype: DType) {
+    let mut b = Builder::new(&[1 << 20], 0);
+    let x = b.typed(dtype, &[1]);
+    let x = b.inst(Inst::Load(x));
+    let (factor, more) = (b.number(1.5), b.number(0.25));
+    let product = b.op(ScalarOp::Mul, &[x, factor]);
+    let y = b.op(ScalarOp::Add, &[product, more]);
+    let out = b.typed(dtype, &[1]);
+    b.store(y, out);
+    bench(b, bencher, 1);
+}
+
+/// Elementwise functions of 2²⁰ numbers.
+#[divan::bench(args = float_functions())]
+fn functions(bencher: Bencher, op: ScalarOp) {
+    let mut b = Builder::new(&[1 << 20], 0);
+    let x = b.load(&[1]);
+    let y = b.op(op, &[x, x]);
+    let out = b.operand(&[1]);
+    b.store(y, out);
+    bench(b, bencher, 1);
+}
+
+/// The functions of one and two numbers of the table.
+fn float_functions() -> impl Iterator<Item = ScalarOp> {
+    let on_floats =
+        |op: &ScalarOp| op.arity() < 3 && op.lane(&[Lane::F32; 3][..op.arity()]) == Some(Lane::F32);
+    ScalarOp::ALL.iter().copied().filter(on_floats)
 }
 
 /// p, m, v from p, m, v, g, in place.

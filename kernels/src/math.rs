@@ -257,6 +257,48 @@ pub(crate) fn tanh_end<A: Arith>(x: f32, t: f32) -> f32 {
     f32::from_bits(magnitude.to_bits() | (x.to_bits() & (1 << 31)))
 }
 
+/// The nearest number that an IEEE half can hold, halves to even; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn round_f16(x: f32) -> f32 {
+    /// The smallest normal half, and the least magnitude that rounds to infinity.
+    const NORMAL: f32 = 6.103_515_6e-5;
+    const INFINITE: f32 = 65_520.0;
+    /// Half of the distance of two normal halves, in the last places of an f32, and their mask.
+    const HALF: u32 = 1 << 12;
+    const DROPPED: u32 = 2 * HALF - 1;
+    let magnitude = x.abs();
+    let bits = magnitude.to_bits();
+    // A carry out of the significand increments the exponent, which is right.
+    let odd = bits / (2 * HALF) & 1;
+    let normal = f32::from_bits((bits + HALF - 1 + odd) & !DROPPED);
+    // Numbers around 0.5 are as far apart as subnormal halves.
+    let subnormal = (magnitude + 0.5) - 0.5;
+    let rounded = if magnitude < NORMAL {
+        subnormal
+    } else {
+        normal
+    };
+    let rounded = if magnitude >= INFINITE {
+        f32::INFINITY
+    } else {
+        rounded
+    };
+    let rounded = if x.is_nan() { x } else { rounded };
+    signed(rounded, x)
+}
+
+/// The nearest number that a bfloat16 can hold, halves to even; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn round_bf16(x: f32) -> f32 {
+    const HALF: u32 = 1 << 15;
+    let bits = x.to_bits();
+    let odd = bits >> 16 & 1;
+    let rounded = bits.wrapping_add(HALF - 1 + odd) & 0xFFFF_0000;
+    // A NaN must not become another number, and needs a bit that remains.
+    let nan = (bits | 0x0040_0000) & 0xFFFF_0000;
+    f32::from_bits(if x.is_nan() { nan } else { rounded })
+}
+
 /// The exponent k and the argument f of the remaining logarithm: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f
 /// < √2`, for positive normal floats.
 #[inline(always)]

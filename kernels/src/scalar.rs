@@ -516,9 +516,9 @@ scalar_ops! {
     /// The nearest integer, halves to even
     Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
     /// The nearest number that an IEEE half can hold, halves to even; its derivative is 1
-    RoundF16 "round_f16" Float(x) { f32: half::f16::from_f32(x).to_f32(), "widen(narrow_f16({x}))"; } grad [1.0];
+    RoundF16 "round_f16" Float(x) { f32: math::round_f16(x), "widen(narrow_f16({x}))"; } grad [1.0];
     /// The nearest number that a bfloat16 can hold, halves to even; its derivative is 1
-    RoundBf16 "round_bf16" Float(x) { f32: half::bf16::from_f32(x).to_f32(), "widen(narrow_bf16({x}))"; } grad [1.0];
+    RoundBf16 "round_bf16" Float(x) { f32: math::round_bf16(x), "widen(narrow_bf16({x}))"; } grad [1.0];
     /// x < y
     Lt "lt" Compare(x, y) { f32: x < y, "{x} < {y}"; i32: x < y, "{x} < {y}"; } grad none;
     /// x ≤ y

@@ -437,3 +437,22 @@ fn the_gamma_function_and_its_derivatives_are_correct() {
     ];
     assert!(nan.iter().all(|x| x.is_nan()) && lgamma(f32::NAN).is_nan());
 }
+
+#[test]
+fn halves_are_rounded_as_their_types_round() {
+    let ties = (0..=u32::MAX).step_by(1 << 12);
+    let beside_ties = ties.flat_map(|x| [x.saturating_sub(1), x, x | 1]);
+    for x in beside_ties
+        .chain((0..=u32::MAX).step_by(4_099))
+        .map(f32::from_bits)
+    {
+        let (f16, bf16) = (
+            half::f16::from_f32(x).to_f32(),
+            half::bf16::from_f32(x).to_f32(),
+        );
+        for (name, got, expected) in [("f16", round_f16(x), f16), ("bf16", round_bf16(x), bf16)] {
+            let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+            assert!(same, "{name} of {x:e}: {got:e}, not {expected:e}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use slabwise_kernels::spec::{Inst, ReduceOp, Spec};
 
 use crate::builder::Builder;
 use crate::reference;
-use crate::support::{Bytes, run_all};
+use crate::support::{Bytes, Choices, run_all};
 
 fn le(x: &[i32]) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -692,6 +692,55 @@ fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
                     .all(|&at| bits(known, at) == bits(&bounded, at)),
                 "{channels} sums of {points} on {isa}"
             );
+        }
+    }
+}
+
+/// The sum of a short row has the same bits beside any number of other rows.
+#[test]
+fn short_rows_have_the_same_bits_beside_other_rows() {
+    let mut c = Choices::new(71);
+    for cols in [2, 3, 4, 5, 6, 7, 8, 10] {
+        for (rows, outer) in [(3, 1), (200, 1), (1000, 1), (40, 3), (3, 40)] {
+            let all = rows * outer * cols;
+            let x: Vec<f32> = (0..all).map(|_| c.unit()).collect();
+            let run = |rows: usize, outer: usize, x: &[f32]| {
+                let dims = [outer as i64, rows as i64, cols as i64];
+                let mut b = Builder::new(&dims, 1);
+                let v = b.load(&[dims[1] * dims[2], dims[2], 1]);
+                let square = b.op(ScalarOp::Mul, &[v, v]);
+                let sum = b.reduce(ReduceOp::Sum, square);
+                let y = b.op(ScalarOp::Div, &[v, sum]);
+                // Transposed, so that the kept axes are not joined.
+                let sums = b.operand(&[1, dims[0], 0]);
+                let quotients = b.operand(&[dims[1] * dims[2], dims[2], 1]);
+                b.store(sum, sums);
+                b.store(y, quotients);
+                let mut bytes = Bytes::new();
+                bytes.push_f32(x);
+                bytes.push_f32(&vec![f32::NAN; rows * outer]);
+                bytes.push_f32(&vec![f32::NAN; rows * outer * cols]);
+                let env = Env::default();
+                let runs = run_all(&b.spec, &env, &env, &bytes);
+                runs.into_iter()
+                    .map(|(isa, run)| (isa, run.f32s(1), run.f32s(2)))
+            };
+            let whole: Vec<_> = run(rows, outer, &x).collect();
+            for (r, row) in x.chunks(cols).enumerate() {
+                // (A few rows of many are enough.)
+                if r % 97 != 0 && r + 1 != rows * outer {
+                    continue;
+                }
+                let two = [row, row].concat();
+                for ((isa, sums, quotients), (_, sum, quotient)) in
+                    whole.iter().zip(run(2, 1, &two))
+                {
+                    let at = r % rows * outer + r / rows;
+                    let label = format!("{isa:?}, row {r} of {rows} × {outer}, {cols} elements");
+                    assert_eq!(sums[at].to_bits(), sum[0].to_bits(), "{label}");
+                    assert_eq!(quotients[r * cols..][..cols], quotient[..cols], "{label}");
+                }
+            }
         }
     }
 }

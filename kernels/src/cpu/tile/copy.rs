@@ -1,5 +1,6 @@
 //! Copies between memory and registers: widening, narrowing, gathering strided elements.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::ops::View;
@@ -21,6 +22,13 @@ pub(super) struct Block {
 /// The stored type of an element, and its conversion to a lane.
 trait Stored: Copy {
     fn widen(self) -> u32;
+
+    /// The lanes of a row of contiguous elements.
+    fn widen_row(row: &[Self], out: &mut [u32]) {
+        for (out, &x) in out.iter_mut().zip(row) {
+            *out = x.widen();
+        }
+    }
 }
 impl Stored for u32 {
     fn widen(self) -> u32 {
@@ -35,6 +43,12 @@ impl Stored for u8 {
 impl Stored for f16 {
     fn widen(self) -> u32 {
         self.to_f32().to_bits()
+    }
+
+    fn widen_row(row: &[Self], out: &mut [u32]) {
+        // SAFETY: every `u32` is the bits of an f32 of the same size and alignment.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), out.len()) };
+        row.convert_to_f32_slice(out);
     }
 }
 impl Stored for bf16 {
@@ -127,9 +141,7 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
                 let line =
                     std::slice::from_raw_parts(src.offset(r as isize * block.rs), block.cols);
                 let out = std::slice::from_raw_parts_mut(dst.add(r * dst_rs), block.cols);
-                for (out, &x) in out.iter_mut().zip(line) {
-                    *out = x.widen();
-                }
+                T::widen_row(line, out);
             }
         } else if block.rs.unsigned_abs() < block.cs.unsigned_abs() {
             // The memory is contiguous along columns, so the inner loop runs along them.
@@ -166,6 +178,14 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
             }
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => {
                 scatter(view, block, |x: u32| x)
+            }
+            (Lane::F32, DType::F16) if block.cs == 1 && !view.is_invariant() => {
+                for r in 0..block.rows as isize {
+                    let from = view.ptr.offset(r * view.rs).cast();
+                    let to: *mut f16 = block.ptr.cast();
+                    std::slice::from_raw_parts_mut(to.offset(r * block.rs), block.cols)
+                        .convert_from_f32_slice(std::slice::from_raw_parts(from, block.cols));
+                }
             }
             (Lane::F32, DType::F16) => scatter(view, block, |x| f16::from_f32(f32::of(x))),
             (Lane::F32, DType::BF16) => scatter(view, block, |x| bf16::from_f32(f32::of(x))),
