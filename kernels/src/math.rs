@@ -269,7 +269,7 @@ pub(crate) fn round_f16(x: f32) -> f32 {
     let magnitude = x.abs();
     let bits = magnitude.to_bits();
     // A carry out of the significand increments the exponent, which is right.
-    let odd = bits / (2 * HALF) & 1;
+    let odd = (bits / (2 * HALF)) & 1;
     let normal = f32::from_bits((bits + HALF - 1 + odd) & !DROPPED);
     // Numbers around 0.5 are as far apart as subnormal halves.
     let subnormal = (magnitude + 0.5) - 0.5;
@@ -292,7 +292,7 @@ pub(crate) fn round_f16(x: f32) -> f32 {
 pub(crate) fn round_bf16(x: f32) -> f32 {
     const HALF: u32 = 1 << 15;
     let bits = x.to_bits();
-    let odd = bits >> 16 & 1;
+    let odd = (bits >> 16) & 1;
     let rounded = bits.wrapping_add(HALF - 1 + odd) & 0xFFFF_0000;
     // A NaN must not become another number, and needs a bit that remains.
     let nan = (bits | 0x0040_0000) & 0xFFFF_0000;

@@ -80,7 +80,7 @@ fn places(x: Tensor<'_>) -> Tensor<'_> {
 fn graph(build: impl for<'t> Fn(Tensor<'t>) -> Tensor<'t>) -> String {
     let trace = Trace::inference();
     let y = build(trace.input("x", F32, (4, 4, 4)));
-    format!("{}", finished(&trace, &[y]).in_full())
+    finished(&trace, &[y]).in_full()
 }
 
 #[test]
