@@ -34,12 +34,20 @@ const OUTER_POINTS_MIN: usize = 1 << 12;
 /// Lanes that each value kept between passes may take beyond need, so that several points are
 /// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
+/// Rows of fewer elements leave most of the vectors of a reduction along columns empty: several of
+/// them are reduced side by side.
+const SHORT_ROW: usize = VECTOR;
+/// Short rows that are reduced side by side. They are one tile, so that a row has the same bits
+/// beside any number of others.
+const SHORT_COLUMNS: usize = TILE / SHORT_ROW;
 /// The least points of a chunk, times the instructions of the code: some microseconds of work.
 const CHUNK_WORK_MIN: usize = 1 << 15;
 
 /// The choices made about a reduction when it is prepared.
 pub(super) struct Reduction {
     along: Along,
+    /// Whether rows are shorter than [`SHORT_ROW`], and contiguous.
+    is_short: bool,
     kept: usize,
     kept_lanes: usize,
     keeps: bool,
@@ -98,7 +106,18 @@ impl Reduction {
                 "a position among {points} elements does not fit in an i32"
             )));
         }
-        let along = along(spec, bound, order, kept);
+        let contiguous = contiguous_along_kept(spec, bound, order, kept);
+        let is_one_axis = order[kept..]
+            .iter()
+            .filter(|&&axis| size(axis) != 1)
+            .count()
+            == 1;
+        let is_short = contiguous < 0 && is_one_axis && points < SHORT_ROW;
+        let along = if is_short || contiguous > 0 || points == 1 {
+            Along::Rows
+        } else {
+            Along::Columns
+        };
         let all = order[..kept]
             .iter()
             .fold(points, |p, &a| p.saturating_mul(size(a)));
@@ -114,6 +133,7 @@ impl Reduction {
                     .saturating_mul(last.next_multiple_of(VECTOR))
                     .max(code.register())
             }
+            Along::Rows if is_short => (points * SHORT_COLUMNS).max(code.register()),
             // A vector for every point of the space holds all columns.
             Along::Rows => points
                 .saturating_mul(VECTOR)
@@ -127,13 +147,14 @@ impl Reduction {
             }
             code.keep(kept_lanes);
         }
-        let split_words = if passes == 1 && all >= 2 * CHUNK_POINTS_MAX {
+        let split_words = if passes == 1 && !is_short && all >= 2 * CHUNK_POINTS_MAX {
             code.reduction_words()
         } else {
             0
         };
         Ok(Reduction {
             along,
+            is_short,
             kept,
             kept_lanes,
             keeps: kept_values > 0,
@@ -192,7 +213,7 @@ impl Reduction {
             return None;
         }
         let cut = self.cut(bound);
-        let unit = cut.unit(self.along, bound, examples)?;
+        let unit = cut.unit(self, bound, examples)?;
         let parts = self.parts(&cut, bound);
         Some(MicroBatchLimits {
             unit,
@@ -231,8 +252,17 @@ impl Reduction {
     fn cut(&self, bound: &mut Bound) -> Cut {
         let reduced = bound.collapse(0, self.kept);
         let axes = reduced + bound.collapse(reduced, bound.dims().len());
-        let dims = bound.dims();
         let (kept_axis, reduced_axis) = (reduced - 1, axes - 1);
+        if self.is_short {
+            let longest = (0..reduced).max_by_key(|&axis| bound.dims()[axis]);
+            if let Some(longest) = longest.filter(|&axis| {
+                let (short, long) = (bound.dims()[kept_axis], bound.dims()[axis]);
+                short < SHORT_ROW && long >= 4 * short
+            }) {
+                bound.swap_axes(longest, kept_axis);
+            }
+        }
+        let dims = bound.dims();
         let (row, col) = match self.along {
             Along::Columns => (kept_axis, reduced_axis),
             Along::Rows => (reduced_axis, kept_axis),
@@ -261,7 +291,12 @@ impl Reduction {
                 } else {
                     usize::MAX
                 };
-                let wide = dims[col].clamp(1, GROUP_COLUMNS).min(most.max(VECTOR));
+                let columns = if self.is_short {
+                    SHORT_COLUMNS
+                } else {
+                    GROUP_COLUMNS
+                };
+                let wide = dims[col].clamp(1, columns).min(most.max(VECTOR));
                 (
                     wide,
                     (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1),
@@ -346,12 +381,15 @@ impl Cut {
 
     /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where
     /// its length may change the tiles.
-    fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
+    fn unit(&self, reduction: &Reduction, bound: &Bound, examples: usize) -> Option<usize> {
         if self.reduced < self.reduced_axis {
             return Some(1);
         }
+        if reduction.along == Along::Columns || reduction.is_short {
+            return None;
+        }
         let rows = bound.dims()[self.reduced_axis] / examples;
-        (along == Along::Rows).then(|| self.tile_len / gcd(self.tile_len, rows.max(1)))
+        Some(self.tile_len / gcd(self.tile_len, rows.max(1)))
     }
 
     /// Tiles of the examples before this one, of so many; tiles end there, or there are no more
@@ -370,44 +408,35 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The direction in which most of the memory is contiguous.
-fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
+/// How much of the memory is contiguous along the kept axes, in operands, if positive, and along the
+/// reduced axes if negative.
+fn contiguous_along_kept(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> i64 {
     let last = |axes: &[usize]| {
         axes.iter()
             .rev()
             .copied()
             .find(|&axis| spec.dims[axis].at(bound) != 1)
     };
-    let (Some(kept_axis), reduced_axis) = (last(&order[..kept]), last(&order[kept..])) else {
-        return Along::Columns;
-    };
-    let Some(reduced_axis) = reduced_axis else {
-        return Along::Rows;
-    };
-    let mut votes = 0;
-    for operand in spec
+    let (kept_axis, reduced_axis) = (last(&order[..kept]), last(&order[kept..]));
+    let operands = spec
         .operands
         .iter()
-        .filter(|o| !o.strides[kept..].iter().all(|s| s.is(0)))
-    {
-        let (k, f) = (
-            operand.strides[kept_axis].at(bound).unsigned_abs(),
-            operand.strides[reduced_axis].at(bound).unsigned_abs(),
-        );
+        .filter(|o| !o.strides[kept..].iter().all(|s| s.is(0)));
+    let votes = operands.map(|operand| {
+        let stride = |axis: Option<usize>| {
+            axis.map_or(0, |axis| operand.strides[axis].at(bound).unsigned_abs())
+        };
+        let (k, f) = (stride(kept_axis), stride(reduced_axis));
         // An operand that is uniform along the other axis is little memory, and therefore counts
         // little.
         let weight = if k == 0 || f == 0 { 1 } else { 16 };
-        votes += match (k, f) {
+        match (k, f) {
             (_, 1) => -weight,
             (1, _) => weight,
             _ => 0,
-        };
-    }
-    if votes > 0 {
-        Along::Rows
-    } else {
-        Along::Columns
-    }
+        }
+    });
+    votes.sum()
 }
 
 impl Loop {

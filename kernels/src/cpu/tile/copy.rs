@@ -144,6 +144,9 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
                 T::widen_row(line, out);
             }
         } else if block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+            if block.rs == 1 {
+                return gather_columns::<T>(block, dst, dst_rs);
+            }
             // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = src.offset(c as isize * block.cs);
@@ -160,6 +163,62 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
             }
         }
     }
+}
+
+/// Rows and columns that are transposed together: as many as a vector of every CPU has lanes.
+const SQUARE: usize = 4;
+
+/// [`gather`] for columns of contiguous elements.
+///
+/// # Safety
+/// See [`load`].
+unsafe fn gather_columns<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
+    let mut from: Block = *block;
+    let mut row = 0;
+    while row < block.rows {
+        let to = dst.wrapping_add(row * dst_rs);
+        // SAFETY: the caller's promise for some of the rows.
+        row += unsafe {
+            match block.rows - row {
+                1 => gather_some::<T, 1>(&from, to, dst_rs),
+                2 => gather_some::<T, 2>(&from, to, dst_rs),
+                3 => gather_some::<T, 3>(&from, to, dst_rs),
+                _ => gather_some::<T, SQUARE>(&from, to, dst_rs),
+            }
+        };
+        from.ptr = block.ptr.cast::<T>().wrapping_add(row).cast();
+    }
+}
+
+/// Reads the first rows of such a block, and returns their number.
+///
+/// # Safety
+/// See [`load`].
+unsafe fn gather_some<T: Stored, const ROWS: usize>(
+    block: &Block,
+    dst: *mut u32,
+    dst_rs: usize,
+) -> usize {
+    let column = |c: usize| -> [T; ROWS] {
+        // SAFETY: the caller's promise; an array is aligned as its elements.
+        unsafe { *block.ptr.cast::<T>().offset(c as isize * block.cs).cast() }
+    };
+    let whole = block.cols - block.cols % SQUARE;
+    for c in (0..whole).step_by(SQUARE) {
+        let columns: [_; SQUARE] = std::array::from_fn(|k| column(c + k));
+        for r in 0..ROWS {
+            let row: [u32; SQUARE] = std::array::from_fn(|k| columns[k][r].widen());
+            // SAFETY: as above.
+            unsafe { *dst.add(r * dst_rs + c).cast() = row };
+        }
+    }
+    for c in whole..block.cols {
+        for (r, x) in column(c).into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *dst.add(r * dst_rs + c) = x.widen() };
+        }
+    }
+    ROWS
 }
 
 /// Writes a value of the given lane to a block.
@@ -220,6 +279,9 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
             && !view.is_invariant()
             && block.rs.unsigned_abs() < block.cs.unsigned_abs()
         {
+            if block.rs == 1 {
+                return scatter_columns(view, block, narrow);
+            }
             // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = dst.offset(c as isize * block.cs);
@@ -252,4 +314,56 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
             }
         }
     }
+}
+
+/// [`scatter`] to columns of contiguous elements.
+///
+/// # Safety
+/// See [`store`].
+unsafe fn scatter_columns<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T + Copy) {
+    let (mut to, mut from) = (*block, view);
+    let mut row = 0;
+    while row < block.rows {
+        // SAFETY: the caller's promise for some of the rows.
+        row += unsafe {
+            match block.rows - row {
+                1 => scatter_some::<T, 1>(from, &to, narrow),
+                2 => scatter_some::<T, 2>(from, &to, narrow),
+                3 => scatter_some::<T, 3>(from, &to, narrow),
+                _ => scatter_some::<T, SQUARE>(from, &to, narrow),
+            }
+        };
+        to.ptr = block.ptr.cast::<T>().wrapping_add(row).cast();
+        from.ptr = view.ptr.wrapping_offset(row as isize * view.rs);
+    }
+}
+
+/// Writes the first rows of such a block, and returns their number.
+///
+/// # Safety
+/// See [`store`].
+unsafe fn scatter_some<T: Copy, const ROWS: usize>(
+    view: View,
+    block: &Block,
+    narrow: impl Fn(u32) -> T + Copy,
+) -> usize {
+    let line = |r: usize| view.ptr.wrapping_offset(r as isize * view.rs);
+    let column = |c: usize| -> *mut [T; ROWS] {
+        let first = block.ptr.cast::<T>();
+        first.wrapping_offset(c as isize * block.cs).cast()
+    };
+    let whole = block.cols - block.cols % SQUARE;
+    // SAFETY: the caller's promise; an array is aligned as its elements.
+    unsafe {
+        for c in (0..whole).step_by(SQUARE) {
+            let rows: [[u32; SQUARE]; ROWS] = std::array::from_fn(|r| *line(r).add(c).cast());
+            for k in 0..SQUARE {
+                *column(c + k) = std::array::from_fn(|r| narrow(rows[r][k]));
+            }
+        }
+        for c in whole..block.cols {
+            *column(c) = std::array::from_fn(|r| narrow(*line(r).add(c)));
+        }
+    }
+    ROWS
 }
