@@ -206,8 +206,9 @@ unsafe fn gather_some<T: Stored, const ROWS: usize>(
     let whole = block.cols - block.cols % SQUARE;
     for c in (0..whole).step_by(SQUARE) {
         let columns: [_; SQUARE] = std::array::from_fn(|k| column(c + k));
-        for r in 0..ROWS {
-            let row: [u32; SQUARE] = std::array::from_fn(|k| columns[k][r].widen());
+        let rows: [[u32; SQUARE]; ROWS] =
+            std::array::from_fn(|r| std::array::from_fn(|k| columns[k][r].widen()));
+        for (r, row) in rows.into_iter().enumerate() {
             // SAFETY: as above.
             unsafe { *dst.add(r * dst_rs + c).cast() = row };
         }
@@ -357,8 +358,10 @@ unsafe fn scatter_some<T: Copy, const ROWS: usize>(
     unsafe {
         for c in (0..whole).step_by(SQUARE) {
             let rows: [[u32; SQUARE]; ROWS] = std::array::from_fn(|r| *line(r).add(c).cast());
-            for k in 0..SQUARE {
-                *column(c + k) = std::array::from_fn(|r| narrow(rows[r][k]));
+            let columns: [[T; ROWS]; SQUARE] =
+                std::array::from_fn(|k| std::array::from_fn(|r| narrow(rows[r][k])));
+            for (k, values) in columns.into_iter().enumerate() {
+                *column(c + k) = values;
             }
         }
         for c in whole..block.cols {
