@@ -369,8 +369,10 @@ impl Device {
             let base = self.allocate(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
             let filled = self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) });
-            if let (Err(e), Some(reservation)) = (filled, &mut *self.shared.reservation()) {
-                reservation.free(&self.shared.context, base);
+            if let Err(e) = filled {
+                if let Some(reservation) = &mut *self.shared.reservation() {
+                    reservation.free(&self.shared.context, base);
+                }
                 return Err(e);
             }
             self.fault = base;

@@ -744,3 +744,26 @@ fn short_rows_have_the_same_bits_beside_other_rows() {
         }
     }
 }
+
+/// As [docs/numerics.md](../../../docs/numerics.md) says.
+#[test]
+fn short_rows_are_added_from_left_to_right() {
+    for rows in [1, 3, 200] {
+        let mut b = Builder::new(&[rows, 4], 1);
+        let x = b.load(&[4, 1]);
+        let sum = b.reduce(ReduceOp::Sum, x);
+        let sums = b.operand(&[1, 0]);
+        b.store(sum, sums);
+        let mut bytes = Bytes::new();
+        bytes.push_f32(&[1e8, 1.0, -1e8, 1.0].repeat(rows as usize));
+        bytes.push_f32(&vec![f32::NAN; rows as usize]);
+        let env = Env::default();
+        for (isa, run) in run_all(&b.spec, &env, &env, &bytes) {
+            assert_eq!(
+                run.f32s(1),
+                vec![1.0; rows as usize],
+                "{isa:?}, {rows} rows"
+            );
+        }
+    }
+}

@@ -16,8 +16,8 @@ fn is_weight(variable: &Variable) -> bool {
 impl Session {
     /// Reads the weights of another program, by rules that map them to this session's: names,
     /// transposes, parts. Optimizer and random state stay as they are; averages of weights start
-    /// anew from the weights read, and their remainders from 0. No program need have been compiled. Weights are read a part at a
-    /// time, to where the session has them.
+    /// anew from the weights read, and their remainders from 0. No program need have been compiled.
+    /// Weights are read a part at a time, to where the session has them.
     ///
     /// ```no_run
     /// # use slabwise::prelude::*;

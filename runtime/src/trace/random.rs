@@ -10,6 +10,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
+use super::axes::AxisIndex;
 use super::handle::Tensor;
 use super::operand::Operand;
 use super::{Line, Trace, countable, resolve};
@@ -100,11 +101,11 @@ distributions! {
     /// A class (i32) for each row of logits along `axis`, which is removed: class i with
     /// probability softmax(logits)ᵢ, as the largest of logits + Gumbel noise. Classes of logit −∞
     /// are never drawn.
-    categorical(logits: Tensor<'t>, axis: usize);
+    categorical(logits: Tensor<'t>, axis: impl AxisIndex);
     /// `n` different classes (i32, along `axis` in place of the classes) for each row of logits
     /// along `axis`, one after the other without replacement, as the largest `n` of logits + Gumbel
     /// noise (Vieira 2014).
-    choices(logits: Tensor<'t>, n: usize, axis: usize);
+    choices(logits: Tensor<'t>, n: usize, axis: impl AxisIndex);
     /// The integers 0, 1, … n − 1 in random order, i32 `[n]`.
     permutation(n: impl Into<Dim>);
 }
@@ -239,12 +240,12 @@ impl<'t> Source<'t> {
     }
 
     #[track_caller]
-    fn categorical(self, logits: Tensor<'t>, axis: usize) -> Tensor<'t> {
+    fn categorical(self, logits: Tensor<'t>, axis: impl AxisIndex) -> Tensor<'t> {
         self.perturbed(logits).argmax(axis)
     }
 
     #[track_caller]
-    fn choices(self, logits: Tensor<'t>, n: usize, axis: usize) -> Tensor<'t> {
+    fn choices(self, logits: Tensor<'t>, n: usize, axis: impl AxisIndex) -> Tensor<'t> {
         self.perturbed(logits).topk(n, axis).1
     }
 

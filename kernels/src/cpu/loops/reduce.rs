@@ -4,7 +4,7 @@
 //! tile over the reduced axes; the program may need several passes over them. Where memory runs
 //! along a reduced axis, rows are kept points and columns are reduced (a softmax over the last
 //! axis); where it runs along a kept axis, columns are kept points and rows are reduced (the
-//! gradient of a bias). If one pass suffices and the reduced axes are long, the tiles of a group are
+//! gradient of a bias). Rows shorter than a vector are transposed, and reduced as the latter. If one pass suffices and the reduced axes are long, the tiles of a group are
 //! shared by several chunks whose results are merged as a tree: where there are few groups, and
 //! where the first reduced axis lies outside of the kept ones, as the batch does in a batch norm.
 //! Chunks are numbered part by part, so that a thread reads the examples that it has written in the

@@ -9,12 +9,14 @@ use slabwise_kernels::dtype::DType::{F32, I32};
 /// An operation along an axis of a tensor `[4, 4, 4]`, given as a number of either sign.
 type Build = for<'t> fn(Tensor<'t>, isize) -> Tensor<'t>;
 
-const ALONG_AN_AXIS: [(&str, Build); 52] = [
+const ALONG_AN_AXIS: [(&str, Build); 54] = [
     ("argmax_last", |x, a| x.argmax_last(a)),
     ("argmin_last", |x, a| x.argmin_last(a)),
     ("argsort_along", |x, a| x.argsort_along(a, true)),
     ("assign_slice", |x, a| x.slice_assign(a, 1..3, 0.0)),
     ("bottomk", |x, a| x.bottomk(2, a).0),
+    ("categorical", |x, a| x.trace().categorical(x, a)),
+    ("choices", |x, a| x.trace().choices(x, 2, a)),
     ("chunk", |x, a| x.chunk(a, 2)[1]),
     ("concat", |x, a| x.trace().concat(&[x, x], a)),
     ("cosine_similarity", |x, a| x.cosine_similarity(x, a, 1e-6)),
