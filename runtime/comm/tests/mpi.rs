@@ -135,6 +135,13 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
             world.finish(weights, "weights")?;
             world.finish(epoch, "epoch")?;
         }
+        // Prints the signals that this process catches, as a mask of bits.
+        "signals" => {
+            let status = fs::read_to_string("/proc/self/status").expect("a file of the system");
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            println!("catches {}", caught.expect("a mask").trim());
+            world.barrier("end")?;
+        }
         "differ" => {
             let graph = if world.rank() == 1 {
                 "5 blocks"
@@ -370,7 +377,7 @@ fn launches() {
 
 fn text(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));
-    format!("{out}{err}")
+    format!("{out}{err}({})", output.status)
 }
 
 fn count(text: &str, part: &str) -> usize {
@@ -596,6 +603,23 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
     let Some(library) = library() else { return };
     for (at, rank) in [0, 1, 2, 1, 0].into_iter().enumerate() {
         dies(&library, (3, at % 2 == 0), rank, 137 * at as u64);
+    }
+}
+
+/// MPICH's launcher fails, and kills all ranks, when a rank asks it for the dead ones and ends
+/// before the answer: no rank may react to its signal.
+#[test]
+fn no_rank_asks_its_launcher_about_deaths() {
+    for (name, library) in libraries() {
+        let told = text(&launched(&library, 2, "signals", "20", 0));
+        let masks: Vec<_> = told
+            .lines()
+            .filter_map(|line| line.split_once("catches "))
+            .map(|(_, mask)| u64::from_str_radix(mask, 16).expect("a mask"))
+            .collect();
+        assert_eq!(masks.len(), 2, "{name}: {told}");
+        let user = 1 << (libc::SIGUSR1 - 1);
+        assert!(masks.iter().all(|mask| mask & user == 0), "{name}: {told}");
     }
 }
 

@@ -13,6 +13,31 @@ use crate::{Error, Result};
 /// word, because the supported machines are little-endian.
 pub(super) type Handle = usize;
 
+/// The handler of a signal in this process.
+fn handler_of(signal: c_int) -> libc::sighandler_t {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the action is only read into; one of all zeros is the default handler.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction
+    }
+}
+
+/// Takes SIGUSR1 from MPICH, which asks its launcher for the dead ranks when a launcher sends the
+/// signal at the death of one. The lifeline has noticed that death by then, and a launcher whose
+/// answer finds that this rank has ended, too, fails and kills all other ranks before they report.
+/// `before` is the handler from before MPI's; where it is the default one, which would end this
+/// process, the signal is ignored.
+fn ignore_deaths(before: libc::sighandler_t) {
+    let handler = if before == libc::SIG_DFL {
+        libc::SIG_IGN
+    } else {
+        before
+    };
+    // SAFETY: the handler is one that this process had before.
+    unsafe { libc::signal(libc::SIGUSR1, handler) };
+}
+
 /// A status of any dialect: the largest has 32 bytes.
 #[repr(C, align(8))]
 pub(super) struct Status([u8; 64]);
@@ -182,8 +207,12 @@ impl Calls {
                 return Err("MPI was initialised before by another part of this process".into());
             }
             let null = std::ptr::null_mut();
+            let handler = handler_of(libc::SIGUSR1);
             let code = (self.init_thread)(null, null.cast(), self.dialect.funneled, &mut provided);
             self.ok("MPI_Init_thread", code)?;
+            if handler_of(libc::SIGUSR1) != handler {
+                ignore_deaths(handler);
+            }
             let world = self.dialect.world;
             let code = (self.set_handler)(world, self.dialect.errors_return);
             self.ok("MPI_Comm_set_errhandler", code)?;
