@@ -82,10 +82,10 @@ fn program(role: &str, first: &str, second: &str) -> Result<(), Error> {
             let arena = world.arena(len);
             let own =
                 arena.map_or_else(|| vec![1; len].leak(), |arena| (*Box::leak(arena)).as_mut());
-            let mut all = own.to_vec();
+            let all = own.to_vec().leak();
             for step in 0.. {
                 world.begin_step(step);
-                if let Err(error) = exchange(&world, own, &mut all) {
+                if let Err(error) = exchange(&world, own, all) {
                     println!("notices at {}", now());
                     return Err(error);
                 }
