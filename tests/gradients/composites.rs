@@ -2,6 +2,7 @@
 
 use slabwise::nn::*;
 use slabwise::prelude::*;
+use slabwise::tensor::AttentionOptions;
 use slabwise_compiler::reference::Array;
 
 use super::{Function, floats};
@@ -129,6 +130,17 @@ fn embeddings_and_attention() {
     check("attention under a mask", rng, masked, |_, x| {
         x[0].attention(x[1], x[2], true, Mask::Seen(x[3]))
     });
+    for tiles in [Tiles::Whole, Tiles::Queries(2)] {
+        let arguments = vec![
+            floats(rng, &[4, 3, 2]),
+            floats(rng, &[2, 5, 2]),
+            floats(rng, &[2, 5, 3]),
+        ];
+        check("attention with dropout", rng, arguments, |_, x| {
+            let options = AttentionOptions::new().causal().past(2).dropout(0.4);
+            x[0].attention_with(x[1], x[2], options.tiles(tiles))
+        });
+    }
     let x = floats(rng, &[1, 3, 4]);
     check("heads", rng, vec![x], |at, x| {
         x[0].apply(&MultiHeadAttention::new(at / "attention", 4, 2).causal())

@@ -21,6 +21,7 @@ pub struct MultiHeadAttention {
     width: usize,
     heads: usize,
     causal: bool,
+    dropout: f32,
     projections: Projections,
     in_bias: Option<Param>,
     out_weight: Param,
@@ -77,6 +78,7 @@ impl MultiHeadAttention {
             width,
             heads: heads.max(1),
             causal: false,
+            dropout: 0.0,
             projections,
             in_bias: Some(at.param(
                 "in_proj_bias",
@@ -95,6 +97,12 @@ impl MultiHeadAttention {
         self
     }
 
+    /// With this probability of dropout of attention weights; see [`AttentionOptions::dropout`].
+    pub fn attention_dropout(mut self, p: f32) -> Self {
+        self.dropout = p;
+        self
+    }
+
     /// Without both biases.
     pub fn without_bias(mut self) -> Self {
         if let Some(bias) = self.in_bias.take() {
@@ -104,6 +112,14 @@ impl MultiHeadAttention {
             (&self.at / "out_proj").retract(&bias);
         }
         self
+    }
+
+    fn options<'t>(&self, mask: Mask<'t>) -> AttentionOptions<'t> {
+        let options = AttentionOptions::new().mask(mask).dropout(self.dropout);
+        match self.causal {
+            true => options.causal(),
+            false => options,
+        }
     }
 
     /// The result under a mask, on top of which a causal layer hides later positions.
@@ -118,7 +134,7 @@ impl MultiHeadAttention {
                 Some(bias) => qkv + bias,
                 None => qkv,
             };
-            self.out(qkv.self_attention(self.heads, self.causal, mask))
+            self.out(qkv.self_attention_with(self.heads, self.options(mask)))
         })
     }
 
@@ -133,13 +149,9 @@ impl MultiHeadAttention {
         values: Tensor<'t>,
         mask: Mask<'t>,
     ) -> Tensor<'t> {
-        let mut options = AttentionOptions::new().mask(mask);
-        if self.causal {
-            options = options.causal();
-        }
         self.called(x, || {
             let made = self.made(x, keys, values);
-            let joined = made[0].attention_with(made[1], made[2], options);
+            let joined = made[0].attention_with(made[1], made[2], self.options(mask));
             self.out(joined.join_heads())
         })
     }
@@ -174,7 +186,7 @@ impl MultiHeadAttention {
     pub fn cached<'t>(&self, x: Tensor<'t>, cache: &KvCache<'t>) -> Tensor<'t> {
         self.called(x, || {
             let made = self.made(x, x, x);
-            let joined = cache.attend(made[0], made[1], made[2], AttentionOptions::new());
+            let joined = cache.attend(made[0], made[1], made[2], self.options(Mask::None));
             self.out(joined.join_heads())
         })
     }
@@ -242,6 +254,7 @@ pub struct GroupedQueryAttention {
     window: Option<usize>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
+    dropout: f32,
     query: Linear,
     key: Linear,
     value: Linear,
@@ -287,6 +300,7 @@ impl GroupedQueryAttention {
             window: None,
             scale: None,
             soft_cap: None,
+            dropout: 0.0,
             query: Linear::without_bias(&at / "q_proj", width, all),
             key: Linear::without_bias(&at / "k_proj", width, shared),
             value: Linear::without_bias(&at / "v_proj", width, shared),
@@ -329,6 +343,12 @@ impl GroupedQueryAttention {
         self
     }
 
+    /// With this probability of dropout of attention weights; see [`AttentionOptions::dropout`].
+    pub fn attention_dropout(mut self, p: f32) -> Self {
+        self.dropout = p;
+        self
+    }
+
     /// Each position sees the later ones, too.
     pub fn both_ways(mut self) -> Self {
         self.causal = false;
@@ -336,7 +356,7 @@ impl GroupedQueryAttention {
     }
 
     fn options<'t>(&self, mask: Mask<'t>) -> AttentionOptions<'t> {
-        let mut options = AttentionOptions::new().mask(mask);
+        let mut options = AttentionOptions::new().mask(mask).dropout(self.dropout);
         if self.causal {
             options = options.causal();
         }

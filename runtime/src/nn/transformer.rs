@@ -57,7 +57,7 @@ impl FeedForward {
 }
 
 macro_rules! options {
-    ($name:ident) => {
+    ($name:ident: $($attention:ident),*) => {
         impl $name {
             /// With each norm before its part instead of after it.
             pub fn norm_first(mut self) -> Self {
@@ -76,6 +76,13 @@ macro_rules! options {
                 self.forward.dropout = p;
                 self
             }
+
+            /// With this probability of dropout of attention weights; see
+            /// [`AttentionOptions::dropout`](crate::tensor::AttentionOptions::dropout).
+            pub fn attention_dropout(mut self, p: f32) -> Self {
+                $(self.$attention = self.$attention.attention_dropout(p);)*
+                self
+            }
         }
     };
 }
@@ -85,7 +92,7 @@ macro_rules! options {
 ///
 /// Its parameters are those of `self_attn` (a [`MultiHeadAttention`]), `linear1`, `linear2`, `norm1`
 /// and `norm2`. In a training trace, 0.1 of the results of each part are dropped; weights of
-/// attention are not.
+/// attention only with [`attention_dropout`](TransformerEncoderLayer::attention_dropout).
 #[derive(Clone, Debug)]
 pub struct TransformerEncoderLayer {
     at: Scope,
@@ -94,7 +101,7 @@ pub struct TransformerEncoderLayer {
     norms: [LayerNorm; 2],
 }
 
-options!(TransformerEncoderLayer);
+options!(TransformerEncoderLayer: attention);
 
 impl TransformerEncoderLayer {
     /// Declares the parameters; `inner` is the width between the linear layers. Norms come after
@@ -142,7 +149,8 @@ impl Module for TransformerEncoderLayer {
 ///
 /// Its parameters are those of `self_attn` and `multihead_attn` (each a [`MultiHeadAttention`]),
 /// `linear1`, `linear2` and `norm1` to `norm3`. In a training trace, 0.1 of the results of each part
-/// are dropped; weights of attention are not.
+/// are dropped; weights of attention only with
+/// [`attention_dropout`](TransformerDecoderLayer::attention_dropout).
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderLayer {
     at: Scope,
@@ -152,7 +160,7 @@ pub struct TransformerDecoderLayer {
     norms: [LayerNorm; 3],
 }
 
-options!(TransformerDecoderLayer);
+options!(TransformerDecoderLayer: attention, cross);
 
 impl TransformerDecoderLayer {
     /// Declares the parameters; `inner` is the width between the linear layers. Norms come after

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention (Vaswani et al. 2017).
 
+mod sequences;
+
 use std::panic::Location;
 
 use slabwise_kernels::dtype::{DType, Lane};
@@ -9,7 +11,8 @@ use slabwise_kernels::spec::{Dims, Scores};
 use super::Tensor;
 use super::elementwise::broadcast_shape;
 use crate::graph::Graph;
-use crate::ops::{self, GraphBuilder, NodeId, Op};
+use crate::ops::{self, GraphBuilder, NodeId};
+use crate::trace::Trace;
 
 /// The mask of attention: which keys each query sees.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +32,9 @@ pub enum Mask<'t> {
 pub enum Tiles {
     /// On the CPU, the scores of a few queries at a time, in one kernel, which skips keys that none
     /// of these queries sees; the backward pass recomputes them (Dao et al., "FlashAttention",
-    /// 2022). The gradient of a mask is computed from all scores. On devices without such a kernel:
-    /// tiles of 128 queries where there are 512 or more of them, else all scores at once.
+    /// 2022). The gradient of a mask is computed from all scores. With
+    /// [dropout](AttentionOptions::dropout), and on devices without such a kernel: tiles of 128
+    /// queries where there are 512 or more of them, else all scores at once.
     #[default]
     Auto,
     /// All scores `[batch…, queries, keys]`, saved for the backward pass.
@@ -85,6 +89,7 @@ pub struct AttentionOptions<'t> {
     window: Option<usize>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
+    dropout: f32,
     tiles: Tiles,
 }
 
@@ -98,6 +103,7 @@ impl Default for AttentionOptions<'_> {
             window: None,
             scale: None,
             soft_cap: None,
+            dropout: 0.0,
             tiles: Tiles::Auto,
         }
     }
@@ -152,6 +158,17 @@ impl<'t> AttentionOptions<'t> {
         self
     }
 
+    /// With dropout of weights: in a training trace each weight after the softmax becomes 0 with
+    /// probability `p`, and the others are scaled by 1/(1 − p) (Srivastava et al. 2014); otherwise
+    /// nothing changes. With `p` = 1 all weights are 0.
+    ///
+    /// Such attention is computed by products, in [`Tiles`]: it is not one kernel. Each tile draws
+    /// its own numbers, so that the choice of tiles decides which weights are dropped.
+    pub fn dropout(mut self, p: f32) -> Self {
+        self.dropout = p;
+        self
+    }
+
     /// With tiles of the caller's choice.
     pub fn tiles(mut self, tiles: Tiles) -> Self {
         self.tiles = tiles;
@@ -177,6 +194,11 @@ impl<'t> AttentionOptions<'t> {
             past: i32::try_from(rows.first).ok()?,
             step: rows.step,
         })
+    }
+
+    /// Whether a program of this trace drops weights.
+    fn drops(&self, trace: &Trace) -> bool {
+        trace.is_training() && self.dropout > 0.0
     }
 
     /// With mask and past changed in the same way.
@@ -277,6 +299,9 @@ impl<'t> Tensor<'t> {
             }
             if let Some(cap) = options.soft_cap.filter(|&cap| cap <= 0.0 || !cap.is_finite()) {
                 return say(&format!("scores cannot be limited to ±{cap}"));
+            }
+            if !(0.0..=1.0).contains(&options.dropout) {
+                return say(&format!("a dropout of {} is not a probability", options.dropout));
             }
             width = *w;
             let heads = |d: &[Size]| {
@@ -391,6 +416,7 @@ impl<'t> Tensor<'t> {
         let past = options.past_of_run.map(|past| (past, DType::I32));
         let more = || mask.into_iter().chain(past);
         let fits = options.tiles == Tiles::Auto
+            && !options.drops(self.trace)
             && [self, keys, values]
                 .iter()
                 .all(|x| x.dtype().is_float() && x.rank() >= 2)
@@ -591,7 +617,16 @@ impl<'t> Tensor<'t> {
             scores = none.select(0.0, scores);
         }
         let weights = scores.exponentials(last);
-        let result = like(weights, values).matmul(values) / weights.sum_keep(last);
+        let mut sum = weights.sum_keep(last);
+        let mut kept = weights;
+        if options.drops(self.trace) {
+            let p = options.dropout;
+            kept = weights.uniform_like().ge(p).select(weights, 0.0);
+            // The kept weights are scaled where there are fewer numbers, too. With p = 1 none is
+            // kept, and 0 must not be divided by 0.
+            sum = if p < 1.0 { sum * (1.0 - p) } else { sum };
+        }
+        let result = like(kept, values).matmul(values) / sum;
         // NaN of a query that sees no key, which adds nothing to gradients.
         sees_none.map_or(result, |none| none.select(f32::NAN, result))
     }
@@ -600,6 +635,13 @@ impl<'t> Tensor<'t> {
     /// `[batch…, length, 3·width]`, each with its heads side by side, → `[batch…, length, width]`.
     #[track_caller]
     pub fn self_attention(self, heads: usize, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+        let options = AttentionOptions::new().mask(mask);
+        self.self_attention_with(heads, AttentionOptions { causal, ..options })
+    }
+
+    /// [`self_attention`](Tensor::self_attention) with other [options](AttentionOptions).
+    #[track_caller]
+    pub fn self_attention_with(self, heads: usize, options: AttentionOptions<'t>) -> Tensor<'t> {
         let each = heads
             .checked_mul(3)
             .and_then(|parts| i64::try_from(parts).ok())
@@ -621,93 +663,9 @@ impl<'t> Tensor<'t> {
                 .unflatten(last, [each / 3, -1])
                 .transpose(last - 1, last)
         });
-        q.attention(k, v, causal, mask)
+        q.attention_with(k, v, options)
             .transpose(last - 1, last)
             .flatten(last)
-    }
-
-    /// `[…, length, heads·width]` → `[…, heads, length, width]`.
-    #[track_caller]
-    pub(crate) fn split_heads(self, heads: usize) -> Tensor<'t> {
-        let Some(last) = self.rank().checked_sub(1).filter(|&last| last > 0) else {
-            return self;
-        };
-        let heads = i64::try_from(heads).unwrap_or(i64::MAX);
-        self.unflatten(last, [heads, -1]).transpose(last - 1, last)
-    }
-
-    /// The inverse of [`split_heads`](Tensor::split_heads).
-    #[track_caller]
-    pub(crate) fn join_heads(self) -> Tensor<'t> {
-        match self.rank().checked_sub(2) {
-            Some(axis) if axis > 0 => self.transpose(axis - 1, axis).flatten(axis),
-            _ => self,
-        }
-    }
-
-    /// This tensor if it has so many axes; `what` is the layer that needs it.
-    #[track_caller]
-    pub(crate) fn require_rank(self, what: &str, rank: usize) -> Tensor<'t> {
-        self.require(Location::caller(), |g, x| match g.dims(x).len() {
-            is if is == rank => Ok(()),
-            is => Err(format!(
-                "{what} of {}: {rank} axes are needed, not {is}",
-                g.symbols.show(g.dims(x))
-            )),
-        })
-    }
-
-    /// This tensor if an axis has a fixed length; `what` is the layer that needs it.
-    #[track_caller]
-    pub(crate) fn require_fixed_axis(self, what: &str, axis: usize) -> Tensor<'t> {
-        self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
-            Some(len) if len.as_fixed().is_some() => Ok(()),
-            _ => Err(format!(
-                "{what} of {}: axis {axis} must have a fixed length",
-                g.symbols.show(g.dims(x))
-            )),
-        })
-    }
-
-    /// This tensor `[count, 1, width]` repeated to the batch of `like`, `[n, …]`.
-    #[track_caller]
-    pub(crate) fn expand_batch(self, like: Tensor<'t>) -> Tensor<'t> {
-        self.trace
-            .record(Location::caller(), &[self, like], |g, ids| {
-                let mut dims = g.dims(ids[0]).clone();
-                dims[1] = *g.dims(ids[1]).first().ok_or("a batch is needed")?;
-                Ok(g.broadcast(ids[0], &dims))
-            })
-    }
-
-    /// This tensor if it is a sequence `[…, length, width]` of a fixed width; `what` is the layer
-    /// that needs it.
-    #[track_caller]
-    pub(crate) fn require_sequence(self, what: &str) -> Tensor<'t> {
-        self.require(Location::caller(), |g, x| match *g.dims(x).as_slice() {
-            [.., _, width] if width.as_fixed().is_some() => Ok(()),
-            _ => Err(format!(
-                "{what} of {}: […, length, width] of a fixed width is needed",
-                g.symbols.show(g.dims(x))
-            )),
-        })
-    }
-
-    /// 0, 1, … along an axis: i32 of one axis; `None` after a mistake.
-    #[track_caller]
-    pub(crate) fn positions_along(self, axis: usize) -> Option<Tensor<'t>> {
-        let positions = self.trace.record(Location::caller(), &[self], |g, ids| {
-            let dims = g.dims(ids[0]);
-            let length = *dims.get(axis).ok_or("a sequence is needed")?;
-            let strides = Dims::from_slice(&[Size::ONE]);
-            Ok(g.emit(
-                Op::Index(strides),
-                &[],
-                DType::I32,
-                Dims::from_slice(&[length]),
-            ))
-        });
-        (!positions.is_poisoned()).then_some(positions)
     }
 
     /// Whether the key of a column is visible to the query of a row: of this tensor's shape.

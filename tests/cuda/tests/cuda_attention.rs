@@ -4,7 +4,9 @@
 #[path = "../../support/close.rs"]
 mod close;
 
+use ndarray::{Array2, Array4};
 use slabwise::prelude::*;
+use slabwise::tensor::AttentionOptions;
 use slabwise::{CompileOptions, Precision, Tuning};
 use slabwise_cuda::fake::TestDevice;
 use slabwise_models::{Model, OptimizerKind};
@@ -106,4 +108,73 @@ fn wide_heads_are_products() {
     assert_close(&got, &expected);
     let attends = |name: &String| name.starts_with("attention");
     assert!(!functions.iter().any(attends), "{functions:?}");
+}
+
+/// With dropout, attention on the device is computed by products, and drops the weights that the CPU
+/// drops: values are an identity matrix, so that results are weights.
+#[test]
+fn the_same_weights_are_dropped_on_a_device() {
+    let Some(_device) = TestDevice::find() else {
+        return;
+    };
+    let (queries, width) = (10, 8);
+    let run = |device: Device, tiles: Tiles, p: f32| {
+        let trace = Trace::training();
+        let [q, k] = [("q", 4), ("k", 2)]
+            .map(|(name, heads)| trace.input(name, F32, (2, heads, queries, width)));
+        let v = trace.input("v", F32, (queries, queries));
+        let options = AttentionOptions::new().causal().tiles(tiles).dropout(p);
+        let y = q.attention_with(k, v.unsqueeze(0).expand((2, 2, queries, queries)), options);
+        let [dq, dk, dv] = trace.gradients(y.square().sum(), [q, k, v]);
+        let options = CompileOptions {
+            tuning: Tuning::Off,
+            ..CompileOptions::default()
+        };
+        let mut session = Session::new(device, Params::seeded(6))
+            .expect("a session")
+            .with_threads(1)
+            .with_options(options);
+        let program = session
+            .compile(&trace, [y, dq, dk, dv])
+            .expect("it compiles");
+        let own = program.resources().into_iter().flatten();
+        let own = own
+            .filter(|used| used.function.starts_with("attention_"))
+            .count();
+        let number = |at: usize, salt: usize| ((at * 7 + salt) % 11) as f32 * 0.2 - 1.0;
+        let of = |heads: usize, salt: usize| {
+            Array4::from_shape_fn((2, heads, queries, width), |(b, h, i, w)| {
+                number(((b * heads + h) * queries + i) * width + w, salt)
+            })
+        };
+        let feed = (&of(4, 1), &of(2, 4), &Array2::<f32>::eye(queries));
+        let mut values = Vec::new();
+        for _ in 0..2 {
+            for output in session.run(&program, feed).expect("it runs") {
+                values.push(output.array::<f32>().expect("f32"));
+            }
+        }
+        (values, own)
+    };
+    for tiles in [Tiles::Auto, Tiles::Queries(4)] {
+        let [on_device, on_cpu] =
+            [Device::Cuda(0), Device::Cpu].map(|device| run(device, tiles, 0.4));
+        assert_eq!(on_device.1, 0, "{tiles:?}");
+        for (at, (a, b)) in on_device.0.iter().zip(&on_cpu.0).enumerate() {
+            assert_eq!(a.shape(), b.shape());
+            for (a, b) in a.iter().zip(b) {
+                let same_zero = at % 4 != 0 || (*a == 0.0) == (*b == 0.0);
+                let close = (a - b).abs() <= 1e-5 * (1.0 + b.abs());
+                assert!(
+                    same_zero && close,
+                    "{a} on the device, {b} on the CPU, result {at}, {tiles:?}"
+                );
+            }
+        }
+        assert!(
+            on_device.0[0] != on_device.0[4],
+            "each step draws other numbers"
+        );
+    }
+    assert!(run(Device::Cuda(0), Tiles::Auto, 0.0).1 > 0);
 }
