@@ -2,7 +2,8 @@
 //! and not at every start.
 //!
 //! The key of an [`entry`] is a hash of everything that its code depends on: source, options,
-//! architecture, the compiler's version and its file. Because an entry holds code that will be
+//! architecture, the compiler's version and its file. Code that may include other files has no entry
+//! ([`crate::compiler`]). Because an entry holds code that will be
 //! executed, the folder belongs to the user alone, and a folder that others can write to is refused.
 //! Entries are written to a temporary file and renamed, contain a hash of themselves, and are rebuilt
 //! if anything is wrong with them.
