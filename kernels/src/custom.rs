@@ -62,7 +62,9 @@ impl CustomKernel {
     ///   numbers of elements, of the type `idx` (an integer of 32 or 64 bits);
     /// - `thread` and `threads`: the number of this thread, and how many there are.
     ///
-    /// All tensors are contiguous and row-major. Blocks have 256 threads.
+    /// All tensors are contiguous and row-major. Blocks have 256 threads. A body may `#include`
+    /// files, by an absolute path or one from the current folder; it is then compiled whenever a
+    /// program is loaded, and not cached, because the files may have changed.
     #[must_use]
     pub fn with_cuda(self, body: impl Into<String>) -> CustomKernel {
         CustomKernel(Arc::new(Definition {

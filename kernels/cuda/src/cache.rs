@@ -2,7 +2,8 @@
 //! and not at every start.
 //!
 //! The key of an [`entry`] is a hash of everything that its code depends on: source, options,
-//! architecture, the compiler's version and its file. Because an entry holds code that will be
+//! architecture, the compiler's version and its file. Code that may include other files has no entry
+//! ([`crate::compiler`]). Because an entry holds code that will be
 //! executed, the folder belongs to the user alone, and a folder that others can write to is refused.
 //! Entries are written to a temporary file and renamed, contain a hash of themselves, and are rebuilt
 //! if anything is wrong with them.
@@ -113,11 +114,7 @@ impl Cache {
             log::warn!("{} is compiled again: {why}", file.display());
             None
         })?;
-        // The time of the last use decides which entries are evicted.
-        let _ = fs::File::options()
-            .append(true)
-            .open(&file)
-            .and_then(|f| f.set_modified(SystemTime::now()));
+        mark_used(&file);
         Some(cubin)
     }
 
@@ -157,19 +154,37 @@ impl Cache {
                 .transpose()?;
             Ok(rest.map(<[u8]>::to_vec))
         });
-        read.unwrap_or_else(|why| {
+        let rest = read.unwrap_or_else(|why| {
             log::warn!("the kernel choice in {} is not used: {why}", file.display());
             None
-        })
+        })?;
+        mark_used(&file);
+        Some(rest)
     }
 
-    /// Stores a kernel choice under a key, if possible.
-    pub(crate) fn store_pick(&self, key: &str, rest: &[u8]) {
-        let file = self.pick_file(key);
-        match self.store(&file, &entry::seal_as(PICK, rest, key)) {
+    /// Stores a kernel choice under a key, if possible, unless there is an intact entry that
+    /// `stays`: then returns that one. Of processes that store one at once, all but the first get
+    /// the choice of the first.
+    pub(crate) fn store_pick(
+        &self,
+        key: &str,
+        rest: &[u8],
+        stays: impl Fn(&[u8]) -> bool,
+    ) -> Option<Vec<u8>> {
+        let (file, bytes) = (self.pick_file(key), entry::seal_as(PICK, rest, key));
+        let stored = match self.store_first(&file, &bytes) {
+            Ok(()) => Ok(()),
+            Err(_) => match self.pick(key).filter(|there| stays(there)) {
+                Some(there) => return Some(there),
+                // Nothing that stays, or a file system without links.
+                None => self.store(&file, &bytes),
+            },
+        };
+        match stored {
             Ok(()) => self.trim(),
             Err(e) => log::warn!("{} cannot be stored: {e}", file.display()),
         }
+        None
     }
 
     fn pick_file(&self, key: &str) -> PathBuf {
@@ -178,17 +193,33 @@ impl Cache {
 
     /// Writes an entry to a temporary file and renames it, so that no process reads half of one.
     fn store(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.written(bytes, |beside| fs::rename(beside, file))
+    }
+
+    /// Stores an entry as [`Cache::store`], unless the file exists, which is an error.
+    fn store_first(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.written(bytes, |beside| {
+            fs::hard_link(beside, file).map(|()| drop(fs::remove_file(beside)))
+        })
+    }
+
+    /// Writes a temporary file and lets `publish` make it an entry.
+    fn written(
+        &self,
+        bytes: &[u8],
+        publish: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         let beside = unused(&self.folder);
         let written = fs::OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&beside)
             .and_then(|mut f| f.write_all(bytes));
-        let moved = written.and_then(|()| fs::rename(&beside, file));
-        if moved.is_err() {
+        let published = written.and_then(|()| publish(&beside));
+        if published.is_err() {
             let _ = fs::remove_file(&beside);
         }
-        moved
+        published
     }
 
     /// Evicts the least recently used entries beyond the limit, and removes what processes that
@@ -224,6 +255,14 @@ impl Cache {
             total -= bytes;
         }
     }
+}
+
+/// Notes the time of an entry's last use, which decides which entries are evicted.
+fn mark_used(file: &Path) {
+    let _ = fs::File::options()
+        .append(true)
+        .open(file)
+        .and_then(|f| f.set_modified(SystemTime::now()));
 }
 
 /// Creates the folder for its user alone, or checks its permissions.
@@ -504,6 +543,33 @@ mod tests {
         assert!(file("new").exists() && file("old").exists() && !file("older").exists());
         let left = fs::read_dir(cache.folder()).expect("a folder").count();
         assert_eq!(left, 2, "nothing half written stays");
+    }
+
+    #[test]
+    fn choices_in_use_are_not_evicted_before_unused_code() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().join("cache")).expect("a private folder");
+        let [used, unused] = ["used", "unused"].map(|name| hash(&[name]));
+        let cubin = Cubin {
+            image: vec![7; 1000],
+            usage: Vec::new(),
+        };
+        cache.store_pick(&used, b"own gemm", |_| true);
+        cache.store_cubin(&unused, &cubin);
+        for (file, age) in [
+            (cache.pick_file(&used), 60),
+            (cache.cubin_file(&unused), 30),
+        ] {
+            fs::File::options()
+                .append(true)
+                .open(file)
+                .and_then(|f| f.set_modified(SystemTime::now() - Duration::from_secs(age)))
+                .expect("a time");
+        }
+        assert_eq!(cache.pick(&used).as_deref(), Some(&b"own gemm"[..]));
+        let cache = cache.with_bytes_max(500);
+        cache.trim();
+        assert!(cache.pick_file(&used).exists() && !cache.cubin_file(&unused).exists());
     }
 
     #[test]

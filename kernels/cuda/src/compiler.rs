@@ -3,7 +3,8 @@
 //!
 //! A function's code depends only on its own text and the prelude. Therefore programs that share a
 //! function share its code, whatever else they contain, and if one kernel of a model changes, only
-//! that kernel is compiled again.
+//! that kernel is compiled again. The exception is the code of custom kernels that include files:
+//! because the files may change, it is compiled at every load.
 //!
 //! NVRTC holds a lock while it parses, which limits the number of threads that are of use. From the
 //! second function of a call on, it reads the parsed prelude from a precompiled header: a function of
@@ -156,6 +157,9 @@ impl Compiler {
     /// The code of one program; counts compilations. If another thread is compiling it, this one
     /// waits for that thread.
     fn code(&self, program: &Program, call: &Call<'_>) -> Result<Arc<Cubin>, Error> {
+        if program.may_read_files() {
+            return self.compile_one(program, call).map(Arc::new);
+        }
         let options = nvrtc::options(call.version);
         let key = cache::key(program, call.version, call.build, &options);
         let cell = self
@@ -186,6 +190,14 @@ impl Compiler {
             self.read.fetch_add(1, Ordering::Relaxed);
             return Ok(cubin);
         }
+        let cubin = self.compile_one(program, call)?;
+        if let Some(cache) = call.cache {
+            cache.store_cubin(key, &cubin);
+        }
+        Ok(cubin)
+    }
+
+    fn compile_one(&self, program: &Program, call: &Call<'_>) -> Result<Cubin, Error> {
         let is_first = call.started.fetch_add(1, Ordering::Relaxed) == 0;
         let headers = match is_first {
             true => None,
@@ -197,9 +209,6 @@ impl Compiler {
         let cubin = nvrtc::compile(program, headers)?;
         for count in [&call.compiled, &self.compiled] {
             count.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Some(cache) = call.cache {
-            cache.store_cubin(key, &cubin);
         }
         Ok(cubin)
     }

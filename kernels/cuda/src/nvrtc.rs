@@ -205,6 +205,15 @@ impl Program {
         }
     }
 
+    /// Whether the code may depend on files, which the code of a custom kernel can include or ask
+    /// for: whether it has `include` after the line of the prelude.
+    pub(crate) fn may_read_files(&self) -> bool {
+        let own = self.source.split_once('\n').map_or("", |(_, own)| own);
+        // A line that ends in a backslash goes on in the next.
+        let joined = own.replace("\\\r\n", "").replace("\\\n", "");
+        joined.contains("include")
+    }
+
     /// One program per function.
     pub fn each<'a>(
         prelude: &'static str,

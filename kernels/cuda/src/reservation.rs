@@ -3,8 +3,8 @@
 //! Where the driver can map memory page by page, the reservation is a range of addresses as long as
 //! the limit. Memory is mapped to it when an arena needs it, or all at once if the reservation is
 //! *preallocated*, which is the default on a device because other processes may use it too, and a
-//! shortage is better known at the start. Where the driver cannot map pages, or refuses to, the
-//! reservation is one preallocated block, or each arena is a separate allocation.
+//! shortage is better known at the start. Where the driver cannot map pages, or refuses to map the
+//! first one, the reservation is one preallocated block, or each arena is a separate allocation.
 //!
 //! Where memory is mapped on demand, there can be ranges beside the reservation whose pages are
 //! mapped individually ([`Pages`]). Their bytes count towards the same limit.
@@ -110,6 +110,12 @@ impl Backing {
                     return Err(e);
                 }
             }
+        }
+        if pieces.is_empty()
+            && let Err(e) = try_page(context, &range, page)
+        {
+            range.free(context);
+            return Err(e);
         }
         Ok(Backing::Mapped {
             preallocated: !pieces.is_empty(),
@@ -353,6 +359,20 @@ impl Reservation {
             }
         }
         self.arenas.clear();
+    }
+}
+
+/// Maps a page and unmaps it again, because a driver that reserves addresses may still refuse to
+/// map memory to them. A lack of memory is no refusal.
+fn try_page(context: &Context, range: &AddressRange, page: u64) -> Result<(), DriverError> {
+    match range.map_new(context, 0, page) {
+        Ok(memory) => {
+            range.unmap(context, 0, page);
+            memory.release(context);
+            Ok(())
+        }
+        Err(DriverError::OutOfMemory { .. }) => Ok(()),
+        Err(e) => Err(e),
     }
 }
 

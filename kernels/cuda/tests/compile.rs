@@ -297,6 +297,48 @@ fn without_their_folder_precompiled_headers_are_left_out() {
     assert!(!headers.folder().exists());
 }
 
+/// The code of a custom kernel may include files, which are not in the key of an entry.
+#[test]
+fn code_that_includes_a_file_is_compiled_anew() {
+    if !compiler() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Cache::at(folder.path().join("cubins")).expect("a private folder");
+    let file = folder.path().join("value.cuh");
+    let includes = [
+        format!("#include \"{}\"", file.display()),
+        format!(" # /* a comment */ inc\\\nlude \"{}\"", file.display()),
+        format!("%:include \"{}\"", file.display()),
+        format!(
+            "#if __has_include(\"{}\")\n*out = 1.0f;\n#else\n*out = 2.0f;\n#endif",
+            file.display()
+        ),
+    ];
+    for (at, include) in includes.iter().enumerate() {
+        let name = format!("including_{at}");
+        let source = format!("extern \"C\" __global__ void {name}(float* out) {{\n{include}\n}}\n");
+        let functions = [Function { name, source }, add("a")];
+        let programs = Program::each(PRELUDE, &functions, 90);
+        let same_process = Compiler::default();
+        let compiled = |compiler: &Compiler| {
+            let code = compiler.compile(Some(&cache), &programs);
+            code.expect("the source is fine")[0].image.clone()
+        };
+        std::fs::write(&file, "*out = 1.0f;\n").expect("own folder");
+        let first = [compiled(&same_process), compiled(&Compiler::default())];
+        assert_eq!(first[0], first[1], "{include}");
+        match include.contains("has_include") {
+            true => std::fs::remove_file(&file),
+            false => std::fs::write(&file, "*out = 2.0f;\n"),
+        }
+        .expect("own folder");
+        let second = [compiled(&same_process), compiled(&Compiler::default())];
+        assert!(second[0] == second[1] && second != first, "{include}");
+        assert_eq!(entries(&cache).len(), 1, "that of the other function");
+    }
+}
+
 const FOLDER: &str = "SLABWISE_TEST_CUBINS";
 const MANY: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 

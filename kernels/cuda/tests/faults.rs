@@ -77,11 +77,53 @@ fn memory_is_allocated_where_pages_are_not_mapped_after_all() {
         drop(device);
         assert_eq!(driver.get("live_bytes"), before, "{call}");
     }
-    // Then there are no ranges of pages either.
-    driver.fail("cuMemAddressReserve", 0, NOT_SUPPORTED);
-    let mut device = open(false);
-    assert_eq!(device.has_ranges(), Ok(false));
-    assert_eq!(device.range(1 << 20), Ok(None));
+}
+
+/// Where memory is taken on demand, a refusal to map pages is known before the first arena or range
+/// needs any.
+#[test]
+fn memory_on_demand_is_allocated_where_pages_are_not_mapped_after_all() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let (before, ranges) = (driver.get("live_bytes"), driver.get("live_ranges"));
+    for (call, code) in [
+        ("cuMemAddressReserve", NOT_SUPPORTED),
+        ("cuMemCreate", NOT_SUPPORTED),
+        ("cuMemMap", INVALID_VALUE),
+        ("cuMemSetAccess", NOT_SUPPORTED),
+    ] {
+        driver.fail(call, 0, code);
+        let mut device = open(false);
+        assert_eq!(device.has_ranges(), Ok(false), "{call}");
+        assert_eq!(device.range(1 << 20), Ok(None), "{call}");
+        assert_eq!(driver.get("live_bytes"), before, "{call}");
+        drop(device);
+        driver.fail(call, 0, code);
+        let mut device = open(false);
+        let region = device
+            .reserve(1000)
+            .unwrap_or_else(|e| panic!("{call}: {e}"));
+        device.fill(&region, 7).expect("it is filled");
+        assert_eq!(bytes(&device, &region), [7; 1000]);
+        assert_eq!(device.usage().reserved, 1024, "{call}");
+        assert_eq!(driver.get("live_bytes") - before, 1024, "{call}");
+        assert_eq!(driver.get("live_ranges"), ranges, "{call} leaves addresses");
+    }
+    // A shortage of memory is no refusal.
+    for call in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+        driver.fail(call, 0, OUT_OF_MEMORY);
+        let mut device = open(false);
+        assert_eq!(device.has_ranges(), Ok(true), "{call}");
+        device.reserve(1000).expect("room");
+    }
+    // Nothing stays mapped if nothing is refused.
+    let device = open(false);
+    assert_eq!(device.has_ranges(), Ok(true));
+    assert_eq!(
+        (driver.get("live_bytes"), device.usage().reserved),
+        (before, 0)
+    );
 }
 
 /// Inputs are copied from other memory of the host where none can be pinned.

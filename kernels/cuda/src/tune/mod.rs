@@ -11,7 +11,8 @@
 //! bit-exact.
 //!
 //! A choice is kept for the rest of the process and on disk ([`Picks`]), so that it is the same in
-//! every run. The lack of a choice is never an error: without memory, time or a library the first
+//! every run; of processes that time a product at once, all take the choice that is stored first.
+//! The lack of a choice is never an error: without memory, time or a library the first
 //! kernel of the ranking is used.
 
 mod picks;
@@ -229,11 +230,12 @@ impl Tuner {
             let mut trial = Trial::new(group.specs[0].0.clone(), *bounds, key);
             // A library's kernel that was chosen by another process is still run once, so that it
             // is loaded before a graph is captured.
-            let known = match kept {
-                Some(choice) => group.fitting(&choice, bounds, bench).unwrap_or_default(),
+            let known = match &kept {
+                Some(choice) => group.fitting(choice, bounds, bench).unwrap_or_default(),
                 None => None,
             };
             trial.timed = known.is_none();
+            trial.unusable = kept;
             let others = if trial.timed {
                 for name in group.own.iter().take(OWN_MAX) {
                     trial.add(
@@ -282,14 +284,20 @@ impl Tuner {
             let Some(best) = fastest(&times) else {
                 continue;
             };
-            let choice = trial.choice(best);
+            let mut choice = trial.choice(best).clone();
             log::info!("{}", trial.summary(&times, best));
-            // Another thread may have timed the same product meanwhile.
-            let kept = self.picks.remember(&group.key, choice);
-            if trial.timed && trial.lasting && kept == *choice {
-                self.picks.store(&trial.key, choice);
+            // Another thread or process may have timed the same product meanwhile.
+            let is_first = self.picks.in_memory(&group.key).is_none();
+            if trial.timed && trial.lasting && is_first {
+                let stored = self
+                    .picks
+                    .store(&trial.key, &choice, trial.unusable.as_ref());
+                if trial.has(&stored, &times) {
+                    choice = stored;
+                }
             }
-            group.take(&kept, choices);
+            let choice = self.picks.remember(&group.key, &choice);
+            group.take(&choice, choices);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The kernel choices of the tuner, in memory and on disk.
+//! The kernel choices of the tuner, in memory and on disk, where each is a file of its own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -74,11 +74,18 @@ impl Picks {
         choice
     }
 
-    /// Stores a choice on disk.
-    pub(super) fn store(&self, key: &str, choice: &Choice) {
-        if let Some(cache) = &self.cache {
-            cache.store_pick(key, encode(choice).as_bytes());
-        }
+    /// Stores a choice on disk, in place of one that cannot be used and none else, and returns the
+    /// stored one: another process may have stored its choice first.
+    pub(super) fn store(&self, key: &str, choice: &Choice, unusable: Option<&Choice>) -> Choice {
+        let usable = |rest: &[u8]| decode(rest).filter(|there| Some(there) != unusable);
+        let stored = self.cache.as_ref().and_then(|cache| {
+            cache.store_pick(key, encode(choice).as_bytes(), |rest| {
+                usable(rest).is_some()
+            })
+        });
+        stored
+            .and_then(|rest| usable(&rest))
+            .unwrap_or_else(|| choice.clone())
     }
 }
 
@@ -186,6 +193,52 @@ mod tests {
         assert_eq!(picks.remember("key", &second), second);
     }
 
+    /// Each choice has a file of its own, so that processes that tune at once do not lose each
+    /// other's.
+    #[test]
+    fn processes_store_choices_of_different_keys_side_by_side() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
+        let key = |process: usize, at: usize| crate::cache::hash(&[&format!("{process} {at}")]);
+        let choice = |at: usize| Choice::Own(format!("gemm_{at}"));
+        std::thread::scope(|scope| {
+            for process in 0..4 {
+                scope.spawn(move || {
+                    let own = picks();
+                    for at in 0..20 {
+                        assert_eq!(own.on_disk(&key(process, at)), None);
+                        own.store(&key(process, at), &choice(at), None);
+                    }
+                });
+            }
+        });
+        for process in 0..4 {
+            for at in 0..20 {
+                assert_eq!(picks().on_disk(&key(process, at)), Some(choice(at)));
+            }
+        }
+    }
+
+    /// Two processes that time a product at once both get the choice of the first, and so do those
+    /// after them.
+    #[test]
+    fn the_first_choice_of_processes_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
+        let key = crate::cache::hash(&["a key"]);
+        let [first, second] = ["gemm_64x64", "gemm_32x32"].map(|name| Choice::Own(name.into()));
+        let processes = [picks(), picks()];
+        for process in &processes {
+            assert_eq!(process.on_disk(&key), None, "neither has stored any");
+        }
+        assert_eq!(processes[0].store(&key, &first, None), first);
+        assert_eq!(processes[1].store(&key, &second, None), first);
+        assert_eq!(picks().on_disk(&key), Some(first.clone()));
+        // Only a process that cannot use it stores another.
+        assert_eq!(picks().store(&key, &second, Some(&first)), second);
+        assert_eq!(picks().on_disk(&key), Some(second));
+    }
+
     #[test]
     fn choices_are_stored_and_damaged_or_foreign_ones_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -202,14 +255,14 @@ mod tests {
             (Some(choice.clone()), None),
             "remembered but not stored"
         );
-        first.store(&key, &choice);
+        first.store(&key, &choice, None);
         assert_eq!(
             (picks().in_memory(&key), picks().on_disk(&key)),
             (None, Some(choice.clone()))
         );
         let file = folder.path().join("cache").join(format!("{key}.pick"));
         let whole = std::fs::read(&file).expect("an entry");
-        picks().store(&other, &choice);
+        picks().store(&other, &choice, None);
         let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick")))
             .expect("an entry");
         let mut damaged = whole.clone();
@@ -224,10 +277,15 @@ mod tests {
         ] {
             std::fs::write(&file, bytes).expect("own folder");
             assert_eq!(picks().on_disk(&key), None);
+            assert_eq!(picks().store(&key, &choice, None), choice);
+            assert_eq!(std::fs::read(&file).expect("an entry"), whole);
         }
         std::fs::remove_file(&file)
             .and_then(|()| std::fs::create_dir(&file))
             .expect("own folder");
         assert_eq!(picks().on_disk(&key), None);
+        assert_eq!(picks().store(&key, &choice, None), choice, "without a file");
+        let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder");
+        assert_eq!(files.count(), 2, "nothing half written stays");
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Trial {
     pub timed: bool,
     /// Whether the choice may be stored: no candidate had a failure that may be temporary.
     pub lasting: bool,
+    /// The stored choice that cannot be used, if there is one.
+    pub unusable: Option<Choice>,
 }
 
 impl Trial {
@@ -57,6 +59,7 @@ impl Trial {
             candidates: Vec::new(),
             timed: true,
             lasting: true,
+            unusable: None,
         }
     }
 
@@ -70,6 +73,12 @@ impl Trial {
 
     pub fn choice(&self, at: usize) -> &Choice {
         &self.candidates[at].0
+    }
+
+    /// Whether a choice is one of the candidates, and was timed.
+    pub fn has(&self, choice: &Choice, times: &[Option<f64>]) -> bool {
+        let mut timed = self.candidates.iter().zip(times);
+        timed.any(|((candidate, _), time)| candidate == choice && time.is_some())
     }
 
     /// The description of the result in the log.
