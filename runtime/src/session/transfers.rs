@@ -21,7 +21,8 @@ impl Session {
     /// On a CUDA device the host's space is pinned memory, and there is a stream for the copies of
     /// each direction. On the CPU it is memory beside the slab, and a thread makes the copies. That
     /// saves no memory of the machine; its purpose is to make, test and compare plans for devices
-    /// with separate memory.
+    /// with separate memory. Where the system pins too little, compiling is an error;
+    /// [`Offload::with_host_bytes`] bounds it.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
         self.memory.offload = offload.into();

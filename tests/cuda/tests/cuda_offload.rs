@@ -12,6 +12,7 @@ use support::networks::{Trained, WIDTH, examples, quick, train_on};
 
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
+const OPERATING_SYSTEM: i32 = 304;
 const ILLEGAL_ADDRESS: i32 = 700;
 const SIZES: [usize; 3] = [512, 6, 3];
 
@@ -346,16 +347,46 @@ fn a_copy_that_fails_says_so() {
     }
     drop((session, program));
     driver.restart();
-    // There is no memory to pin.
-    driver.fail("cuMemHostAlloc", 5, OUT_OF_MEMORY);
-    let error = on_device(half, [SIZES[0], SIZES[1], 0], None)
-        .map(|_| ())
-        .expect_err("it was told to fail")
-        .to_string();
-    assert!(
-        error.contains("offloads to the host") && error.contains("pins no more"),
-        "{error}"
-    );
-    driver.fail("", -1, 0);
     on_device(half, SIZES, None).expect("the device goes on");
+}
+
+/// A driver refuses to pin memory for want of it, or because the operating system does. Pageable
+/// memory is no substitute, because its copies may be synchronous.
+#[test]
+fn host_memory_that_is_not_pinned_is_an_error_that_says_what_helps() {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let within = on_device(half, SIZES, None).expect("it fits");
+    let bytes = Bytes(within.program.plan().host_bytes());
+    drop(within);
+    let pinned = driver.get("live_pinned");
+    for (code, why) in [
+        (OUT_OF_MEMORY, "which its system refuses to pin;"),
+        (
+            OPERATING_SYSTEM,
+            "which its system refuses to pin: cuMemHostAlloc failed: CUDA_ERROR",
+        ),
+    ] {
+        driver.fail("cuMemHostAlloc", 5, code);
+        let error = on_device(half, [SIZES[0], SIZES[1], 0], None)
+            .map(|_| ())
+            .expect_err("it was told to fail");
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+        let error = error.to_string();
+        for part in [
+            "offloads to the host",
+            &format!("needs {bytes}"),
+            why,
+            "ulimit -l",
+            "Offload::with_host_bytes",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert_eq!(driver.get("live_pinned"), pinned, "{code}");
+    }
+    // With less memory of the host the same program fits.
+    let less = Offload::with_host_bytes(fast(), Bytes(bytes.0 / 2));
+    let within = on_device(|s| half(s).with_offload(less), SIZES, None).expect("it fits");
+    assert!(within.session.host_bytes() <= bytes.0 / 2);
 }

@@ -461,9 +461,13 @@ impl Backend for Gpu {
 
     /// Reserves pinned memory of the host.
     fn reserve_host(&mut self, bytes: u64, purpose: &str) -> Result<Region> {
-        self.device.reserve_host(bytes).map_err(|e| match e {
-            DriverError::OutOfMemory { .. } => pinned(purpose, bytes),
-            other => self.error(other),
+        self.device.reserve_host(bytes).map_err(|e| match &e {
+            DriverError::OutOfMemory { .. } => not_pinned(purpose, bytes, None),
+            // The operating system's refusal has another code.
+            DriverError::Failed { call, .. } if *call == "cuMemHostAlloc" => {
+                not_pinned(purpose, bytes, Some(&e))
+            }
+            _ => self.error(e),
         })
     }
 
@@ -545,12 +549,17 @@ impl Check {
     }
 }
 
-/// The error for memory of the host that the system does not pin.
-fn pinned(what: &str, bytes: u64) -> Error {
+/// The error for memory of the host that the system does not pin, with the driver's reason where it
+/// is more than a lack of memory.
+fn not_pinned(what: &str, bytes: u64, why: Option<&DriverError>) -> Error {
+    let why = why.map_or(String::new(), |why| format!(": {why}"));
     Error::OutOfMemory {
         what: what.into(),
         bytes: Bytes(bytes),
-        more: ": it is memory of the host, and its system pins no more".into(),
+        more: format!(
+            ": it is memory of the host, which its system refuses to pin{why}; raise the limit of locked \
+             memory (ulimit -l) or bound the offload by Offload::with_host_bytes"
+        ),
     }
 }
 
